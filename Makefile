@@ -1,0 +1,44 @@
+# `make demo` and `make test` work on a fresh machine with Python 3.11+ and a package registry.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := runs/demo
+export OMP_NUM_THREADS := 1
+
+.PHONY: setup demo test test-fast test-learning lint format golden clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup  ## train a small agent, evaluate it, write its page
+	$(BIN)/packtrain train impala/catch --output_dir $(RUN)
+	$(BIN)/packtrain eval $(RUN)
+	@echo "the page with its curve: $$($(BIN)/packtrain report $(RUN))"
+
+test: setup  ## all tests but the long learning runs
+	$(BIN)/pytest -n 2 -m "not long"
+
+test-fast: setup  ## under two minutes
+	$(BIN)/pytest -n 2 -m "not slow and not learning and not long"
+
+test-learning: setup  ## every learning test, three seeds each, CartPole and the point mass
+	$(BIN)/pytest -n 2 -m "learning"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+golden: setup  ## write the golden files of the command line anew
+	PACKTRAIN_GOLDEN=write $(BIN)/pytest tests/cli/test_golden.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

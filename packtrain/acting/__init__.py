@@ -1,0 +1,1 @@
+"""Who chooses the action: policies over networks, and the loop that walks them through environments."""

@@ -1,0 +1,103 @@
+"""Steps 2 and 6 of the walk: row → policy → action, with rows handed to a sink and the newest weights picked up.
+
+Environments come in groups. A turn serves one group: wait for its row, choose actions, store, send. While it steps,
+the next turn serves the next group, so environments that run by themselves (native threads, processes) and the policy
+work at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from packtrain import trees
+from packtrain.acting.policy import NetworkPolicy
+from packtrain.envs.stream import Episode, Stream
+from packtrain.trees import Tree
+from packtrain.types import Row, Sink
+
+
+class Actor:
+    """Walks groups of environments with one policy."""
+
+    def __init__(self, streams: list[Stream], policy: NetworkPolicy, sinks: Sequence[Sink], refresh: Callable[[], int]):
+        """Nothing starts before the first turn.
+
+        Args:
+          streams: one a group.
+          policy: acts for all of them.
+          sinks: one a group.
+          refresh: brings the newest weights into the policy and returns their version; called before each decision,
+            so weights never change inside one.
+        """
+        self._streams, self._policy, self._sinks, self._refresh = streams, policy, sinks, refresh
+        self._carries: list[Tree] = [policy.initial_carry(stream.size) for stream in streams]
+        self._rows: list[Row | None] = [None] * len(streams)  # None: sent, the answer is still to come
+        self._started = False
+        self._next = 0
+
+    def turn(self) -> None:
+        """Serve one group."""
+        if not self._started:
+            self._rows = [stream.start() for stream in self._streams]
+            self._started = True
+        group = self._next
+        stream, carry = self._streams[group], self._carries[group]
+        row = self._rows[group] or stream.recv()
+        version = self._refresh()
+        action, after, extras = self._policy.act(row, carry)
+        extras["weights_version"] = torch.full((stream.size,), version)
+        self._sinks[group].add(row, carry, extras)
+        stream.send(action)
+        self._carries[group] = after
+        self._rows[group] = None
+        self._next = (group + 1) % len(self._streams)
+
+    @property
+    def next_group(self) -> int:
+        """The group that the next turn serves."""
+        return self._next
+
+    @property
+    def steps(self) -> int:
+        """Decisions that reached an environment."""
+        return sum(stream.steps for stream in self._streams)
+
+    def drain_episodes(self) -> list[Episode]:
+        """Episodes that finished since the last call, group by group."""
+        return [episode for stream in self._streams for episode in stream.drain_episodes()]
+
+    def settle(self) -> None:
+        """Wait for every group's answer, so that nothing is under way. What follows is the same as without."""
+        if self._started:
+            self._rows = [row or stream.recv() for row, stream in zip(self._rows, self._streams, strict=True)]
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """Where every group stands, settled; None if some environment cannot be saved."""
+        if not self._started:
+            return None
+        self.settle()
+        streams = [stream.snapshot() for stream in self._streams]
+        if any(stream is None for stream in streams):
+            return None
+        return {
+            "streams": streams,
+            "carries": trees.map(lambda leaf: leaf.clone(), self._carries),
+            "generator": self._policy.generator.get_state(),
+            "next": self._next,
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from a snapshot."""
+        for stream, state in zip(self._streams, snapshot["streams"], strict=True):
+            stream.restore(state)
+        self._carries = trees.map(lambda leaf: leaf.to(self._policy.device), snapshot["carries"])
+        self._policy.generator.set_state(snapshot["generator"])
+        self._next = int(snapshot["next"])
+
+    def close(self) -> None:
+        """Close the environments."""
+        for stream in self._streams:
+            stream.columns.close()

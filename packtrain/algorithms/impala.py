@@ -1,0 +1,166 @@
+"""IMPALA: V-trace actor–critic on unrolls from asynchronous actors (Espeholt et al. 2018, arXiv:1802.01561).
+
+Deviations from the paper and from TorchBeast, each by choice (docs/impala.md says why):
+ 1. Truncations bootstrap from the value of the final observation; only terminations have discount 0.
+ 2. Filler rows of an autoreset have weight 0 and are not counted as steps.
+ 3. Last action and last reward are zero on the first row of an episode.
+ 4. The learning rate falls to 0 over `total_steps` decisions learned from, filler rows not counted.
+ 5. Losses may be averaged (`reduction = "mean"`) instead of summed; the paper's numbers are for sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from packtrain.algorithms.optimisers import linear_decay, make_optimiser
+from packtrain.config import configurable
+from packtrain.equations.boundaries import boundaries
+from packtrain.equations.losses import baseline_loss, entropy_loss, policy_gradient_loss
+from packtrain.equations.rewards import clip_reward
+from packtrain.equations.vtrace import vtrace
+from packtrain.errors import ConfigError
+from packtrain.networks.actor_critic import ActorCriticNetwork
+from packtrain.types import Sample, Trajectory
+
+
+@configurable
+@dataclass(frozen=True)
+class Impala:
+    """Numbers of the loss and the optimiser; defaults are TorchBeast's."""
+
+    discounting: float = 0.99
+    entropy_cost: float = 0.0006
+    baseline_cost: float = 0.5  # times ½ squared error
+    reward_clipping: Literal["abs_one", "none", "soft_asymmetric"] = "abs_one"  # in the learner only
+    reduction: Literal["sum", "mean"] = "sum"  # over T and B
+    rho_bar: float | None = 1.0  # clips the ratio in the temporal difference; None: not clipped
+    c_bar: float = 1.0  # clips the ratio in the trace
+    pg_rho_bar: float | None = 1.0  # clips the ratio in the policy gradient
+    trace_lambda: float = 1.0
+    optimiser: Literal["rmsprop", "rmsprop_tf", "adam"] = "rmsprop"
+    learning_rate: float = 0.00048
+    lr_schedule: Literal["linear", "constant"] = "linear"  # to 0 over total_steps
+    alpha: float = 0.99  # RMSProp's decay
+    momentum: float = 0.0
+    epsilon: float = 0.01  # inside or outside the root: see algorithms/optimisers.py
+    grad_norm_clipping: float = 40.0  # of the global norm
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "epsilon", "grad_norm_clipping", "c_bar"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"Impala.{name} = {getattr(self, name)} must be above 0")
+        for name in ("discounting", "trace_lambda", "alpha", "momentum"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"Impala.{name} = {getattr(self, name)} must lie in [0, 1]")
+        for name in ("entropy_cost", "baseline_cost"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"Impala.{name} = {getattr(self, name)} must not be negative")
+        for name in ("rho_bar", "pg_rho_bar"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ConfigError(f"Impala.{name} = {getattr(self, name)} must be above 0, or None")
+
+    def build(self, network: ActorCriticNetwork, total_steps: int) -> ImpalaLearner:
+        """A learner for a network."""
+        return ImpalaLearner(self, network, total_steps)
+
+
+def loss(network: ActorCriticNetwork, trajectory: Trajectory, settings: Impala) -> tuple[Tensor, dict[str, Tensor]]:
+    """The IMPALA loss of one batch of unrolls, and its parts as detached 0-d tensors.
+
+    Row t of the trajectory pairs V(x_t), π(·|x_t) with the action taken there and its consequence; row T only
+    bootstraps. All T+1 rows run through the network once, from the carry stored with the unroll.
+    """
+    last_action = torch.cat([trajectory.last_action, trajectory.action])  # [T+1, B, ...]
+    last_reward = torch.cat([trajectory.last_reward["train"], trajectory.reward])  # [T+1, B]
+    output = network(trajectory.obs, trajectory.first, last_action, last_reward, trajectory.carry)
+    parameters, value = output.parameters[:-1], output.value  # [T, B, P], [T+1, B]
+
+    ends = boundaries(trajectory.first, trajectory.terminated, trajectory.truncated, settings.discounting)
+    log_prob = network.distribution.log_prob(parameters, trajectory.action)
+    returns = vtrace(
+        v_tm1=value[:-1].detach(),
+        v_t=value[1:].detach(),
+        r_t=clip_reward(trajectory.reward, settings.reward_clipping),
+        discount_t=ends.discount_t,
+        log_rho_tm1=log_prob.detach() - trajectory.extras["behaviour_log_prob"],
+        continue_t=ends.continue_t,
+        weight_t=ends.weight_t,
+        rho_bar=settings.rho_bar,
+        c_bar=settings.c_bar,
+        pg_rho_bar=settings.pg_rho_bar,
+        trace_lambda=settings.trace_lambda,
+    )
+    entropy = network.distribution.entropy(parameters)
+    pg = policy_gradient_loss(log_prob, returns.advantages, ends.weight_t, settings.reduction)
+    baseline = settings.baseline_cost * baseline_loss(returns.targets, value[:-1], ends.weight_t, settings.reduction)
+    bonus = settings.entropy_cost * entropy_loss(entropy, ends.weight_t, settings.reduction)
+    total = pg + baseline + bonus
+    steps = ends.weight_t.sum().clamp(min=1)
+    parts = {
+        "total_loss": total,
+        "pg_loss": pg,
+        "baseline_loss": baseline,
+        "entropy_loss": bonus,
+        "entropy": (entropy * ends.weight_t).sum() / steps,  # nats a decision
+        "value": (value[:-1] * ends.weight_t).sum() / steps,
+    }
+    return total, {name: part.detach() for name, part in parts.items()}
+
+
+class ImpalaLearner:
+    """One gradient step for each batch of unrolls; nothing is replayed."""
+
+    def __init__(self, settings: Impala, network: ActorCriticNetwork, total_steps: int):
+        self.network = network
+        self._settings, self._total_steps = settings, total_steps
+        self._parameters = [p for p in network.parameters() if p.requires_grad]
+        self.optimiser = make_optimiser(
+            self._parameters,
+            settings.optimiser,
+            settings.learning_rate,
+            alpha=settings.alpha,
+            momentum=settings.momentum,
+            epsilon=settings.epsilon,
+        )
+        self.steps = 0  # decisions learned from
+        self.updates = 0
+
+    def update(self, sample: Sample) -> dict[str, Any]:
+        """One optimiser step on T·B rows."""
+        rate = self._settings.learning_rate
+        if self._settings.lr_schedule == "linear":
+            rate = linear_decay(rate, self.steps, self._total_steps)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        total, metrics = loss(self.network, sample.trajectory, self._settings)
+        self.optimiser.zero_grad(set_to_none=False)
+        total.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.grad_norm_clipping)
+        self.optimiser.step()
+        self.steps += sample.steps
+        self.updates += 1
+        return {**metrics, "grad_norm": norm.detach(), "learning_rate": rate}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimiser state and counters."""
+        return {
+            "network": {name: leaf.detach().clone() for name, leaf in self.network.state_dict().items()},
+            "optimiser": {
+                str(index): {name: torch.as_tensor(leaf).clone() for name, leaf in state.items()}
+                for index, state in self.optimiser.state_dict()["state"].items()
+            },
+            "steps": self.steps,
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The reverse of state_dict."""
+        self.network.load_state_dict(state["network"])
+        moments = {int(index): dict(leaves) for index, leaves in state["optimiser"].items()}
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
+        self.steps, self.updates = int(state["steps"]), int(state["updates"])

@@ -1,0 +1,131 @@
+"""The optimisers and the learning-rate schedule that the algorithms share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from packtrain.errors import ConfigError
+
+OPTIMISERS = ("rmsprop", "rmsprop_tf", "adam")
+
+
+class RMSPropTF(torch.optim.Optimizer):
+    """RMSProp as TensorFlow defines it, and as the IMPALA paper used it.
+
+        ms  ← alpha · ms + (1 − alpha) · g²               ms starts at 1
+        mom ← momentum · mom + lr · g / sqrt(ms + eps)    mom starts at 0
+        w   ← w − mom
+
+    Three differences from torch.optim.RMSprop: ε stands inside the square root, the second moment starts at 1 rather
+    than 0 (early steps are small rather than large), and momentum accumulates steps that contain the learning rate,
+    so a changed rate does not rescale what is already moving. Equal hyper-parameters do not make an equal optimiser.
+
+    All parameters of a group are updated together by multi-tensor calls. A group's "lr" may be a 0-d tensor on the
+    parameters' device, so that a captured update can read a rate that changes.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        momentum: float = 0.0,
+    ):
+        for name, value in (("lr", lr), ("eps", eps), ("momentum", momentum)):
+            if not value >= 0.0:
+                raise ValueError(f"{name} is {value}, expected at least 0")
+        if not 0.0 <= alpha <= 1.0:
+            raise ValueError(f"alpha is {alpha}, expected between 0 and 1")
+        super().__init__(params, {"lr": lr, "alpha": alpha, "eps": eps, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of every parameter that has a gradient; returns what `closure` returned, if there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                self._step_group(group, parameters)
+        return loss
+
+    def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        use_momentum = group["momentum"] > 0.0
+        for parameter in parameters:
+            state = self.state[parameter]
+            if "square_avg" not in state:
+                state["square_avg"] = torch.ones_like(parameter, memory_format=torch.preserve_format)
+            if use_momentum and "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        gradients: Any = [parameter.grad for parameter in parameters]
+        square_avgs = [self.state[parameter]["square_avg"] for parameter in parameters]
+
+        torch._foreach_mul_(square_avgs, group["alpha"])
+        torch._foreach_addcmul_(square_avgs, gradients, gradients, value=1.0 - group["alpha"])
+        denominators: Any = torch._foreach_add(square_avgs, group["eps"])
+        torch._foreach_sqrt_(denominators)
+        steps: Any = torch._foreach_div(gradients, denominators)
+        torch._foreach_mul_(steps, group["lr"])
+        if use_momentum:
+            momentum_buffers = [self.state[parameter]["momentum_buffer"] for parameter in parameters]
+            torch._foreach_mul_(momentum_buffers, group["momentum"])
+            torch._foreach_add_(momentum_buffers, steps)
+            steps = momentum_buffers
+        torch._foreach_sub_(parameters, steps)
+
+
+def make_optimiser(
+    parameters: Iterable[Any],
+    name: str,
+    learning_rate: float,
+    alpha: float = 0.99,
+    momentum: float = 0.0,
+    epsilon: float = 0.01,
+    betas: tuple[float, float] = (0.9, 0.999),
+) -> torch.optim.Optimizer:
+    """The optimiser a configuration names.
+
+    Args:
+      parameters: parameters or parameter groups, as torch.optim takes them.
+      name: "rmsprop" (torch's, TorchBeast's), "rmsprop_tf" (the IMPALA paper's) or "adam".
+      learning_rate: of the first step; `linear_decay` gives the later ones.
+      alpha: decay of the second moment; the RMSProps only.
+      momentum: the RMSProps only.
+      epsilon: in all three, and in each at its own place: 0.01 suits RMSProp on summed losses, Adam wants about 1e-8.
+      betas: decays of the first and the second moment; "adam" only.
+
+    Returns:
+      The optimiser, its updates multi-tensor.
+    """
+    if name == "rmsprop":
+        return torch.optim.RMSprop(
+            parameters, lr=learning_rate, alpha=alpha, eps=epsilon, momentum=momentum, foreach=True
+        )
+    if name == "rmsprop_tf":
+        return RMSPropTF(parameters, lr=learning_rate, alpha=alpha, eps=epsilon, momentum=momentum)
+    if name == "adam":
+        return torch.optim.Adam(parameters, lr=learning_rate, betas=betas, eps=epsilon, foreach=True)
+    raise ConfigError(f"the optimiser is {name!r}, expected one of {', '.join(OPTIMISERS)}")
+
+
+def linear_decay(learning_rate: float, step: int, total_steps: int) -> float:
+    """The learning rate on its straight way to 0.
+
+        lr = learning_rate · (1 − min(step, total_steps) / total_steps)
+
+    Args:
+      learning_rate: at step 0.
+      step: progress so far, in any unit; IMPALA counts agent steps, learner steps × T × B.
+      total_steps: where the rate reaches 0 and stays, same unit.
+
+    Returns:
+      The rate at `step`.
+    """
+    return learning_rate * (1.0 - min(step, total_steps) / total_steps)

@@ -1,0 +1,1 @@
+"""Rates beside their own bounds, measured in one run: `packtrain bench NAME`."""

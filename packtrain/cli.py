@@ -1,0 +1,326 @@
+"""The command line: what was asked for, checked, and handed on. Imports torch only when it must."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from packtrain import __version__, knobs
+from packtrain.errors import ConfigError, Error
+
+USAGE = """usage: packtrain COMMAND [ARGUMENTS]      (packtrain COMMAND --help says more)
+
+  train CONFIG...        train an agent; the same command again resumes
+  eval RUN               play greedy episodes with a run's checkpoint
+  list                   the shipped configurations
+  show-config CONFIG...  the configuration that would run
+  report RUN...          one HTML page with the curves of one or more runs
+  bench NAME             throughput beside its own limits
+  doctor                 versions, devices, limits, and what is missing
+"""
+
+LATER = {"sweep": "sweeps", "explore": "the explorer", "audit": "audits"}
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with one-line errors and no abbreviations."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "train": _train,
+        "eval": _eval,
+        "list": _list,
+        "show-config": _show_config,
+        "report": _report,
+        "bench": _bench,
+        "doctor": _doctor,
+    }
+    try:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            print(USAGE, end="")
+            return 0 if argv else 2
+        if argv[0] in ("-V", "--version"):
+            print(f"packtrain {__version__}")
+            return 0
+        if argv[0] in LATER:
+            raise ConfigError(f"`packtrain {argv[0]}` is not there yet: {LATER[argv[0]]} come with a later release")
+        if argv[0] not in commands:
+            known = list(commands)
+            raise ConfigError(
+                f"unknown command {argv[0]!r}{knobs.nearest(argv[0], known)}; there are {', '.join(known)}"
+            )
+        return commands[argv[0]](argv[1:])
+    except Error as error:
+        text = " ".join(str(error).split())
+        print(f"packtrain: error: {text}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except BrokenPipeError:
+        return 141
+    except KeyboardInterrupt:
+        return 130
+
+
+# -- train
+
+
+def _configuration_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("configuration")
+    group.add_argument("--config", action="append", default=[], metavar="BINDING", help="one gin binding; may repeat")
+    group.add_argument("--config_file", action="append", default=[], metavar="FILE", help="like CONFIG; may repeat")
+    group.add_argument("--seed", type=int, metavar="N", help="of everything random (default: the configuration's, 0)")
+
+
+def _train_parser(known: dict[str, knobs.Knob], title: str) -> _Parser:
+    parser = _Parser(prog="packtrain train", usage=f"packtrain train {title or 'CONFIG...'} [--KNOB VALUE]... [FLAGS]")
+    _configuration_flags(parser)
+    group = parser.add_argument_group("run")
+    group.add_argument("--output_dir", metavar="DIR", help="the run folder (default: runs/CONFIG/TIME)")
+    group.add_argument("--savedir", metavar="DIR", help="the folder that holds run folders (default: runs)")
+    group.add_argument("--xpid", metavar="NAME", help="the run folder's name in --savedir")
+    group.add_argument("--fresh", action="store_true", help="start anew beside an existing run; deletes nothing")
+    group.add_argument(
+        "--num_seeds", type=int, default=None, metavar="S", help="runs with S seeds, into seed_K folders"
+    )
+    group.add_argument(
+        "--runtime", default="local", metavar="local|serial", help="overlapped, or bit-exact (default: local)"
+    )
+    group.add_argument(
+        "--device", default="cpu", metavar="cpu|cuda|cuda:1", help="where the networks live (default: cpu)"
+    )
+    group.add_argument("--tensorboard", action="store_true", help="write RUN/tensorboard too")
+    group.add_argument(
+        "--trust-config", "--trust_config", dest="trust_config", action="store_true", help=argparse.SUPPRESS
+    )
+    for later in ("--address", "--restarts", "--mode", "--num_episodes"):
+        group.add_argument(later, help=argparse.SUPPRESS)
+    group.add_argument("--video", action="store_true", help=argparse.SUPPRESS)
+    if known:
+        group = parser.add_argument_group("knobs")
+        for knob in known.values():
+            text = f"{knob.comment} (default: {knob.default!r})".replace("%", "%%")
+            option = {"nargs": "?", "const": "true"} if knob.type is bool else {}
+            group.add_argument(f"--{knob.name}", metavar=knob.type.__name__, help=text, **option)  # type: ignore[arg-type]
+    return parser
+
+
+def _split_configs(argv: list[str]) -> tuple[list[str], list[str]]:
+    """CONFIG arguments and the rest. A word after a flag is its value, unless it names a configuration."""
+    switches = {"--fresh", "--tensorboard", "--trust-config", "--trust_config", "--video", "--help", "-h"}
+    takes_path = {"--config_file", "--config", "--output_dir", "--savedir", "--xpid"}
+    shipped = set(knobs.shipped())
+    configs, rest, index = [], [], 0
+    while index < len(argv):
+        word = argv[index]
+        if not word.startswith("--") and word != "-h":
+            configs.append(word)
+        else:
+            rest.append(word)
+            following = argv[index + 1] if index + 1 < len(argv) else None
+            is_value = following is not None and not following.startswith("--")
+            if is_value and word not in takes_path and (following in shipped or str(following).endswith(".gin")):
+                is_value = False
+            if "=" not in word and word not in switches and is_value:
+                rest.append(str(following))
+                index += 1
+        index += 1
+    return configs, rest
+
+
+def _parse(argv: list[str]) -> tuple[list[Path], dict[str, Any], argparse.Namespace, list[str]]:
+    """Files, knob values, flags and configuration names of a `train` or `show-config` command line."""
+    names, rest = _split_configs(argv)
+    files: list[str] = [*names]
+    for index, word in enumerate(rest):
+        if word == "--config_file" and index + 1 < len(rest):
+            files.append(rest[index + 1])
+        elif word.startswith("--config_file="):
+            files.append(word.partition("=")[2])
+    paths, known = [], {}
+    for name in files:
+        path, said = knobs.find_config(name)
+        if said:
+            print(f"packtrain: {said}", file=sys.stderr)
+        paths.append(path)
+        known.update(knobs.read_knobs(path))
+    parser = _train_parser(known, " ".join(files))
+    arguments, unknown = parser.parse_known_args(rest)
+    if unknown:
+        flags = [*known, *knobs.PROGRAM_FLAGS]
+        wrong = unknown[0].partition("=")[0].lstrip("-")
+        where = f"of {' '.join(files)}" if files else "(no CONFIG was given)"
+        near = knobs.nearest(wrong, flags)
+        raise ConfigError(f"unknown flag {unknown[0]!r}{near}: neither a flag of the program nor a knob {where}")
+    if not files:
+        raise ConfigError("no CONFIG was given; `packtrain list` shows the shipped ones")
+    values = {
+        name: knob.parse(getattr(arguments, name))
+        for name, knob in known.items()
+        if getattr(arguments, name) is not None
+    }
+    return paths, values, arguments, files
+
+
+def _train(argv: list[str]) -> int:
+    paths, values, arguments, names = _parse(argv)
+    if arguments.runtime == "cluster" or arguments.address is not None:
+        raise ConfigError("the cluster runtime (--runtime cluster, --address) is not there yet; use --runtime local")
+    if arguments.runtime not in ("local", "serial"):
+        raise ConfigError(f"--runtime {arguments.runtime!r} is not one of local, serial")
+    for flag in ("restarts", "video"):
+        if getattr(arguments, flag):
+            raise ConfigError(f"--{flag} is not there yet; leave it out")
+    if arguments.mode not in (None, "train", "test", "eval", "test_render"):
+        raise ConfigError(f"--mode {arguments.mode!r} is not one of train, test, eval")
+    if arguments.num_seeds is not None and arguments.num_seeds < 1:
+        raise ConfigError(f"--num_seeds {arguments.num_seeds} must be at least 1")
+    if arguments.output_dir and (arguments.savedir or arguments.xpid):
+        raise ConfigError("--output_dir says all of what --savedir and --xpid say; give one or the other")
+    from packtrain.runtime import command
+
+    output = command.output_folder(arguments.output_dir, arguments.savedir, arguments.xpid, names[-1])
+    if arguments.mode in ("test", "eval", "test_render"):
+        if arguments.output_dir is None and arguments.xpid is None:
+            output = Path(arguments.savedir or "runs") / "latest"
+        print(f"packtrain: --mode {arguments.mode} is `packtrain eval {output}`", file=sys.stderr)
+        return _eval([str(output), *(["--num_episodes", arguments.num_episodes] if arguments.num_episodes else [])])
+    request = command.TrainRequest(
+        files=paths,
+        bindings=arguments.config,
+        knobs=values,
+        output=output,
+        seed=arguments.seed,
+        num_seeds=arguments.num_seeds,
+        runtime=arguments.runtime,
+        device=arguments.device,
+        fresh=arguments.fresh,
+        tensorboard=arguments.tensorboard,
+        trusted=arguments.trust_config or not any(command.is_in_run_folder(path) for path in paths),
+        named_by_user=arguments.output_dir is not None or arguments.xpid is not None,
+    )
+    return command.train(request)
+
+
+# -- the others
+
+
+def _eval(argv: list[str]) -> int:
+    parser = _Parser(prog="packtrain eval", description="Play greedy episodes with a run's checkpoint.")
+    parser.add_argument("run", metavar="RUN", help="a run folder")
+    parser.add_argument("--num_episodes", type=int, default=100, metavar="N", help="(default: 100)")
+    parser.add_argument("--checkpoint", default="latest", metavar="latest|best|STEP", help="(default: latest)")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the environments (default: the run's)")
+    parser.add_argument("--device", default="cpu", metavar="cpu|cuda", help="(default: cpu)")
+    parser.add_argument(
+        "--trust-config",
+        "--trust_config",
+        dest="trust_config",
+        action="store_true",
+        help="let the run's configuration import modules outside packtrain",
+    )
+    parser.add_argument("--video", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args(argv)
+    if arguments.video:
+        raise ConfigError("--video is not there yet; leave it out")
+    if arguments.num_episodes < 1:
+        raise ConfigError(f"--num_episodes {arguments.num_episodes} must be at least 1")
+    from packtrain.runtime import command
+
+    result = command.evaluate(
+        Path(arguments.run),
+        arguments.num_episodes,
+        arguments.checkpoint,
+        seed=arguments.seed,
+        device=arguments.device,
+        trusted=arguments.trust_config,
+    )
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        print(command.describe_evaluation(arguments.run, result))
+    return 0
+
+
+def _list(argv: list[str]) -> int:
+    _Parser(prog="packtrain list", description="The shipped configurations, one a line.").parse_args(argv)
+    width = max(len(name) for name in knobs.shipped())
+    for name in knobs.shipped():
+        path = knobs.CONFIGS / f"{name}.gin"
+        known = knobs.read_knobs(path)
+        own = [knob.name for knob in known.values() if knob.where.startswith(f"configs/{name}.gin:")]
+        shown = ", ".join(f"{name}={known[name].default!r}" for name in own[:4])
+        more = f" and {len(known) - len(own[:4])} more knobs" if len(known) > len(own[:4]) else ""
+        print(f"{name:<{width}}  {knobs.headline(path)}  [{shown}{more}]")
+    return 0
+
+
+def _show_config(argv: list[str]) -> int:
+    paths, values, arguments, _ = _parse(argv)
+    from packtrain import config
+
+    bindings = [*arguments.config, *([f"Experiment.seed = {arguments.seed}"] if arguments.seed is not None else [])]
+    configuration = config.load(paths, bindings, values)
+    config.build(configuration)
+    print(configuration.text(), end="")
+    return 0
+
+
+def _report(argv: list[str]) -> int:
+    parser = _Parser(prog="packtrain report", description="One self-contained HTML page with the curves of runs.")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders; folders of seeds become one curve each")
+    parser.add_argument("--out", metavar="FILE", help="(default: report.html in the first RUN)")
+    arguments = parser.parse_args(argv)
+    from packtrain.studies.report import write_report
+
+    print(write_report(arguments.runs, Path(arguments.out) if arguments.out else None))
+    return 0
+
+
+def _bench(argv: list[str]) -> int:
+    names = sorted(path.stem for path in (Path(__file__).parent / "bench").glob("[!_]*.py") if path.stem != "measure")
+    parser = _Parser(prog="packtrain bench", description=f"Throughput beside its own limits. NAME: {', '.join(names)}")
+    parser.add_argument("name", metavar="NAME", help="which bench")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--secs", type=float, default=10.0, metavar="S", help="seconds for each measurement (default: 10)"
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.name not in names:
+        near = knobs.nearest(arguments.name, names)
+        raise ConfigError(f"unknown bench {arguments.name!r}{near}; there are {', '.join(names)}")
+    import importlib
+
+    result = importlib.import_module(f"packtrain.bench.{arguments.name}").run(arguments.secs)
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        from packtrain.bench.measure import table
+
+        print(table(result))
+    return 0
+
+
+def _doctor(argv: list[str]) -> int:
+    parser = _Parser(prog="packtrain doctor", description="Versions, devices, limits, and what is missing.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args(argv)
+    from packtrain.doctor import run_doctor
+
+    return run_doctor(arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

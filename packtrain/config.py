@@ -1,0 +1,381 @@
+"""gin behind one door: loading, checking, building and hashing configurations. The only module that imports gin.
+
+gin checks names but neither types nor use, keeps everything in one global, and runs what a file imports. Here: every
+value is checked against the annotation of the parameter it reaches, with the line that set it; bindings nobody used
+are refused after building; imports of a file that was not named by the user are limited to this package.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib
+import inspect
+import tokenize
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gin
+from gin import config_parser
+
+from packtrain import knobs
+from packtrain.errors import ConfigError, Error
+
+T = TypeVar("T", bound=Callable)
+
+CHANGEABLE = ("Run.", "Evaluation.")
+"""Parameters that may differ on resume: run length, logging, evaluation. Device and runtime are program flags."""
+
+_state: Configuration | None = None  # the one being built, so that configurables can record what they were given
+
+
+@dataclass
+class Configuration:
+    """One parsed configuration: where each binding came from, and what was built from it."""
+
+    sources: list[str] = field(default_factory=list)  # names as the user gave them
+    imports: list[str] = field(default_factory=list)
+    where: dict[tuple[str, str], str] = field(default_factory=dict)  # (configurable or "", parameter or knob) → place
+    macros: dict[tuple[str, str], str] = field(default_factory=dict)  # (configurable, parameter) → the knob it reads
+    comments: dict[str, str] = field(default_factory=dict)  # knob → its comment
+    values: dict[str, str] = field(default_factory=dict)  # "Impala.entropy_cost" → repr, of everything built
+    trusted: bool = True  # False for a file the user did not name
+    error: Error | None = None  # the first one while building
+
+    def place(self, configurable: str, parameter: str) -> str:
+        """Where a parameter's value was set, for messages."""
+        macro = self.macros.get((configurable, parameter))
+        if macro is not None and ("", macro) in self.where:
+            return f"{self.where['', macro]} as {macro}"
+        return self.where.get((configurable, parameter), "its default")
+
+    def identity(self) -> dict[str, str]:
+        """The built values that make this run this run; what may change on resume is left out."""
+        return {name: text for name, text in sorted(self.values.items()) if not name.startswith(CHANGEABLE)}
+
+    def hash(self) -> str:
+        """A digest of `identity`."""
+        lines = "\n".join(f"{name} = {text}" for name, text in self.identity().items())
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    def text(self) -> str:
+        """The operative configuration as a gin file that gives the same run: knobs, bindings, and every default."""
+        bound: dict[str, str] = {}
+        for line in gin.operative_config_str(max_line_length=10_000).splitlines():
+            name, equals, value = line.partition(" = ")
+            if equals and not line.startswith("#"):
+                bound[name] = value
+        lines = [f"# the configuration of this run, from: {' '.join(self.sources)}"]
+        lines += [f"import {module}" for module in self.imports] + [""]
+        for name in [*[n for n in self.comments if n in bound], *[n for n in bound if "." not in n]]:
+            if name in bound:
+                comment = self.comments.get(name, "")
+                lines.append(f"{name} = {bound.pop(name)}" + f"  # {comment}" * bool(comment))
+        defaults = {name: text for name, text in self.values.items() if name not in bound and _is_literal(text)}
+        owner = ""
+        for name in sorted({*bound, *defaults}):
+            if name.rpartition(".")[0] != owner:
+                owner = name.rpartition(".")[0]
+                lines.append("")
+            lines.append(f"{name} = {bound.get(name) or defaults[name]}")
+        return "\n".join(lines) + "\n"
+
+
+def _is_literal(text: str) -> bool:
+    try:
+        ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return False
+    return True
+
+
+def configurable(target: T) -> T:
+    """Register a class or function with gin under its own name, with its values checked against its annotations."""
+    name = target.__name__
+    if inspect.isclass(target):
+        setattr(target, "__init__", _checked(target.__init__, name))  # noqa: B010  (mypy)
+        return typing.cast(T, gin.configurable(name, module="packtrain")(target))
+    return typing.cast(T, gin.configurable(name, module="packtrain")(_checked(target, name)))
+
+
+def _checked(function: Callable, name: str) -> Callable:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        hints = typing.get_type_hints(function)
+        bound = signature.bind(*args, **kwargs)
+        for parameter, value in bound.arguments.items():
+            if parameter in hints and not _fits(value, hints[parameter]):
+                raise ConfigError(
+                    f"{name}.{parameter} = {value!r} is not {_describe(hints[parameter])}; "
+                    f"set in {_state.place(name, parameter) if _state else 'code'}"
+                )
+        if _state is not None:
+            bound.apply_defaults()
+            scope = gin.current_scope_str()
+            for parameter, value in bound.arguments.items():
+                if parameter != "self" and not is_dataclass(value):
+                    _state.values[f"{scope}/" * bool(scope) + f"{name}.{parameter}"] = repr(value)
+        return function(*args, **kwargs)
+
+    @functools.wraps(function)
+    def remember_errors(*args: Any, **kwargs: Any) -> Any:
+        # gin re-raises a stand-in with its own remarks appended to the text; `build` raises the one kept here.
+        try:
+            return call(*args, **kwargs)
+        except Error as error:
+            if _state is not None and _state.error is None:
+                _state.error = _with_place(error, name)
+            raise
+
+    return remember_errors
+
+
+def _with_place(error: Error, name: str) -> Error:
+    """Add where a parameter that the message names was set."""
+    text = str(error)
+    if _state is not None and "; set in " not in text:
+        for owner, parameter in _state.where:
+            if owner == name and f"{name}.{parameter} " in f"{text} ":
+                return ConfigError(f"{text}; set in {_state.place(name, parameter)}")
+    return error
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    if hint is Any or isinstance(hint, (str, TypeVar)):
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, option) for option in typing.get_args(hint))
+    if origin is typing.Literal:
+        return value in typing.get_args(hint)
+    if hint is None or hint is type(None):
+        return value is None
+    if origin in (tuple, list):
+        inner = typing.get_args(hint)[:1] or (Any,)
+        return isinstance(value, (tuple, list)) and all(_fits(item, inner[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict)
+    if origin is not None:  # Callable and the like
+        return True
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if inspect.isclass(hint) and getattr(hint, "_is_protocol", False):
+        return not isinstance(value, (str, int, float, bool, type(None)))
+    return isinstance(value, hint) if inspect.isclass(hint) else True
+
+
+def _describe(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(_describe(option) for option in typing.get_args(hint))
+    plain = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
+    return plain.get(hint, f"a {getattr(hint, '__name__', hint)}")
+
+
+def is_trusted() -> bool:
+    """Whether the configuration being built was named by the user and may import and name anything."""
+    return _state is None or _state.trusted
+
+
+class _Names(config_parser.ParserDelegate):
+    """Reads references as text: for finding out what a file says without resolving anything."""
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> str:
+        return f"@{scoped_configurable_name}{'()' if evaluate else ''}"
+
+    def macro(self, macro_name: str) -> str:
+        return f"%{macro_name}"
+
+
+def load(files: list[Path], bindings: list[str], knob_values: dict[str, Any], trusted: bool = True) -> Configuration:
+    """Parse files, then `--config` bindings, then knobs, into gin's global configuration.
+
+    Args:
+      files: read in order; what they include comes first.
+      bindings: gin bindings that win over the files.
+      knob_values: knob → value, given as flags; these win over everything.
+      trusted: False for files the user did not name: they may import this package's modules and nothing else.
+    """
+    global _state
+    gin.clear_config()
+    configuration = _state = Configuration(sources=[knobs.shown(file) for file in files], trusted=trusted)
+    importlib.import_module("packtrain.runtime.experiment")  # registers Experiment, Run, Evaluation, Environment
+    known: dict[str, knobs.Knob] = {}
+    for file in files:
+        known.update(knobs.read_knobs(file))
+        _parse_file(configuration, file, trusted)
+    for binding in bindings:
+        _parse_text(configuration, binding, f"--config {binding!r}", None, trusted)
+    configuration.comments = {knob.name: knob.comment for knob in known.values()}
+    for knob in known.values():
+        if knob.default is None:
+            configuration.comments[knob.name] = f"{knob.comment}; type: {knob.type.__name__}"
+    for name, value in knob_values.items():
+        gin.bind_parameter(f"{name}/gin.macro.value", value)
+        configuration.where["", name] = f"--{name}"
+    return configuration
+
+
+def _parse_file(configuration: Configuration, path: Path, trusted: bool) -> None:
+    _parse_text(configuration, knobs.read_text(path), knobs.shown(path), path, trusted)
+
+
+def _parse_text(configuration: Configuration, text: str, label: str, path: Path | None, trusted: bool) -> None:
+    """Apply the statements of one text in order; every error names the text and the line."""
+    line = 1
+    try:
+        # Names first, so that imports are refused before anything runs; then once more with references resolved.
+        for statement in config_parser.ConfigParser(text, _Names()):
+            line = statement.location.line_num
+            if isinstance(statement, config_parser.ImportStatement):
+                _import(configuration, statement, f"{label}:{line}" if path else label, trusted)
+            elif isinstance(statement, config_parser.IncludeStatement):
+                if path is None:
+                    raise ConfigError(f"{label}: include belongs in a file")
+                _parse_file(configuration, knobs.find_include(statement.filename, path, line), trusted)
+            elif isinstance(statement, config_parser.BindingStatement):
+                _note_place(configuration, statement, f"{label}:{line}" if path else label)
+        for statement in config_parser.ConfigParser(text, gin.config.ParserDelegate()):
+            line = statement.location.line_num
+            if isinstance(statement, config_parser.BindingStatement):
+                _bind(statement)
+    except Error:
+        raise
+    except (SyntaxError, tokenize.TokenError) as error:
+        line = getattr(error, "lineno", None) or line
+        if isinstance(error, tokenize.TokenError):
+            line = error.args[1][0]
+        reason = str(error.args[0]).splitlines()[0].rstrip(".")
+        raise ConfigError(f"{label}{f':{line}' * bool(path)}: syntax error: {reason}") from None
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{label}{f':{line}' * bool(path)}: {_unknown(str(error))}") from None
+
+
+def _import(configuration: Configuration, statement: Any, place: str, trusted: bool) -> None:
+    module = statement.module
+    if not trusted and not (module.startswith("packtrain.") and not statement.is_from):
+        raise ConfigError(
+            f"{place} imports {module!r}, and this file was not named on the command line; --trust-config allows it"
+        )
+    if module.startswith("__gin__"):
+        raise ConfigError(f"{place}: gin's dynamic registration is not supported; import the module and name the class")
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{place} imports {module!r}, which failed: {error}") from error
+    if module not in configuration.imports:
+        configuration.imports.append(module)
+
+
+def _note_place(configuration: Configuration, statement: Any, place: str) -> None:
+    if not statement.arg_name:
+        configuration.where["", statement.selector] = place
+        return
+    owner = statement.selector.rpartition(".")[2]
+    configuration.where[owner, statement.arg_name] = place
+    configuration.macros.pop((owner, statement.arg_name), None)
+    if isinstance(statement.value, str) and statement.value.startswith("%"):
+        configuration.macros[owner, statement.arg_name] = statement.value[1:]
+
+
+def _bind(statement: Any) -> None:
+    if statement.arg_name:
+        gin.bind_parameter((statement.scope, statement.selector, statement.arg_name), statement.value)
+    else:
+        name = f"{statement.scope}/{statement.selector}" if statement.scope else statement.selector
+        gin.bind_parameter((name, "gin.macro", "value"), statement.value)
+
+
+def _unknown(message: str) -> str:
+    """Gin's message on an unknown name, with the nearest spelling."""
+    first = message.splitlines()[0]
+    names = sorted({selector.rpartition(".")[2] for selector in gin.config._REGISTRY} - {"macro", "constant"})
+    if "No configurable matching" in first:
+        wrong = first.split("'")[1].rpartition(".")[2]
+        return f"nothing is called {wrong!r}{knobs.nearest(wrong, names)}"
+    if "doesn't have a parameter named" in first:
+        owner, parameter = first.split("'")[1], first.split("'")[3]
+        target = gin.config._REGISTRY.get_match(owner)
+        parameters = list(inspect.signature(target.wrapped).parameters) if target else []
+        return f"{owner.rpartition('.')[2]} has no parameter {parameter!r}{knobs.nearest(parameter, parameters)}"
+    return first
+
+
+def build(configuration: Configuration) -> Any:
+    """Call the configured `Experiment` and refuse bindings that nothing used."""
+    global _state
+    _state = configuration
+    try:
+        experiment = gin.get_configurable("packtrain.Experiment")()
+    except Error as error:
+        raise configuration.error or error from None
+    except (TypeError, ValueError) as error:
+        text = str(error).splitlines()
+        raise ConfigError(f"the configuration cannot be built: {text[0]}") from error
+    _refuse_unused(configuration)
+    return experiment
+
+
+def _refuse_unused(configuration: Configuration) -> None:
+    used: set[tuple[str, str]] = set()
+    for (scope, selector), parameters in gin.config._OPERATIVE_CONFIG.items():
+        if selector == "gin.macro":
+            used.add(("", scope))
+        else:
+            used.update((selector.rpartition(".")[2], parameter) for parameter in parameters)
+    unused = {key: place for key, place in configuration.where.items() if key not in used}
+    if unused:
+        (owner, parameter), place = next(iter(unused.items()))
+        name = f"{owner}.{parameter}" if owner else parameter
+        more = f" (and {len(unused) - 1} more)" if len(unused) > 1 else ""
+        raise ConfigError(f"{name} is set but used by nothing in this configuration{more}; set in {place}")
+
+
+def difference(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """One line for each value that differs between two identities."""
+    names = sorted({*before, *after})
+    return [
+        f"{name}: {before.get(name, 'absent')} → {after.get(name, 'absent')}"
+        for name in names
+        if before.get(name) != after.get(name)
+    ]
+
+
+@dataclass(frozen=True)
+class Travelling:
+    """A configuration on its way to another process: its text, and the digest the receiver must arrive at."""
+
+    text: str
+    digest: str
+
+    @classmethod
+    def pack(cls, text: str) -> Travelling:
+        """Pack a configuration's text for a child process."""
+        return cls(text, _digest(text))
+
+    def check(self) -> None:
+        """Called in the child: ConfigError if what arrived does not say what was sent."""
+        if _digest(self.text) != self.digest:
+            raise ConfigError(
+                f"a child process received another configuration than was sent (digest {self.digest[:12]})"
+            )
+
+
+def _digest(text: str) -> str:
+    """A digest of what a text binds, whatever its layout and comments."""
+    bindings = [
+        f"{s.scope}/{s.selector}.{s.arg_name}={s.value!r}"
+        for s in config_parser.ConfigParser(text, _Names())
+        if isinstance(s, config_parser.BindingStatement)
+    ]
+    return hashlib.sha256("\n".join(sorted(bindings)).encode()).hexdigest()

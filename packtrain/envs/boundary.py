@@ -1,0 +1,164 @@
+"""The border between environments and everything else: what may pass, and what happens to what may not.
+
+A value is bad if it is NaN or infinite, if an observation lies outside its space, or if a reward is so large that its
+square leaves float32. Three answers: `raise` stops the run with one line, `drop` ends that episode one step earlier
+(as a truncation, at the last good observation), `clip` brings the value back inside. All are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+
+from packtrain import trees
+from packtrain.errors import EnvError, EnvSetupError
+from packtrain.trees import Tree
+
+Answer = Literal["raise", "drop", "clip"]
+REWARD_LIMIT = 1e18  # its square still fits float32
+
+
+def space_leaves(space: gym.Space) -> Tree:
+    """Dict and Tuple spaces as a tree of leaf spaces; EnvSetupError for a kind of space we cannot store."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: space_leaves(inner) for key, inner in sorted(space.spaces.items())}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(space_leaves(inner) for inner in space.spaces)
+    known = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+    if not isinstance(space, known):
+        raise EnvSetupError(
+            f"a {type(space).__name__} space cannot be stored as arrays; "
+            "Box, Discrete, MultiDiscrete, MultiBinary and Dict or Tuple of these can"
+        )
+    if isinstance(space, gym.spaces.Box) and 0 in space.shape:
+        raise EnvSetupError(f"a Box space of shape {space.shape} holds nothing")
+    return space
+
+
+def check_structure(obs: Any, space: gym.Space) -> str | None:
+    """What is wrong with the dtype, shape or structure of one observation; None if nothing is."""
+    if isinstance(space, gym.spaces.Dict):
+        if not isinstance(obs, dict) or set(obs) != set(space.spaces):
+            return f"keys {sorted(obs) if isinstance(obs, dict) else type(obs).__name__}, space says {list(space)}"
+        wrong = [(key, check_structure(obs[key], inner)) for key, inner in space.spaces.items()]
+        return next((f"{key}: {text}" for key, text in wrong if text), None)
+    if isinstance(space, gym.spaces.Tuple):
+        if not isinstance(obs, tuple) or len(obs) != len(space.spaces):
+            return f"{type(obs).__name__}, space says a tuple of {len(space.spaces)}"
+        parts = [check_structure(one, inner) for one, inner in zip(obs, space.spaces, strict=True)]
+        return next((f"{index}: {text}" for index, text in enumerate(parts) if text), None)
+    dtype = getattr(obs, "dtype", None)
+    if isinstance(space, gym.spaces.Discrete):  # plain ints are what most environments return
+        return None if isinstance(obs, (int, np.integer)) else f"dtype {dtype or type(obs).__name__}, space says int"
+    if dtype != space.dtype:
+        return f"dtype {dtype or type(obs).__name__}, space says {space.dtype}"
+    if obs.shape != space.shape:
+        return f"shape {obs.shape}, space says {space.shape}"
+    return None
+
+
+class Boundary:
+    """Looks at each batch of outcomes as it crosses."""
+
+    def __init__(self, space: gym.Space, answer: Answer, describe: Callable[[int], str]):
+        """A boundary for one group of columns.
+
+        Args:
+          space: of one environment.
+          answer: to a bad value.
+          describe: column → "environment 3 (CartPole-v1, seed 1017) at its step 48213".
+        """
+        self._leaves = trees.flatten(space_leaves(space))
+        self._bounds = [_bounds(leaf) for leaf in self._leaves]
+        self._answer = answer
+        self._describe = describe
+        self._last_good: list[np.ndarray] | None = None
+        self.dropped = 0  # episodes
+        self.clipped = 0  # rows
+
+    def cross(
+        self, obs: Tree, rewards: dict[str, np.ndarray], terminated: np.ndarray, truncated: np.ndarray
+    ) -> tuple[Tree, dict[str, np.ndarray], np.ndarray, np.ndarray]:
+        """The same outcome with bad columns answered; `raise` raises EnvError naming environment, field and step."""
+        leaves = trees.flatten(obs)
+        bad: np.ndarray | None = None
+        for leaf, (low, high) in zip(leaves, self._bounds, strict=True):
+            if low is None:
+                continue
+            with np.errstate(invalid="ignore"):
+                inside = (leaf >= low) & (leaf <= high)  # NaN is never inside
+            if not inside.all():
+                wrong = ~inside.reshape(len(leaf), -1).all(axis=1)
+                self._refuse(wrong, "an observation with " + _name(leaf[wrong]) + " that is outside its space")
+                bad = wrong if bad is None else bad | wrong
+        for channel, reward in rewards.items():
+            inside = np.abs(reward) <= REWARD_LIMIT
+            if not inside.all():
+                wrong = ~inside
+                self._refuse(
+                    wrong, f"a reward of {reward[wrong][0]}" + f" in channel {channel!r}" * (channel != "train")
+                )
+                bad = wrong if bad is None else bad | wrong
+        if bad is not None:
+            if self._answer == "clip":
+                self.clipped += int(bad.sum())
+                obs = trees.pack(obs, [_clip(x, *b) for x, b in zip(leaves, self._bounds, strict=True)])
+                rewards = {name: np.clip(np.nan_to_num(r), -REWARD_LIMIT, REWARD_LIMIT) for name, r in rewards.items()}
+            else:
+                self.dropped += int(bad.sum())
+                good = self._last_good or [np.zeros_like(leaf) for leaf in leaves]
+                obs = trees.pack(obs, [_where(bad, g, x) for g, x in zip(good, leaves, strict=True)])
+                rewards = {name: np.where(bad, 0, reward).astype(np.float32) for name, reward in rewards.items()}
+                terminated, truncated = terminated & ~bad, truncated | bad
+            leaves = trees.flatten(obs)
+        if self._answer == "drop":
+            self._last_good = [np.array(leaf) for leaf in leaves]
+        return obs, rewards, terminated, truncated
+
+    def _refuse(self, wrong: np.ndarray, what: str) -> None:
+        if self._answer == "raise":
+            raise EnvError(
+                f"{self._describe(int(np.nonzero(wrong)[0][0]))} gave {what}; "
+                "Environment.on_bad_value = 'drop' or 'clip' would go on"
+            )
+
+
+def _bounds(space: gym.Space) -> tuple[Any, Any]:
+    """(low, high) that an array of this space must keep, or (None, None) where the dtype says it all."""
+    if isinstance(space, gym.spaces.Discrete):
+        return space.start, space.start + space.n - 1
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    if isinstance(space, gym.spaces.MultiBinary):
+        return 0, 1
+    assert isinstance(space, gym.spaces.Box)
+    if np.issubdtype(space.dtype, np.integer):
+        limits = np.iinfo(space.dtype)
+        full = (space.low == limits.min).all() and (space.high == limits.max).all()
+        return (None, None) if full else (space.low, space.high)
+    largest = np.finfo(space.dtype).max  # infinite bounds still exclude infinity
+    return np.maximum(space.low, -largest), np.minimum(space.high, largest)
+
+
+def _clip(leaf: np.ndarray, low: Any, high: Any) -> np.ndarray:
+    if low is None:
+        return leaf
+    if np.issubdtype(leaf.dtype, np.floating):
+        leaf = np.nan_to_num(leaf, nan=0.0, posinf=None, neginf=None)
+    return np.clip(leaf, low, high).astype(leaf.dtype)
+
+
+def _where(column: np.ndarray, yes: np.ndarray, no: np.ndarray) -> np.ndarray:
+    return np.where(column.reshape(-1, *[1] * (no.ndim - 1)), yes, no)
+
+
+def _name(values: np.ndarray) -> str:
+    if np.issubdtype(values.dtype, np.floating):
+        if np.isnan(values).any():
+            return "NaN"
+        if np.isinf(values).any():
+            return "infinity"
+    return "a value"

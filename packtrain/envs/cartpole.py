@@ -1,0 +1,100 @@
+"""CartPole with the dynamics of Gymnasium's CartPole-v1, for N carts at once.
+
+Barto, Sutton and Anderson 1983, "Neuronlike adaptive elements that can solve difficult learning control problems".
+State, order of arithmetic and constants are Gymnasium's, so that observations are equal to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from packtrain.envs import options
+from packtrain.trees import Tree
+
+GRAVITY = 9.8
+CART_MASS = 1.0
+POLE_MASS = 0.1
+TOTAL_MASS = POLE_MASS + CART_MASS
+HALF_POLE = 0.5  # half the pole's length
+POLE_MOMENT = POLE_MASS * HALF_POLE
+FORCE = 10.0
+STEP_SECS = 0.02
+POSITION_LIMIT = 2.4
+ANGLE_LIMIT = 12 * 2 * math.pi / 360  # radians
+START_RANGE = 0.05
+
+PICTURE = (160, 240)  # height, width in pixels; the width shows the track from limit to limit
+CART_SIZE = (14, 28)
+POLE_PIXELS = 80
+TRACK_ROW = 125
+TEXT_WIDTH = 49
+
+
+class CartPole:
+    """A pole on a cart: push left (0) or right (1) so that it does not fall and the cart stays on its track.
+
+    Observations are (position, velocity, angle, angular velocity), float32. The reward is 1 for every step, the last
+    one included. The episode terminates when |position| > 2.4 or |angle| > 12°; the best policy reaches `max_steps`.
+    With the same seed, `initial(1, rng)` gives the start state of Gymnasium's CartPole-v1.
+
+    Args:
+      max_steps: steps until truncation, 1 or more; None for no clock.
+    """
+
+    def __init__(self, max_steps: int | None = 500):
+        self.max_steps = None if max_steps is None else options.whole_number("CartPole", "max_steps", max_steps, 1)
+        # Twice the limits, so that the observation that ends an episode is still inside.
+        high = np.array([POSITION_LIMIT * 2, np.inf, ANGLE_LIMIT * 2, np.inf], np.float32)
+        self.observation_space: gym.Space = gym.spaces.Box(-high, high, dtype=np.float32)
+        self.action_space: gym.Space = gym.spaces.Discrete(2)
+
+    def initial(self, n: int, rng: np.random.Generator) -> Tree:
+        """Nearly upright, nearly at rest: float64 [N, 4], each entry uniform in ±0.05."""
+        return rng.uniform(-START_RANGE, START_RANGE, size=(n, 4))
+
+    def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
+        """One Euler step of 0.02 s."""
+        velocity, angle, spin = states[:, 1], states[:, 2], states[:, 3]
+        force = np.where(actions == 1, FORCE, -FORCE)
+        cosine, sine = np.cos(angle), np.sin(angle)
+        push = (force + POLE_MOMENT * np.square(spin) * sine) / TOTAL_MASS
+        inertia = HALF_POLE * (4.0 / 3.0 - POLE_MASS * np.square(cosine) / TOTAL_MASS)
+        spin_rate = (GRAVITY * sine - cosine * push) / inertia
+        acceleration = push - POLE_MOMENT * spin_rate * cosine / TOTAL_MASS
+        rates = np.stack((velocity, acceleration, spin, spin_rate), axis=1)  # four [N] → [N, 4]
+        states = states + STEP_SECS * rates
+        terminated = (np.abs(states[:, 0]) > POSITION_LIMIT) | (np.abs(states[:, 2]) > ANGLE_LIMIT)
+        return states, np.ones(len(states), np.float32), terminated, {}
+
+    def observe(self, states: Tree) -> Tree:
+        """The states as float32 [N, 4]."""
+        return states.astype(np.float32)
+
+    def render(self, states: Tree, mode: str) -> Any:
+        """State 0: one line with the cart on its track and the angle, or a picture."""
+        options.one_of("CartPole", "render_mode", mode, ("rgb_array", "ansi"))
+        position, _, angle, _ = (float(value) for value in states[0])
+        share = min(max((position / POSITION_LIMIT + 1) / 2, 0.0), 1.0)  # of the track, from the left
+        if mode == "ansi":
+            track = ["-"] * TEXT_WIDTH
+            track[round(share * (TEXT_WIDTH - 1))] = "#"
+            return f"|{''.join(track)}| x {position:+.3f}  angle {math.degrees(angle):+.2f} degrees\n"
+        return _picture(share, angle)
+
+
+def _picture(share: float, angle: float) -> np.ndarray:
+    """Track, cart and pole on white, uint8 [height, width, 3]."""
+    height, width = PICTURE
+    row, column = np.mgrid[:height, :width]
+    across, up = column - share * (width - 1), TRACK_ROW - row  # pixels from the axle
+    picture = np.full((height, width, 3), 255, np.uint8)
+    picture[TRACK_ROW] = 0
+    picture[(np.abs(across) <= CART_SIZE[1] / 2) & (np.abs(up) <= CART_SIZE[0] / 2)] = (50, 50, 50)
+    along = across * math.sin(angle) + up * math.cos(angle)
+    aside = across * math.cos(angle) - up * math.sin(angle)
+    picture[(along >= 0) & (along <= POLE_PIXELS) & (np.abs(aside) <= 3)] = (202, 152, 101)
+    return picture

@@ -1,0 +1,394 @@
+"""Groups of environments stepped together: one face for functional cores, Gymnasium in-process and in processes.
+
+All keep Gymnasium's next-step autoreset: the step after an end drops its action, gives reward 0 and the first
+observation of the next episode. `first` marks those rows, so nobody needs to look for final observations in `info`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from packtrain import trees
+from packtrain.config import Travelling
+from packtrain.envs.boundary import Answer, Boundary, check_structure
+from packtrain.envs.functional import Core
+from packtrain.errors import EnvError, EnvSetupError
+from packtrain.trees import Tree
+
+DROPPED = "packtrain/dropped"  # the info key under which a guard tells that it cut an episode
+
+
+class Outcome(NamedTuple):
+    """What B environments answered to B actions, as NumPy arrays. Valid until the next send."""
+
+    obs: Tree  # [B, ...]
+    first: np.ndarray  # [B] bool
+    rewards: dict[str, np.ndarray]  # {channel: [B] float32}, "train" first
+    terminated: np.ndarray  # [B] bool
+    truncated: np.ndarray  # [B] bool
+    solved: np.ndarray | None  # [B] bool, where the environment reports it
+
+
+class Columns(Protocol):
+    """B environments side by side, always in the same order."""
+
+    observation_space: gym.Space
+    action_space: gym.Space
+    reward_channels: tuple[str, ...]
+    boundary: Boundary
+    overlaps: bool  # whether environments run while Python does something else
+    busy_since: float | None  # time.monotonic() when the call under way began: for the watchdog
+
+    def reset(self) -> Outcome:
+        """The first rows, from the seed: a second reset begins the same stream again."""
+
+    def send(self, actions: Tree) -> None:
+        """Start one step."""
+
+    def recv(self) -> Outcome:
+        """Wait for that step."""
+
+    def snapshot(self) -> Tree | None:
+        """Everything needed to go on from here, as arrays and JSON values; None if the environments cannot."""
+
+    def restore(self, snapshot: Tree) -> None:
+        """Go back to a snapshot; the next call is send."""
+
+    def describe_busy(self) -> str:
+        """Who the call under way is waiting for, as far as that can be told from outside."""
+
+    def close(self) -> None:
+        """Free what is held."""
+
+
+class FunctionalColumns:
+    """B states of a functional core, stepped as arrays."""
+
+    overlaps = False
+
+    def __init__(self, core: Core, size: int, seed: int, answer: Answer, name: str):
+        self.observation_space, self.action_space = core.observation_space, core.action_space
+        self.reward_channels = ("train", *getattr(core, "reward_channels", ()))
+        self.busy_since: float | None = None
+        self._core, self._size, self._seed, self._name = core, size, seed, name
+        self._rng = np.random.default_rng(seed)
+        self._states: Tree = None
+        self._elapsed = np.zeros(size, np.int64)
+        self._steps = np.zeros(size, np.int64)
+        self._ended = np.zeros(size, bool)
+        self._actions: Tree = None
+        self.boundary = Boundary(core.observation_space, answer, self._describe)
+
+    def _describe(self, column: int) -> str:
+        return f"environment {column} ({self._name}, group seed {self._seed}) at its step {self._steps[column]}"
+
+    def reset(self) -> Outcome:
+        """The first rows; again from the seed."""
+        self._rng = np.random.default_rng(self._seed)
+        self._states = self._core.initial(self._size, self._rng)
+        self._elapsed[:] = 0
+        self._ended = np.zeros(self._size, bool)
+        no = np.zeros(self._size, bool)
+        rewards = {channel: np.zeros(self._size, np.float32) for channel in self.reward_channels}
+        obs, rewards, *_ = self.boundary.cross(self._core.observe(self._states), rewards, no, no)
+        return Outcome(obs, ~no, rewards, no, no, None)
+
+    def send(self, actions: Tree) -> None:
+        """Keep the actions; `recv` computes."""
+        self._actions = actions
+
+    def recv(self) -> Outcome:
+        """One step of every state; those that ended are replaced by start states instead."""
+        self.busy_since = time.monotonic()
+        first = self._ended
+        resets = bool(first.any())
+        if resets:  # a core never steps a state that has ended
+            fresh = self._core.initial(int(first.sum()), self._rng)
+            self._states = trees.map(lambda old, new: _replace(old, first, new), self._states, fresh)
+        states, reward, terminated, extras = self._core.step(self._states, self._actions, self._rng)
+        self._elapsed += 1
+        self._steps += 1
+        rewards = {"train": np.asarray(reward, np.float32)}
+        for channel in self.reward_channels[1:]:
+            rewards[channel] = np.asarray(extras[f"reward/{channel}"], np.float32)
+        if self._core.max_steps is None:
+            truncated = np.zeros(self._size, bool)
+        else:
+            truncated = (self._elapsed >= self._core.max_steps) & ~terminated
+        if resets:
+            states = trees.map(lambda old, new: _replace(new, first, old[first]), self._states, states)
+            rewards = {name: np.where(first, np.float32(0), value) for name, value in rewards.items()}
+            terminated, truncated = terminated & ~first, truncated & ~first
+            self._elapsed[first] = 0
+            self._steps[first] -= 1
+        self._states = states
+        obs, rewards, terminated, truncated = self.boundary.cross(
+            self._core.observe(states), rewards, terminated, truncated
+        )
+        self._ended = terminated | truncated
+        self.busy_since = None
+        return Outcome(obs, first, rewards, terminated, truncated, extras.get("solved"))
+
+    def snapshot(self) -> Tree:
+        """States, clocks and the generator."""
+        return {
+            "states": trees.map(np.copy, self._states),
+            "elapsed": self._elapsed.copy(),
+            "steps": self._steps.copy(),
+            "ended": self._ended.copy(),
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def restore(self, snapshot: Tree) -> None:
+        """Go back to a snapshot."""
+        self._states = trees.map(np.copy, snapshot["states"])
+        self._elapsed, self._steps = snapshot["elapsed"].copy(), snapshot["steps"].copy()
+        self._ended = snapshot["ended"].copy()
+        self._rng.bit_generator.state = snapshot["rng"]
+
+    def describe_busy(self) -> str:
+        """The whole group: it steps as one."""
+        return self._describe(0)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _replace(array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    array = array.copy()
+    array[rows] = values
+    return array
+
+
+class Guard(gym.Wrapper):
+    """Stands around one Gymnasium environment: checks structure, and says who, where and when something breaks."""
+
+    def __init__(self, env: gym.Env, label: str, answer: Answer):
+        super().__init__(env)
+        self._label, self._answer = label, answer
+        self._steps = 0
+        self._good: Any = None
+        self.busy = False
+        # An episode that is dropped must end in this environment too, so `drop` looks at values here, one at a time.
+        self._boundary = Boundary(env.observation_space, "drop", lambda _: label) if answer == "drop" else None
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        """Reset, checked."""
+        try:
+            obs, info = self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise self._broken("reset", error) from error
+        if wrong := check_structure(obs, self.observation_space):
+            raise EnvError(f"{self._where()} reset to an observation of {wrong}")
+        self._good = obs
+        return obs, info or {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Step, checked."""
+        self._steps += 1
+        self.busy = True
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(action)
+        except Exception as error:
+            raise self._broken("step", error) from error
+        self.busy = False
+        if wrong := check_structure(obs, self.observation_space):
+            if self._answer == "drop":
+                return self._good, 0.0, False, True, {DROPPED: 1}
+            if self._answer == "raise" or wrong.startswith("shape") or not isinstance(obs, np.ndarray):
+                raise EnvError(f"{self._where()} gave an observation of {wrong}")
+            obs = obs.astype(self.observation_space.dtype)
+        if self._boundary is not None and self._is_bad(obs, float(reward)):
+            return self._good, 0.0, False, True, {DROPPED: 1}
+        self._good = obs
+        return obs, float(reward), bool(terminated), bool(truncated), info or {}
+
+    def _is_bad(self, obs: Any, reward: float) -> bool:
+        assert self._boundary is not None
+        one, no = trees.map(lambda leaf: np.asarray(leaf)[None], obs), np.zeros(1, bool)
+        *_, truncated = self._boundary.cross(one, {"train": np.asarray([reward], np.float32)}, no, no)
+        return bool(truncated[0])
+
+    def _where(self) -> str:
+        return f"{self._label} at its step {self._steps}"
+
+    def _broken(self, call: str, error: Exception) -> EnvError:
+        return EnvError(f"{self._where()} raised in {call}: {type(error).__name__}: {error}")
+
+
+class Factory:
+    """Makes one guarded Gymnasium environment, here or in a child process."""
+
+    def __init__(self, make: Callable[[], gym.Env], label: str, answer: Answer, travelling: Travelling | None):
+        self._make, self._label, self._answer, self._travelling = make, label, answer, travelling
+
+    def __call__(self) -> gym.Env:
+        """The environment; a child process also checks that it was sent the right configuration."""
+        if multiprocessing.parent_process() is not None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+            if self._travelling is not None:
+                self._travelling.check()
+        return Guard(self._make(), self._label, self._answer)
+
+
+class _Processes(AsyncVectorEnv):
+    """Gymnasium's subprocess environments, telling the first failure instead of the last."""
+
+    def _raise_if_errors(self, successes: Iterable[bool]) -> None:
+        failed = list(successes).count(False)
+        if failed:
+            errors = [self.error_queue.get() for _ in range(failed)]
+            index, kind, value, _ = errors[0]
+            for gone, *_ in errors:
+                self.parent_pipes[gone] = None  # type: ignore[call-overload]
+            others = f" ({failed - 1} more environments failed with it)" if failed > 1 else ""
+            if issubclass(kind, EnvError):
+                raise EnvError(f"{value}{others}")
+            raise EnvError(f"environment {index} failed: {kind.__name__}: {value}{others}")
+
+
+class GymnasiumColumns:
+    """B Gymnasium environments behind one of Gymnasium's vector environments."""
+
+    def __init__(
+        self,
+        factories: list[Factory],
+        seeds: list[int],
+        *,
+        processes: bool,
+        deadline_secs: float,
+        answer: Answer,
+        name: str,
+        reward_channels: tuple[str, ...] = ("train",),
+    ):
+        self._seeds, self._deadline, self._name = seeds, deadline_secs, name
+        self.overlaps = processes
+        self.busy_since: float | None = None
+        self._steps = np.zeros(len(seeds), np.int64)
+        self._envs: Any
+        if processes:
+            self._envs = _Processes(factories, context="spawn", copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+        else:
+            self._envs = SyncVectorEnv(factories, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+        if self._envs.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
+            raise EnvSetupError(f"{name} does not reset on the next step; packtrain needs AutoresetMode.NEXT_STEP")
+        self.observation_space = self._envs.single_observation_space
+        self.action_space = self._envs.single_action_space
+        self.reward_channels = reward_channels
+        self.boundary = Boundary(self.observation_space, answer, self._describe)
+        self._ended = np.zeros(len(seeds), bool)
+        self._actions: Tree = None
+
+    def _describe(self, column: int) -> str:
+        return f"environment {column} ({self._name}, seed {self._seeds[column]}) at its step {self._steps[column]}"
+
+    def reset(self) -> Outcome:
+        """The first rows; each environment gets its own seed."""
+        if isinstance(self._envs, AsyncVectorEnv):
+            self._envs.reset_async(seed=list(self._seeds))
+            obs, _ = self._wait(lambda: self._envs.reset_wait(timeout=180))
+        else:
+            self.busy_since = time.monotonic()
+            obs, _ = self._envs.reset(seed=self._seeds)
+            self.busy_since = None
+        self._ended = no = np.zeros(len(self._seeds), bool)
+        rewards = {channel: np.zeros(len(self._seeds), np.float32) for channel in self.reward_channels}
+        obs, rewards, *_ = self.boundary.cross(obs, rewards, no, no)
+        return Outcome(obs, ~no, rewards, no, no, None)
+
+    def send(self, actions: Tree) -> None:
+        """Start the step; subprocesses begin at once."""
+        if isinstance(self._envs, AsyncVectorEnv):
+            try:
+                self._envs.step_async(actions)
+            except (BrokenPipeError, ConnectionError, EOFError) as error:
+                raise self._dead() from error
+        else:
+            self._actions = actions
+
+    def recv(self) -> Outcome:
+        """Finish the step, within the deadline if environments run in processes."""
+        if isinstance(self._envs, AsyncVectorEnv):
+            result = self._wait(lambda: self._envs.step_wait(timeout=self._deadline))
+        else:
+            self.busy_since = time.monotonic()
+            result = self._envs.step(self._actions)
+            self.busy_since = None
+        obs, reward, terminated, truncated, infos = result
+        first, self._steps = self._ended, self._steps + ~self._ended
+        rewards = {"train": np.asarray(reward, np.float32)}
+        for channel in self.reward_channels[1:]:
+            rewards[channel] = np.where(first, 0, infos.get(f"reward/{channel}", 0)).astype(np.float32)
+        obs, rewards, terminated, truncated = self.boundary.cross(obs, rewards, terminated, truncated)
+        self.boundary.dropped += int(np.sum(infos.get(DROPPED, 0)))
+        self._ended = terminated | truncated
+        solved = infos.get("solved")
+        return Outcome(obs, first, rewards, terminated, truncated, None if solved is None else np.asarray(solved, bool))
+
+    def _wait(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except multiprocessing.TimeoutError as error:
+            silent = [i for i, pipe in enumerate(self._envs.parent_pipes) if not pipe.poll(0)]
+            raise EnvError(f"{self._describe(silent[0])} did not answer within {self._deadline:g} s") from error
+        except (BrokenPipeError, ConnectionError, EOFError) as error:
+            raise self._dead() from error
+
+    def _dead(self) -> EnvError:
+        gone = [i for i, process in enumerate(self._envs.processes) if not process.is_alive()]
+        code = self._envs.processes[gone[0]].exitcode if gone else None
+        return EnvError(f"{self._describe(gone[0] if gone else 0)} died (its process left with code {code})")
+
+    def snapshot(self) -> Tree | None:
+        """None unless every environment runs in this process and offers `snapshot` and `restore`."""
+        if self.overlaps or not all(hasattr(env.unwrapped, "snapshot") for env in self._envs.envs):
+            return None
+        return {
+            "envs": [env.unwrapped.snapshot() for env in self._envs.envs],
+            "clocks": [getattr(_clock(env), "_elapsed_steps", 0) for env in self._envs.envs],
+            "steps": self._steps.copy(),
+            "ended": self._ended.copy(),
+        }
+
+    def restore(self, snapshot: Tree) -> None:
+        """Go back to a snapshot."""
+        for env, state in zip(self._envs.envs, snapshot["envs"], strict=True):
+            env.unwrapped.restore(state)
+        for env, elapsed in zip(self._envs.envs, snapshot["clocks"], strict=True):
+            if (clock := _clock(env)) is not None:
+                clock._elapsed_steps = elapsed
+        self._steps, self._ended = snapshot["steps"].copy(), snapshot["ended"].copy()
+        self._envs._autoreset_envs = self._ended.copy()
+
+    def describe_busy(self) -> str:
+        """The environment whose step is under way; in one process they step one after the other."""
+        for column, env in enumerate(getattr(self._envs, "envs", ())):
+            if env.busy:
+                return self._describe(column)
+        return self._describe(0)
+
+    def close(self) -> None:
+        """End the environments; processes that do not answer are killed."""
+        if isinstance(self._envs, AsyncVectorEnv):
+            for process in self._envs.processes:
+                process.kill()
+            self._envs.closed = True  # its own close would wait for answers
+        else:
+            self._envs.close()
+
+
+def _clock(env: gym.Env) -> Any:
+    """The time-limit wrapper around an environment, if it has one: its count is part of the state."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.TimeLimit):
+            return env
+        env = env.env
+    return None

@@ -1,0 +1,167 @@
+"""Which environment, and how it is run: the description from which groups of columns are opened."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+
+from packtrain import config, knobs, trees
+from packtrain.envs import ours  # noqa: F401  (registers our environments with Gymnasium)
+from packtrain.envs.boundary import Boundary, check_structure, space_leaves
+from packtrain.envs.columns import Columns, Factory, FunctionalColumns, GymnasiumColumns
+from packtrain.envs.functional import load_core
+from packtrain.errors import ConfigError, EnvError, EnvSetupError, Error, MissingExtraError
+from packtrain.types import Spec
+
+STARTUP_SECS = 180
+
+
+@config.configurable
+@dataclass(frozen=True)
+class Environment:
+    """One of ours by its short name ("Catch"), or any Gymnasium id, "module:id" included.
+
+    Ours are functional cores and run as arrays in this process. Others run as Gymnasium environments, in this process
+    or, with `processes`, each in one of its own: slower for cheap environments, but it uses all cores, and one that
+    hangs or dies is noticed by name.
+    """
+
+    id: str
+    kwargs: dict[str, Any] = field(default_factory=dict)  # passed to the environment
+    processes: bool = False
+    step_deadline_secs: float = 60.0
+    on_bad_value: Literal["raise", "drop", "clip"] = "raise"  # NaN, infinity, outside the space: see envs/boundary.py
+
+    def __post_init__(self) -> None:
+        if self.step_deadline_secs <= 0:
+            raise ConfigError(f"Environment.step_deadline_secs = {self.step_deadline_secs} must be above 0")
+        if not config.is_trusted() and (":" in self.id or self.id.startswith("GymV2")):
+            raise ConfigError(
+                f"Environment.id = {self.id!r} names code outside packtrain, and this configuration was not named on "
+                "the command line; --trust-config allows it"
+            )
+        if "core" in self.kwargs:
+            raise ConfigError("Environment.kwargs may not replace 'core'; register an environment of your own instead")
+
+    def registered_id(self) -> str:
+        """The Gymnasium id meant by `id`; EnvSetupError with the nearest names if there is none."""
+        ours_too = f"packtrain/{self.id}-v0"
+        if ours_too in gym.registry:
+            return ours_too
+        try:
+            gym.spec(self.id)
+        except gym.error.Error as error:
+            if re.match(r"(ALE/|.*NoFrameskip-v\d$)", self.id):
+                raise MissingExtraError(f"the Atari environment {self.id!r}", "ale-py", "atari") from None
+            short = [key.removeprefix("packtrain/").removesuffix("-v0") for key in gym.registry if "packtrain/" in key]
+            near = knobs.nearest(self.id, [*gym.registry, *short])
+            raise EnvSetupError(f"unknown environment {self.id!r}{near}: {str(error).splitlines()[0]}") from None
+        except ModuleNotFoundError as error:
+            raise EnvSetupError(f"environment {self.id!r} cannot be imported: {error}") from None
+        return self.id
+
+    def is_functional(self) -> bool:
+        """Whether the environment is a functional core."""
+        return "core" in gym.spec(self.registered_id()).kwargs
+
+    def probe(self) -> Spec:
+        """Make one environment, reset it once, check what it shows, and say what it is.
+
+        Raises:
+          EnvSetupError: it cannot be made, hangs, or breaks its own spaces.
+        """
+        return _within(STARTUP_SECS, self._probe, f"environment {self.id!r} did not start")
+
+    def _probe(self) -> Spec:
+        env = self._make()
+        try:
+            for space, what in ((env.observation_space, "observation"), (env.action_space, "action")):
+                try:
+                    space_leaves(space)
+                except EnvSetupError as error:
+                    raise EnvSetupError(f"the {what} space of {self.id!r}: {error}") from None
+            try:
+                obs, _ = env.reset(seed=0)
+            except Exception as error:
+                raise EnvSetupError(
+                    f"{self.id!r} raised in its first reset: {type(error).__name__}: {error}"
+                ) from error
+            if wrong := check_structure(obs, env.observation_space):
+                raise EnvSetupError(f"the first reset of {self.id!r} gave an observation of {wrong}")
+            boundary = Boundary(env.observation_space, "raise", lambda _: f"the first reset of {self.id!r}")
+            try:
+                no = np.zeros(1, bool)
+                boundary.cross(trees.map(lambda leaf: np.asarray(leaf)[None], obs), {}, no, no)
+            except EnvError as error:
+                raise EnvSetupError(str(error).partition(";")[0]) from None
+            unwrapped = env.unwrapped
+            source = getattr(unwrapped, "core", unwrapped)
+            channels = ("train", *getattr(source, "reward_channels", ()))
+            return Spec(env.observation_space, env.action_space, channels)
+        finally:
+            env.close()
+
+    def open(self, size: int, seed: int, spec: Spec, travelling: config.Travelling | None = None) -> Columns:
+        """`size` environments side by side.
+
+        Args:
+          size: how many.
+          seed: of the group; each environment's own seed follows from it.
+          spec: what `probe` found.
+          travelling: the configuration, checked by child processes as they start.
+        """
+        registered = self.registered_id()
+        if self.is_functional():
+            kwargs = {**gym.spec(registered).kwargs, **self.kwargs}
+            core = load_core(kwargs.pop("core"), **kwargs)
+            return FunctionalColumns(core, size, seed, self.on_bad_value, self.id)
+        seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(size)]
+        factories = [
+            Factory(self._make, f"environment {i} ({self.id}, seed {s})", self.on_bad_value, travelling)
+            for i, s in enumerate(seeds)
+        ]
+        return GymnasiumColumns(
+            factories,
+            seeds,
+            processes=self.processes,
+            deadline_secs=self.step_deadline_secs,
+            answer=self.on_bad_value,
+            name=self.id,
+            reward_channels=spec.reward_channels,
+        )
+
+    def _make(self) -> gym.Env:
+        try:
+            return gym.make(self.registered_id(), disable_env_checker=True, **self.kwargs)
+        except Error:
+            raise
+        except gym.error.DependencyNotInstalled as error:
+            raise EnvSetupError(f"{self.id!r} needs a package that is missing: {error}") from None
+        except Exception as error:
+            raise EnvSetupError(f"{self.id!r} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def _within(seconds: float, call: Callable[[], Spec], complaint: str) -> Spec:
+    """Run a call in a thread and give up on it after a while, so that a hanging constructor does not hang us."""
+    results: list[Any] = []
+
+    def target() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # handed over to the caller, whatever it is
+            results.append(error)
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not results:
+        raise EnvSetupError(f"{complaint} within {seconds:g} s")
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return results[0]

@@ -1,0 +1,155 @@
+"""Step 1 of the walk: actions for B environments in, one row of experience for B environments out."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from packtrain import trees
+from packtrain.envs.boundary import space_leaves
+from packtrain.envs.columns import Columns, Outcome
+from packtrain.trees import Tree
+from packtrain.types import Row
+
+
+class Episode(NamedTuple):
+    """A finished episode: its undiscounted return in each reward channel, and its length in steps."""
+
+    returns: dict[str, float]
+    length: int
+    solved: float  # NaN where the environment does not say
+    column: int
+
+
+class Stream:
+    """B environment columns as rows of tensors, with the books of their episodes."""
+
+    def __init__(self, columns: Columns, size: int):
+        self.size = size
+        self.columns = columns
+        self._actions = [ActionScale(space) for space in trees.flatten(space_leaves(columns.action_space))]
+        self._structure = space_leaves(columns.action_space)
+        self._row: Row | None = None
+        self._sent: Tree = None
+        self._returns = {channel: np.zeros(size, np.float64) for channel in columns.reward_channels}
+        self._lengths = np.zeros(size, np.int64)
+        self._finished: list[Episode] = []
+        self.steps = 0  # decisions that reached an environment; filler rows are not steps
+
+    def start(self) -> Row:
+        """Reset every environment; the first row. After `restore`, the row the snapshot was taken at."""
+        if self._row is None:
+            outcome = self.columns.reset()
+            zero = trees.map(lambda space: torch.zeros(self.size, *space.shape, dtype=_dtype(space)), self._structure)
+            self._row = self._tensors(outcome, zero)
+        return self._row
+
+    def restart(self) -> None:
+        """Forget everything: the next `start` resets the environments with the seeds they began with."""
+        self._row = None
+        self._finished = []
+        self._lengths[:] = 0
+        for value in self._returns.values():
+            value[:] = 0.0
+
+    def send(self, action: Tree) -> None:
+        """Start a step with actions [B, ...] as the policy gave them."""
+        self._sent = action
+        leaves = zip(self._actions, trees.flatten(action), strict=True)
+        self.columns.send(trees.pack(self._structure, [scale.to_env(leaf) for scale, leaf in leaves]))
+
+    def recv(self) -> Row:
+        """The row after that step. Its arrays are valid until the next send."""
+        outcome = self.columns.recv()
+        self._count(outcome)
+        self._row = self._tensors(outcome, self._sent)
+        return self._row
+
+    def drain_episodes(self) -> list[Episode]:
+        """The episodes that finished since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """Everything needed to go on bit-exactly from the current row; None if the environments cannot be saved."""
+        inner = self.columns.snapshot()
+        if inner is None or self._row is None:
+            return None
+        return {
+            "columns": inner,
+            "row": trees.map(lambda leaf: leaf.clone(), self._row._asdict()),
+            "returns": {name: value.copy() for name, value in self._returns.items()},
+            "lengths": self._lengths.copy(),
+            "steps": self.steps,
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go back to a snapshot."""
+        self.columns.restore(snapshot["columns"])
+        self._row = Row(**trees.map(torch.as_tensor, snapshot["row"]))
+        self._returns = {name: np.array(value) for name, value in snapshot["returns"].items()}
+        self._lengths = np.array(snapshot["lengths"])
+        self.steps = int(snapshot["steps"])
+        self._finished = []
+
+    def _count(self, outcome: Outcome) -> None:
+        acted = ~outcome.first
+        self.steps += int(acted.sum())
+        self._lengths += acted
+        for channel, reward in outcome.rewards.items():
+            self._returns[channel] += reward
+        ended = outcome.terminated | outcome.truncated
+        if not ended.any():
+            return
+        for column in np.nonzero(ended)[0]:
+            returns = {channel: float(value[column]) for channel, value in self._returns.items()}
+            solved = float("nan") if outcome.solved is None else float(outcome.solved[column])
+            self._finished.append(Episode(returns, int(self._lengths[column]), solved, int(column)))
+        for value in self._returns.values():
+            value[ended] = 0.0
+        self._lengths[ended] = 0
+
+    def _tensors(self, outcome: Outcome, action: Tree) -> Row:
+        first = torch.from_numpy(outcome.first)
+        if outcome.first.any():
+            action = trees.map(lambda leaf: leaf.masked_fill(first.view(-1, *[1] * (leaf.ndim - 1)), 0), action)
+        return Row(
+            obs=trees.map(torch.from_numpy, outcome.obs),
+            first=first,
+            last_action=action,
+            last_reward={name: torch.from_numpy(reward) for name, reward in outcome.rewards.items()},
+            terminated=torch.from_numpy(outcome.terminated),
+            truncated=torch.from_numpy(outcome.truncated),
+        )
+
+
+class ActionScale:
+    """From what a policy emits to what an environment takes, for one leaf of the action space.
+
+    Discrete actions count from 0 and are shifted to the space's start. Continuous ones are meant in [−1, 1] per
+    dimension and stretched to finite bounds; where bounds are infinite they pass as they are.
+    """
+
+    def __init__(self, space: gym.Space):
+        self._space = space
+        if isinstance(space, gym.spaces.Box):
+            self._finite = np.isfinite(space.low) & np.isfinite(space.high)
+            self._middle = np.where(self._finite, (space.high.astype(np.float64) + space.low) / 2, 0)
+            self._half = np.where(self._finite, (space.high.astype(np.float64) - space.low) / 2, 1)
+
+    def to_env(self, action: Tensor) -> np.ndarray:
+        """Actions [B, ...] for the environment."""
+        array = action.numpy()
+        if isinstance(self._space, gym.spaces.Box):
+            array = np.where(self._finite, np.clip(array, -1, 1), array)
+            return (self._middle + self._half * array).astype(self._space.dtype)
+        start = getattr(self._space, "start", 0)
+        return array + start if np.any(start) else array
+
+
+def _dtype(space: gym.Space) -> torch.dtype:
+    return torch.float32 if isinstance(space, gym.spaces.Box) else torch.int64

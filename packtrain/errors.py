@@ -1,0 +1,56 @@
+"""The errors packtrain raises on purpose. Each message is one sentence or two: what, where, what to try.
+
+The command line prints them as one line and leaves with `exit_code`: 2 for something the user can correct before a
+run starts, 3 for a fault that stopped a run under way.
+"""
+
+
+class Error(Exception):
+    """Anything packtrain refuses or gives up on."""
+
+    exit_code = 1
+
+
+class ConfigError(Error):
+    """A configuration, knob or flag that cannot be meant."""
+
+    exit_code = 2
+
+
+class EnvSetupError(Error):
+    """An environment that cannot be made, or whose first reset breaks its own spaces."""
+
+    exit_code = 2
+
+
+class MissingExtraError(Error):
+    """An optional dependency that the request needs is not installed."""
+
+    exit_code = 2
+
+    def __init__(self, what: str, package: str, extra: str):
+        super().__init__(f"{what} needs the package {package!r}; try: pip install 'packtrain[{extra}]'")
+
+
+class CheckpointError(Error):
+    """A checkpoint that is damaged, incomplete, of another configuration, or absent."""
+
+    exit_code = 2
+
+
+class RunFolderError(Error):
+    """A run folder that cannot be written, is locked by another run, or is not one."""
+
+    exit_code = 2
+
+
+class EnvError(Error):
+    """An environment that failed while the run was under way."""
+
+    exit_code = 3
+
+
+class StalledError(Error):
+    """A part that made no progress within its deadline."""
+
+    exit_code = 3

@@ -1,0 +1,188 @@
+"""Finding configurations and reading their knobs, without gin and without torch.
+
+A knob is a leading line `name = literal  # what it is` of a `.gin` file, or of a file it includes. `--name VALUE` sets
+it. Its type is that of the default; a default of `None` says its type in the comment: `# type: int`.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from packtrain.errors import ConfigError
+
+CONFIGS = Path(__file__).parent / "configs"
+PROGRAM_FLAGS = (
+    "address config config_file device fresh help json mode num_episodes num_seeds output_dir restarts runtime savedir "
+    "seed tensorboard trust_config video xpid"
+).split()
+
+_KNOB = re.compile(r"^([A-Za-z_]\w*)\s*=\s*(.+?)\s*$")
+_INCLUDE = re.compile(r"""^include\s+(['"])(.+)\1\s*(#.*)?$""")
+_IMPORT = re.compile(r"^(import|from)\s")
+_TYPE = re.compile(r"#?\s*type:\s*(\w+)\s*$")
+_TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One value of a configuration that has a flag of its own."""
+
+    name: str
+    default: Any
+    type: type
+    comment: str
+    where: str  # file:line of the line that sets it
+
+    def parse(self, text: str) -> Any:
+        """The value a user typed after the flag; ConfigError if it is not of the knob's type."""
+        if text == "None" and self.default is None:
+            return None
+        if self.type is bool:
+            if text.lower() in ("true", "1", "yes", "false", "0", "no"):
+                return text.lower() in ("true", "1", "yes")
+            raise ConfigError(f"--{self.name} {text!r} is not true or false (default {self.default}, {self.where})")
+        if self.type is str:
+            return text
+        if self.type in (int, float):
+            try:
+                return self.type(text)
+            except ValueError:
+                pass
+            if self.type is int and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", text) and float(text).is_integer():
+                return int(float(text))  # 1e6 steps
+            what = "a whole number" if self.type is int else "a number"
+            raise ConfigError(f"--{self.name} {text!r} is not {what} (default {self.default!r}, {self.where})")
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            value = None
+        if not isinstance(value, self.type):
+            raise ConfigError(
+                f"--{self.name} {text!r} is not a {self.type.__name__} (default {self.default!r}, {self.where})"
+            )
+        return value
+
+
+def shipped() -> list[str]:
+    """The names of the shipped configurations, such as "impala/catch"."""
+    return sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.glob("*/*.gin"))
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A remark with the closest known spelling, to be put behind a wrong one; empty if nothing is close."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def find_config(name: str) -> tuple[Path, str | None]:
+    """The file meant by a CONFIG argument, and a line to print if it had to be guessed.
+
+    A shipped name, a path, or a path that does not exist but whose file name is that of exactly one shipped config.
+    """
+    if name in shipped():
+        return CONFIGS / f"{name}.gin", None
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path, None
+    namesakes = [known for known in shipped() if Path(known).name == path.stem]
+    if path.suffix == ".gin" and len(namesakes) == 1:
+        return CONFIGS / f"{namesakes[0]}.gin", f"{name} does not exist; taking the shipped config {namesakes[0]!r}"
+    if path.suffix == ".gin":
+        raise ConfigError(f"config file {name} does not exist; `packtrain list` shows the shipped ones")
+    raise ConfigError(f"unknown config {name!r}{nearest(name, shipped())}; `packtrain list` shows them all")
+
+
+def find_include(name: str, including: Path, line: int) -> Path:
+    """The file an `include` line means: beside the including file, or a shipped one."""
+    for candidate in (including.parent / name, CONFIGS / name):
+        if candidate.is_file():
+            return candidate
+    raise ConfigError(f"{shown(including)}:{line} includes {name!r}, which does not exist")
+
+
+def shown(path: Path) -> str:
+    """A path as messages show it: shipped files from their package folder, others as they were given."""
+    try:
+        return str(Path("configs") / path.resolve().relative_to(CONFIGS))
+    except ValueError:
+        return str(path)
+
+
+def read_text(path: Path) -> str:
+    """The text of a config file; ConfigError if it cannot be read as UTF-8 text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {shown(path)} cannot be read: {error}") from error
+
+
+def read_knobs(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Knob]:
+    """The knobs of a config file and of what it includes, later lines winning, in the order they first appear."""
+    if path in _seen:
+        raise ConfigError(f"{shown(path)} includes itself")
+    knobs: dict[str, Knob] = {}
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#") or _IMPORT.match(stripped):
+            continue
+        if include := _INCLUDE.match(stripped):
+            knobs.update(read_knobs(find_include(include.group(2), path, number), (*_seen, path)))
+            continue
+        knob = _read_line(line, knobs, f"{shown(path)}:{number}")
+        if knob is None:
+            break
+        if knob.name in PROGRAM_FLAGS:
+            raise ConfigError(f"{knob.where}: {knob.name!r} is a flag of the program and cannot be a knob")
+        knobs[knob.name] = knob
+    return knobs
+
+
+def _read_line(line: str, known: dict[str, Knob], where: str) -> Knob | None:
+    """One `name = literal  # comment` line as a knob, or None if the line is something else."""
+    match = _KNOB.match(line)
+    if not match:
+        return None
+    name, rest = match.groups()
+    text, comment = _split_comment(rest)
+    try:
+        default = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
+    kind: type = type(default)
+    if declared := _TYPE.search(comment):
+        kind = _TYPES.get(declared.group(1), str)
+        comment = comment[: declared.start()].rstrip(" #;")
+    if name in known:  # set again: keep what is said of it, and its type
+        before = known[name]
+        if default is None or isinstance(default, before.type) or (before.type is float and isinstance(default, int)):
+            kind = before.type
+        return replace(before, default=default, type=kind, comment=comment or before.comment, where=where)
+    if default is None and kind is type(None):
+        raise ConfigError(f"{where}: knob {name!r} is None and needs a comment '# type: int|float|str|bool'")
+    return Knob(name, default, kind, comment, where)
+
+
+def _split_comment(text: str) -> tuple[str, str]:
+    """`literal  # comment` apart, minding quotes."""
+    quote = ""
+    for index, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char == "#":
+            return text[:index].strip(), text[index + 1 :].strip()
+    return text, ""
+
+
+def headline(path: Path) -> str:
+    """The first comment line of a config file: what it reproduces."""
+    for line in read_text(path).splitlines():
+        if line.startswith("#"):
+            return line.lstrip("# ").strip()
+    return ""

@@ -1,0 +1,1 @@
+"""Where experience waits between an actor and a learner."""

@@ -1,0 +1,259 @@
+"""Step 3 of the walk, for on-policy learners: rows in, unrolls of T steps kept in a queue, batches of B out.
+
+Rows are written once, where they will be read: every column fills a slot of one arena [C+T+1, slots, ...]. A full slot
+joins the queue and the column goes on in a free one, its last rows copied over, so row T of an unroll is row 0 of the
+next. Column c starts its unrolls c·T/N steps after column 0, so batches do not arrive in bursts.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from packtrain import trees
+from packtrain.config import configurable
+from packtrain.errors import ConfigError
+from packtrain.trees import Tree
+from packtrain.types import Row, Sample, Trajectory
+
+
+@configurable
+@dataclass(frozen=True)
+class Unrolls:
+    """Sizes of an unroll queue."""
+
+    unroll_length: int = 80  # T, steps
+    batch_size: int = 8  # B, unrolls a batch
+    num_buffers: int | None = None  # finished unrolls that may wait; None: max(2 · num_actors, batch_size)
+    max_policy_lag: int | None = None  # learner versions; older unrolls are dropped. None: max(20, what can happen)
+
+    def __post_init__(self) -> None:
+        for name in ("unroll_length", "batch_size", "num_buffers", "max_policy_lag"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"Unrolls.{name} = {value} must be at least 1")
+        if self.num_buffers is not None and self.batch_size > self.num_buffers:
+            raise ConfigError(
+                f"Unrolls.batch_size = {self.batch_size} is more than Unrolls.num_buffers = {self.num_buffers} can "
+                "hold: no batch would ever be full"
+            )
+
+    def build(self, groups: list[int], context: int, device: torch.device) -> UnrollQueue:
+        """A queue for groups of columns of the given sizes."""
+        return UnrollQueue(self, groups, context, device)
+
+    def bound(self, columns: int) -> int:
+        """How many finished unrolls may wait."""
+        return self.num_buffers or max(2 * columns, self.batch_size)
+
+    def lag_limit(self, columns: int) -> int:
+        """The lag above which an unroll is dropped: by default never less than what queue and columns can hold."""
+        possible = -(-(self.bound(columns) + 2 * columns) // self.batch_size) + 1
+        return self.max_policy_lag or max(20, possible)
+
+
+class UnrollQueue:
+    """A bounded queue of unrolls over one arena. Actors add through `sinks`, one learner takes from `sample`."""
+
+    def __init__(self, sizes: Unrolls, groups: list[int], context: int, device: torch.device):
+        columns = sum(groups)
+        self._length, self._batch, self._context = sizes.unroll_length, sizes.batch_size, context
+        self._bound, self._lag_limit = sizes.bound(columns), sizes.lag_limit(columns)
+        self._device = device
+        at_once = -(-columns // self._length)  # columns that finish together
+        # In use at most: one a column, the queue, those that join it together, and a batch being copied out.
+        self._slots = columns + self._bound + at_once + self._batch
+        self._rows: Row | None = None  # [C+T+1, slots, ...]
+        self._extras: dict[str, Tensor] = {}  # [T, slots, ...]
+        self._carry: Tree = ()  # [slots, ...]
+        self._fillers = np.zeros(self._slots, np.int64)
+        self._full: collections.deque[int] = collections.deque()
+        self._free: collections.deque[int] = collections.deque(range(self._slots))
+        self._changed = threading.Condition()
+        self.dropped = 0  # unrolls over the lag limit
+        starts = np.arange(columns) * self._length // columns
+        first = np.cumsum([0, *groups])
+        self.sinks = [_GroupSink(self, starts[a:b]) for a, b in zip(first[:-1], first[1:], strict=True)]
+
+    # -- the learner's side
+
+    @property
+    def batch_steps(self) -> int:
+        """T·B."""
+        return self._length * self._batch
+
+    def ready(self) -> bool:
+        """Whether a batch can be taken."""
+        return len(self._full) >= self._batch
+
+    def __len__(self) -> int:
+        return len(self._full)
+
+    def wait_for_batch(self, timeout: float) -> bool:
+        """Wait until a batch can be taken; False after `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(self.ready, timeout)
+
+    def sample(self, version: int) -> Sample | None:
+        """The B oldest unrolls as one trajectory [T, B]; None if there are fewer. Their slots are free afterwards.
+
+        Args:
+          version: of the learner's weights. Unrolls begun more than `max_policy_lag` versions ago are dropped.
+        """
+        with self._changed:
+            self._drop_stale(version)
+            if not self.ready():
+                return None
+            slots = [self._full.popleft() for _ in range(self._batch)]
+        chosen = torch.tensor(slots, device=self._device)
+        rows = Row(**trees.map(lambda leaf: leaf.index_select(1, chosen), self._rows._asdict()))  # type: ignore[union-attr]
+        carry = trees.map(lambda leaf: leaf.index_select(0, chosen), self._carry)
+        extras = {name: leaf.index_select(1, chosen) for name, leaf in self._extras.items()}
+        steps = self._length * self._batch - int(self._fillers[slots].sum())
+        with self._changed:
+            self._free.extend(slots)
+            self._changed.notify_all()
+        lag = version - extras["weights_version"][0]
+        return Sample(_trajectory(rows, carry, extras, self._context), steps, lag=lag)
+
+    def _drop_stale(self, version: int) -> None:
+        while self._full and self._extras:
+            slot = self._full[0]
+            if version - int(self._extras["weights_version"][0, slot]) <= self._lag_limit:
+                return
+            self._free.append(self._full.popleft())
+            self.dropped += 1
+
+    # -- the actor's side
+
+    def has_room(self) -> bool:
+        """Whether an actor may go on."""
+        return len(self._full) < self._bound
+
+    def wait_for_room(self, timeout: float) -> bool:
+        """Wait until an actor may go on; False after `timeout` seconds."""
+        if self.has_room():
+            return True
+        with self._changed:
+            return self._changed.wait_for(self.has_room, timeout)
+
+    def _allocate(self, row: Row, carry: Tree, extras: dict[str, Tensor]) -> None:
+        def arena(length: int, leaf: Tensor) -> Tensor:
+            return torch.zeros(length, self._slots, *leaf.shape[1:], dtype=leaf.dtype, device=self._device)
+
+        self._rows = Row(**trees.map(lambda leaf: arena(self._context + self._length + 1, leaf), row._asdict()))
+        self._extras = {name: arena(self._length, leaf) for name, leaf in extras.items()}
+        self._carry = trees.map(lambda leaf: arena(1, leaf)[0], carry)
+
+    # -- saving
+
+    def snapshot(self) -> dict[str, Any]:
+        """All rows that are waiting or being filled."""
+        if self._rows is None:
+            return {}
+        return {
+            "rows": trees.map(lambda leaf: leaf.clone(), self._rows._asdict()),
+            "extras": {name: leaf.clone() for name, leaf in self._extras.items()},
+            "carry": trees.map(lambda leaf: leaf.clone(), self._carry),
+            "fillers": self._fillers.copy(),
+            "full": list(self._full),
+            "free": list(self._free),
+            "dropped": self.dropped,
+            "sinks": [
+                {"slot": sink.slot.copy(), "position": sink.position.copy(), "early": sink.early.copy()}
+                for sink in self.sinks
+            ],
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from a snapshot of a queue of the same sizes."""
+        if not snapshot:
+            return
+        self._rows = Row(**trees.map(lambda leaf: leaf.to(self._device), snapshot["rows"]))
+        self._extras = {name: leaf.to(self._device) for name, leaf in snapshot["extras"].items()}
+        self._carry = trees.map(lambda leaf: leaf.to(self._device), snapshot["carry"])
+        self._fillers = snapshot["fillers"].copy()
+        self._full = collections.deque(int(slot) for slot in snapshot["full"])
+        self._free = collections.deque(int(slot) for slot in snapshot["free"])
+        self.dropped = int(snapshot["dropped"])
+        for sink, state in zip(self.sinks, snapshot["sinks"], strict=True):
+            sink.slot, sink.position = state["slot"].copy(), state["position"].copy()
+            sink.early = state["early"].copy()
+
+
+class _GroupSink:
+    """Where one group of columns writes. Each column has a slot and a position in it."""
+
+    def __init__(self, queue: UnrollQueue, starts: np.ndarray):
+        self._queue = queue
+        self.slot = np.array([queue._free.popleft() for _ in starts], np.int64)
+        self.position = queue._length - starts  # the first unroll begins when this reaches T …
+        self.early = np.ones(len(starts), bool)  # … and what was written before it is thrown away
+
+    def add(self, row: Row, carry: Tree, extras: dict[str, Tensor]) -> None:
+        """Write a row to every column's slot; columns whose slot is full go on in a free one."""
+        queue = self._queue
+        if queue._rows is None:
+            queue._allocate(row, carry, extras)
+        assert queue._rows is not None
+        place = (torch.from_numpy(queue._context + self.position), torch.from_numpy(self.slot))
+        leaves = zip(trees.flatten(queue._rows), trees.flatten(row), strict=True)
+        for arena, leaf in leaves:
+            arena[place] = leaf.to(arena.device, non_blocking=True)
+        if row.first.any():
+            queue._fillers[self.slot] += row.first.numpy() & (self.position > 0)
+        finished = np.nonzero(self.position == queue._length)[0]
+        if len(finished):
+            self._move_on(finished, carry)
+            place = (torch.from_numpy(queue._context + self.position), torch.from_numpy(self.slot))
+        here = (torch.from_numpy(self.position), place[1])
+        for name, leaf in extras.items():
+            queue._extras[name][here] = leaf
+        self.position = self.position + 1
+
+    def _move_on(self, columns: np.ndarray, carry: Tree) -> None:
+        """Queue the slots of these columns and give them free ones that begin with the rows just written."""
+        queue = self._queue
+        old = self.slot[columns].copy()
+        with queue._changed:
+            new = np.array([queue._free.popleft() for _ in columns], np.int64)
+        source, target = torch.from_numpy(old), torch.from_numpy(new)
+        length, context = queue._length, queue._context
+        for arena in trees.flatten(queue._rows):
+            arena[: context + 1, target] = arena[length:, source]
+        which = torch.from_numpy(columns)
+        for arena, leaf in zip(trees.flatten(queue._carry), trees.flatten(carry), strict=True):
+            arena[target] = leaf[which].to(arena.device)
+        queue._fillers[new] = 0
+        self.slot[columns] = new
+        self.position[columns] = 0
+        early, self.early[columns] = self.early[columns], False
+        with queue._changed:
+            queue._full.extend(old[~early].tolist())
+            queue._free.extend(old[early].tolist())
+            queue._changed.notify_all()
+
+
+def _trajectory(rows: Row, carry: Tree, extras: dict[str, Tensor], context: int) -> Trajectory:
+    """Rows [C+T+1, B] as a trajectory: what a row says of its last action answers the action before it."""
+    after = slice(context + 1, None)
+    before = slice(0, context + 1)
+    rewards = {f"reward/{name}": leaf[after] for name, leaf in rows.last_reward.items() if name != "train"}
+    return Trajectory(
+        obs=rows.obs,
+        first=rows.first,
+        action=trees.map(lambda leaf: leaf[after], rows.last_action),
+        reward=rows.last_reward["train"][after],
+        terminated=rows.terminated[after],
+        truncated=rows.truncated[after],
+        last_action=trees.map(lambda leaf: leaf[before], rows.last_action),
+        last_reward={name: leaf[before] for name, leaf in rows.last_reward.items()},
+        carry=carry,
+        extras={**extras, **rewards},
+    )

@@ -1,0 +1,110 @@
+"""What a person sees while a run goes on: a live panel on a terminal, plain lines in a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+
+def amount(value: float | None, digits: int = 3) -> str:
+    """A number for people: 12.3K, 0.482, –."""
+    if value is None:
+        return "–"
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if abs(value) >= limit * 0.9995:
+            return f"{value / limit:.{digits}g}{unit}"
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+
+
+def duration(seconds: float) -> str:
+    """1:02:03 or 2:03."""
+    minutes, secs = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes}:{secs:02}"
+
+
+class PlainConsole:
+    """One line for every row, at most one every few seconds."""
+
+    def __init__(self, name: str, total_steps: int, every_secs: float = 5.0):
+        self._total, self._every, self._last = total_steps, every_secs, 0.0
+
+    def show(self, row: dict[str, Any]) -> None:
+        """Print a row if it is time; evaluations are always printed."""
+        now = time.monotonic()
+        if row["kind"] == "train" and now - self._last < self._every:
+            return
+        self._last = now
+        print(line(row, self._total), flush=True)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class RichConsole:
+    """A panel with a progress bar and the newest numbers, redrawn in place."""
+
+    def __init__(self, name: str, total_steps: int):
+        from rich.console import Group
+        from rich.live import Live
+        from rich.panel import Panel
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.table import Table
+
+        self._table, self._total = Table, total_steps
+        self._progress = Progress(
+            TextColumn("[bold]{task.fields[steps]}"),
+            BarColumn(None),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._task = self._progress.add_task(name, total=total_steps, steps="0")
+        self._panel = lambda body: Panel(Group(self._progress, body), title=name, title_align="left")
+        self._newest: dict[str, dict[str, Any]] = {}
+        self._live = Live(self._panel(""), refresh_per_second=4)
+        self._live.start()
+
+    def show(self, row: dict[str, Any]) -> None:
+        """Redraw with a new row."""
+        self._newest[row["kind"]] = row
+        self._progress.update(
+            self._task,
+            completed=min(row["step"], self._total),
+            steps=f"{amount(row['step'])}/{amount(self._total)} steps",
+        )
+        train, evaluated = self._newest.get("train", {}), self._newest.get("eval", {})
+        table = self._table.grid(padding=(0, 3))
+        table.add_row(
+            f"return [bold]{amount(train.get('episode_return'))}[/]",
+            f"evaluated [bold]{amount(evaluated.get('return_mean'))}[/]",
+            f"{amount(train.get('steps_per_second'))} steps/s",
+            f"actor {100 * (train.get('actor_busy') or 0):.0f} % busy",
+            f"learner {100 * (train.get('learner_busy') or 0):.0f} % busy",
+            f"policy lag {amount(train.get('policy_lag_mean'))} (max {train.get('policy_lag_max', '–')})",
+        )
+        self._live.update(self._panel(table))
+
+    def close(self) -> None:
+        """Leave the last panel on the screen."""
+        self._live.stop()
+
+
+def line(row: dict[str, Any], total_steps: int) -> str:
+    """A row as one line of text."""
+    head = f"step {row['step']:>9,} of {total_steps:,}  {duration(row['wall_s'])}"
+    if row["kind"] == "eval":
+        spread = f" ± {amount(row['return_std'])} over {row['episodes']} episodes"
+        return f"{head}  evaluation: return {amount(row['return_mean'])}{spread}"
+    return (
+        f"{head}  return {amount(row.get('episode_return'))}  {amount(row.get('steps_per_second'))} steps/s  "
+        f"actor {100 * (row.get('actor_busy') or 0):.0f} %  learner {100 * (row.get('learner_busy') or 0):.0f} %  "
+        f"lag {amount(row.get('policy_lag_mean'))}"
+    )
+
+
+def open_console(name: str, total_steps: int) -> PlainConsole | RichConsole:
+    """The panel on a terminal, lines elsewhere."""
+    return RichConsole(name, total_steps) if sys.stdout.isatty() else PlainConsole(name, total_steps)

@@ -1,0 +1,136 @@
+"""Read what a run left in its folder: the rows of metrics.jsonl, and where the seeds are.
+
+Only the standard library is used, so that everything built on it starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from packtrain.errors import RunFolderError
+
+METRICS_FILE = "metrics.jsonl"
+CONFIG_FILE = "config.gin"
+BOOKKEEPING = ("step", "wall_s", "kind")  # keys of a row that are not metrics
+
+_SEED_NAME = re.compile(r"seed_(\d+)", re.ASCII)
+
+
+class Rows(list[dict[str, Any]]):
+    """The rows of one metrics.jsonl, in the order of the file.
+
+    Every row has an int "step" and a str "kind". `bad_lines` counts the lines that were not such a row, without the
+    half-written last line that a crash may leave.
+    """
+
+    bad_lines: int = 0
+
+
+def is_run_folder(folder: str | Path) -> bool:
+    """Whether `folder` is an ordinary run folder: one that holds metrics.jsonl or config.gin."""
+    return any((Path(folder) / name).is_file() for name in (METRICS_FILE, CONFIG_FILE))
+
+
+def seed_folders(run: str | Path) -> list[Path]:
+    """The ordinary run folders of a run: its seed_K in numeric order where there are any, else the folder itself."""
+    run = Path(run)
+    if not run.exists():
+        raise RunFolderError(f"no run folder at {run}: the path does not exist")
+    if not run.is_dir():
+        raise RunFolderError(f"{run} is not a run folder but a file; give the folder that holds {METRICS_FILE}")
+    try:
+        children = list(run.iterdir())
+    except OSError as error:
+        raise RunFolderError(f"cannot look into {run}: {error.strerror}") from error
+    seeds = []
+    for child in children:
+        match = _SEED_NAME.fullmatch(child.name)
+        if match and is_run_folder(child):
+            seeds.append((int(match[1]), child.name, child))
+    if seeds:
+        return [child for _, _, child in sorted(seeds)]
+    if is_run_folder(run):
+        return [run]
+    raise RunFolderError(
+        f"{run} is not a run folder: looked for {METRICS_FILE} or {CONFIG_FILE} in it and in seed_0, seed_1, …"
+    )
+
+
+def read_metrics(folder: str | Path) -> Rows:
+    """The rows of an ordinary run folder; none where the run has not written any yet.
+
+    A last line without its newline is a row if it is whole and is left out silently if it is not; any other line that
+    is no row is left out and counted in `bad_lines`.
+    """
+    folder = Path(folder)
+    if not folder.exists():
+        raise RunFolderError(f"no run folder at {folder}: the path does not exist")
+    if not is_run_folder(folder):
+        raise RunFolderError(f"{folder} is not a run folder: looked for {METRICS_FILE} or {CONFIG_FILE} in it")
+    rows = Rows()
+    path = folder / METRICS_FILE
+    if not path.is_file():
+        return rows
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                row = _parse(line)
+                if row is not None:
+                    rows.append(row)
+                elif line.strip() and line.endswith(b"\n"):
+                    rows.bad_lines += 1
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}: {error.strerror}") from error
+    return rows
+
+
+def series(rows: list[dict[str, Any]], kind: str, name: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one metric in the rows of one kind, steps strictly increasing.
+
+    Rows where it is absent, null, NaN, infinite or not a number are skipped. Of two values for one step the one
+    further down in the file counts.
+    """
+    values = {}
+    for row in rows:
+        if row["kind"] == kind:
+            value = number(row.get(name))
+            if value is not None:
+                values[row["step"]] = value
+    steps = sorted(values)
+    return steps, [values[step] for step in steps]
+
+
+def metric_names(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Every (kind, name) that has at least one number, in the order of first appearance."""
+    found: dict[tuple[str, str], None] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name not in BOOKKEEPING and number(value) is not None:
+                found.setdefault((row["kind"], name))
+    return list(found)
+
+
+def number(value: Any) -> float | None:
+    """`value` as a finite float, or None if it is not one. Truth values are not numbers here."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        value = float(value)
+    except OverflowError:  # an int with hundreds of digits
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The row in a line, or None if there is none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # bad JSON, bad UTF-8, an absurd number, absurd nesting
+        return None
+    if not isinstance(row, dict) or type(row.get("step")) is not int or not isinstance(row.get("kind"), str):
+        return None
+    return row if abs(row["step"]) < 2**63 else None

@@ -1,0 +1,72 @@
+"""An LSTM over T rows that forgets at every reset, without a Python loop over time.
+
+The rows of each column are cut into segments at their resets; all segments run side by side in one packed call, the
+first of each column from the carry, the others from zero. Carries are batch first, [B, layers, hidden].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+Carry = tuple[Tensor, Tensor]
+
+
+class ResettingLSTM(nn.Module):
+    """`nn.LSTM` whose state is set to zero before each row that a reset made."""
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1):
+        super().__init__()
+        self.lstm = nn.LSTM(input_size, hidden_size, num_layers)
+
+    def initial_carry(self, batch: int, device: torch.device | None = None) -> Carry:
+        """Zeros, [B, layers, hidden] twice."""
+        shape = (batch, self.lstm.num_layers, self.lstm.hidden_size)
+        return torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+
+    def forward(self, inputs: Tensor, first: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+        """Run T rows.
+
+        Args:
+          inputs: [T, B, F].
+          first: [T, B] bool, rows before which the state is forgotten.
+          carry: state before row 0, ([B, layers, hidden], [B, layers, hidden]).
+
+        Returns:
+          outputs [T, B, hidden] and the carry after the last row.
+        """
+        keep = ~first[0].view(-1, 1, 1)
+        h, c = ((state * keep).transpose(0, 1).contiguous() for state in carry)  # [layers, B, hidden]
+        if inputs.shape[0] == 1 or not bool(first[1:].any()):
+            outputs, (h, c) = self.lstm(inputs, (h, c))
+            return outputs, (h.transpose(0, 1), c.transpose(0, 1))
+        return self._segments(inputs, first, h, c)
+
+    def _segments(self, inputs: Tensor, first: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Carry]:
+        steps, batch, _ = inputs.shape
+        starts = first.clone()
+        starts[0] = True
+        # Column-major order lists each column's segments one after the other.
+        segment = starts.t().reshape(-1).cumsum(0) - 1  # [B*T] → which segment a row belongs to
+        count = int(segment[-1]) + 1
+        begin = starts.t().reshape(-1).nonzero().squeeze(1)  # [S] first row of each segment, column-major
+        lengths = torch.diff(begin, append=begin.new_tensor([batch * steps]))
+        order = lengths.argsort(descending=True, stable=True)  # packing wants the longest first
+        rank = torch.empty_like(order)
+        rank[order] = torch.arange(count, device=order.device)
+        position = torch.arange(batch * steps, device=begin.device) - begin[segment]  # row within its segment
+        # A packed sequence lists all first rows, longest segment first, then all second rows, and so on.
+        alive = (lengths.unsqueeze(0) > torch.arange(steps, device=lengths.device).unsqueeze(1)).sum(1)  # [T]
+        alive = alive[alive > 0]
+        offsets = alive.cumsum(0) - alive
+        slot = offsets[position] + rank[segment]  # [B*T] column-major row → packed row
+        flat = inputs.transpose(0, 1).reshape(batch * steps, -1)  # [T, B, F] → [B*T, F]
+        packed = PackedSequence(flat[slot.argsort()], alive.cpu())
+        at_start = begin % steps == 0  # segments that begin at row 0 take the carry
+        column = begin // steps
+        h0, c0 = (torch.where(at_start.view(1, -1, 1), state[:, column], 0.0)[:, order] for state in (h, c))
+        outputs, (hn, cn) = self.lstm(packed, (h0.contiguous(), c0.contiguous()))
+        out = outputs.data[slot].reshape(batch, steps, -1).transpose(0, 1)  # [B*T, H] → [T, B, H]
+        last = rank[segment.view(batch, steps)[:, -1]]  # each column's last segment
+        return out, (hn[:, last].transpose(0, 1), cn[:, last].transpose(0, 1))

@@ -1,0 +1,260 @@
+"""Checkpoints: directories of safetensors and JSON that are whole and verified, or ignored.
+
+    checkpoints/STEP/manifest.json      schema, step, and size and SHA-256 of every other file
+    checkpoints/STEP/NAME.safetensors   the arrays of one part of the state
+    checkpoints/STEP/state.json         everything else, the arrays' places included
+    checkpoints/best.json               which step scored best
+
+A checkpoint is written beside its place, synced, and renamed. Nothing that is read can run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from packtrain.errors import CheckpointError
+
+SCHEMA = 1
+KEPT = 3
+log = logging.getLogger("packtrain")
+
+
+def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Write a checkpoint.
+
+    Args:
+      folder: RUN/checkpoints.
+      step: names it.
+      state: a tree of tensors, arrays and JSON values; each top-level part becomes a file of its own.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    final, temporary = folder / str(step), folder / f".writing-{step}-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    files: dict[str, bytes] = {}
+    plain: dict[str, Any] = {}
+    for part, content in state.items():
+        arrays: dict[str, torch.Tensor] = {}
+        plain[part] = _strip(content, part, "", arrays)
+        if arrays:
+            files[f"{part}.safetensors"] = save_tensors(arrays)
+    files["state.json"] = json.dumps(plain, sort_keys=True).encode()
+    manifest = {
+        "schema": SCHEMA,
+        "step": step,
+        "files": {
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()
+        },
+    }
+    files["manifest.json"] = json.dumps(manifest, indent=1, sort_keys=True).encode()
+    for name, data in files.items():
+        _write_synced(temporary / name, data)
+    _sync_folder(temporary)
+    if final.exists():  # of this very step: a run that was resumed and stopped before its next update, or damage
+        old = folder / f".old-{step}-{os.getpid()}"
+        os.rename(final, old)
+        os.rename(temporary, final)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.rename(temporary, final)
+    _sync_folder(folder)
+    return final
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read one checkpoint, verified before anything is parsed; CheckpointError if it is not whole."""
+    manifest = _read_json(path / "manifest.json")
+    if manifest.get("schema") != SCHEMA:
+        raise CheckpointError(
+            f"{path / 'manifest.json'} has schema {manifest.get('schema')!r}; this packtrain reads schema {SCHEMA}"
+        )
+    listed = manifest.get("files")
+    if not isinstance(listed, dict) or "state.json" not in listed:
+        raise CheckpointError(f"{path / 'manifest.json'} lists no state.json")
+    contents: dict[str, bytes] = {}
+    for name, entry in listed.items():
+        if "/" in name or name.startswith("."):
+            raise CheckpointError(f"{path / 'manifest.json'} lists {name!r}, which is not a plain file name")
+        contents[name] = _read_verified(path / name, entry)
+    try:
+        plain = json.loads(contents["state.json"])
+        arrays = {name: load_tensors(data) for name, data in contents.items() if name.endswith(".safetensors")}
+        return {part: _restore(content, arrays.get(f"{part}.safetensors", {})) for part, content in plain.items()}
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} does not read as a checkpoint: {type(error).__name__}: {error}") from error
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that have a checkpoint, newest last; half-written ones are not among them."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(child.name) for child in folder.iterdir() if child.name.isdecimal() and child.is_dir())
+
+
+def load_newest(folder: Path) -> tuple[int, dict[str, Any]] | None:
+    """The newest checkpoint that is whole; damaged ones are skipped with a warning.
+
+    Raises:
+      CheckpointError: there are checkpoints, but none is whole.
+    """
+    found = steps(folder)
+    for step in reversed(found):
+        try:
+            return step, load(folder / str(step))
+        except CheckpointError as error:
+            log.warning("skipping a damaged checkpoint: %s", error)
+    if found:
+        raise CheckpointError(
+            f"none of the {len(found)} checkpoints in {folder} is whole; "
+            "--fresh starts anew beside them and deletes nothing"
+        )
+    return None
+
+
+def choose(folder: Path, which: str) -> tuple[int, dict[str, Any]]:
+    """The checkpoint called "latest", "best" or by its step."""
+    found = steps(folder)
+    if not found:
+        raise CheckpointError(f"{folder} holds no checkpoint; train for longer, or look for the run elsewhere")
+    if which == "latest":
+        newest = load_newest(folder)
+        assert newest is not None
+        return newest
+    if which == "best":
+        entry = best(folder)
+        if entry is None:
+            raise CheckpointError(
+                f"{folder} has no best checkpoint: the run was not evaluated; try --checkpoint latest"
+            )
+        return entry["step"], load(folder / str(entry["step"]))
+    if not which.isdecimal() or int(which) not in found:
+        raise CheckpointError(f"no checkpoint {which!r}; there are {', '.join(map(str, found))}, 'latest' and 'best'")
+    return int(which), load(folder / which)
+
+
+def best(folder: Path) -> dict[str, Any] | None:
+    """{"step", "score"} of the best checkpoint, or None."""
+    path = folder / "best.json"
+    if not path.exists():
+        return None
+    entry = _read_json(path)
+    if not isinstance(entry.get("step"), int) or not isinstance(entry.get("score"), (int, float)):
+        raise CheckpointError(f"{path} does not name a step and a score")
+    return entry
+
+
+def mark_best(folder: Path, step: int, score: float) -> None:
+    """Note the best checkpoint."""
+    temporary = folder / f".best-{os.getpid()}.json"
+    _write_synced(temporary, json.dumps({"step": step, "score": score}).encode())
+    os.replace(temporary, folder / "best.json")
+
+
+def prune(folder: Path, keep_every: int | None) -> None:
+    """Delete all but the last three, the best, and the first of each span of `keep_every` steps."""
+    found = steps(folder)
+    kept = set(found[-KEPT:])
+    try:
+        entry = best(folder)
+    except CheckpointError:
+        entry = None
+    if entry is not None:
+        kept.add(entry["step"])
+    if keep_every:
+        spans: dict[int, int] = {}
+        for step in found:
+            spans.setdefault(step // keep_every, step)
+        kept.update(spans.values())
+    for step in found:
+        if step not in kept:
+            shutil.rmtree(folder / str(step), ignore_errors=True)
+    for leftover in folder.glob(".writing-*"):
+        if not leftover.name.endswith(f"-{os.getpid()}"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _strip(tree: Any, part: str, path: str, arrays: dict[str, torch.Tensor]) -> Any:
+    """The tree with its arrays moved to `arrays` and their places marked."""
+    if isinstance(tree, np.ndarray):
+        arrays[path] = torch.from_numpy(np.ascontiguousarray(tree))
+        return {"__array__": path, "numpy": True}
+    if isinstance(tree, torch.Tensor):
+        arrays[path] = tree.detach().cpu().contiguous()
+        return {"__array__": path, "numpy": False}
+    if isinstance(tree, dict):
+        return {"__dict__": {key: _strip(tree[key], part, f"{path}/{key}", arrays) for key in tree}}
+    if isinstance(tree, (tuple, list)):
+        kind = "__tuple__" if isinstance(tree, tuple) else "__list__"
+        return {kind: [_strip(item, part, f"{path}/{index}", arrays) for index, item in enumerate(tree)]}
+    if isinstance(tree, np.generic):
+        return tree.item()
+    if tree is None or isinstance(tree, (bool, int, float, str)):
+        return tree
+    raise TypeError(f"{part}{path} is a {type(tree).__name__}, which a checkpoint cannot hold")
+
+
+def _restore(tree: Any, arrays: dict[str, torch.Tensor]) -> Any:
+    if isinstance(tree, dict):
+        if "__array__" in tree:
+            array = arrays[tree["__array__"]]
+            return array.numpy() if tree["numpy"] else array
+        if "__dict__" in tree:
+            return {key: _restore(value, arrays) for key, value in tree["__dict__"].items()}
+        if "__tuple__" in tree:
+            return tuple(_restore(item, arrays) for item in tree["__tuple__"])
+        return [_restore(item, arrays) for item in tree["__list__"]]
+    return tree
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} does not read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object")
+    return content
+
+
+def _read_verified(path: Path, entry: Any) -> bytes:
+    if not isinstance(entry, dict):
+        raise CheckpointError(f"{path.parent / 'manifest.json'} says nothing about {path.name}")
+    try:
+        size = path.stat().st_size
+        if size != entry.get("bytes"):
+            raise CheckpointError(f"{path} has {size} bytes; its manifest says {entry.get('bytes')}")
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    if hashlib.sha256(data).hexdigest() != entry.get("sha256"):
+        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the manifest's")
+    return data
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,271 @@
+"""`train` and `eval` from a checked request to an exit code: nothing is written before everything has been checked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from packtrain import __version__, config, knobs
+from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunFolderError
+from packtrain.metrics.console import amount, duration, open_console
+from packtrain.runtime import checkpoint, local, serial
+from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.folder import RunFolder
+from packtrain.runtime.seeds import seed_for
+from packtrain.runtime.training import Training, open_evaluator
+from packtrain.runtime.watchdog import Watchdog
+from packtrain.types import Spec
+
+log = logging.getLogger("packtrain")
+RUNTIMES = {"local": local.run, "serial": serial.run}
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """A `train` command line, parsed."""
+
+    files: list[Path]
+    bindings: list[str]
+    knobs: dict[str, Any]
+    output: Path
+    seed: int | None = None
+    num_seeds: int | None = None
+    runtime: str = "local"
+    device: str = "cpu"
+    fresh: bool = False
+    tensorboard: bool = False
+    trusted: bool = True
+    named_by_user: bool = True  # False: the folder's name is ours, and runs/latest should point to it
+
+
+def output_folder(output_dir: str | None, savedir: str | None, xpid: str | None, config_name: str) -> Path:
+    """The run folder a command line means."""
+    if output_dir is not None:
+        return Path(output_dir).expanduser()
+    root = Path(savedir or "runs").expanduser()
+    if xpid is not None:
+        return root / xpid
+    path = Path(config_name)
+    name = str(path.with_suffix("")) if config_name in knobs.shipped() else path.stem
+    return root / name / time.strftime("%Y%m%d-%H%M%S")
+
+
+def is_in_run_folder(path: Path) -> bool:
+    """Whether a configuration lies in a run folder, where somebody else may have put it."""
+    return path.name == "config.gin" and (
+        (path.parent / "checkpoints").exists() or (path.parent / "metrics.jsonl").exists()
+    )
+
+
+def train(request: TrainRequest) -> int:
+    """Train one seed, or several one after another; returns the exit code."""
+    if request.num_seeds is None:
+        return _train_one(request)
+    first = request.seed or 0
+    for k in range(request.num_seeds):
+        one = replace(request, output=request.output / f"seed_{k}", seed=first + k, num_seeds=None, named_by_user=True)
+        code = _train_one(one)
+        if code:
+            return code
+    if not request.named_by_user:
+        _point_latest(request.output)
+    return 0
+
+
+def _train_one(request: TrainRequest) -> int:
+    configuration, experiment, spec = prepare(
+        request.files, request.bindings, request.knobs, request.seed, request.trusted
+    )
+    device = find_device(request.device)
+    folder = RunFolder(_beside(request.output) if request.fresh else request.output)
+    folder.check_writable()
+    folder.open()
+    console = None
+    try:
+        saved = checkpoint.load_newest(folder.checkpoints)
+        if saved is not None:
+            refuse_other(folder.path, saved[1], configuration)
+            if saved[0] >= experiment.run.total_steps:
+                print(f"{folder.path} is finished: {saved[0]:,} of {experiment.run.total_steps:,} steps")
+                return 0
+            _log_changes(folder, configuration)
+            print(f"{folder.path}: going on from step {saved[0]:,}")
+        folder.config.write_text(configuration.text(), encoding="utf-8")
+        if not request.named_by_user:
+            _point_latest(folder.path)
+        log.info("packtrain %s, torch %s, %s runtime on %s", __version__, torch.__version__, request.runtime, device)
+        console = open_console(str(folder.path), experiment.run.total_steps)
+        training = Training(experiment, spec, folder, configuration, device, console, saved, request.tensorboard)
+        with contextlib.closing(training), _signals(training) as received:
+            RUNTIMES[request.runtime](training)
+            training.save()
+        console.close()
+        if received:
+            print(f"stopped by {received[0].name}: saved at step {training.step:,}; the same command goes on")
+            log.info("stopped by %s at step %d", received[0].name, training.step)
+            return 128 + int(received[0])
+        log.info("finished at step %d", training.step)
+        rate = f"{amount(training.step / max(1e-9, training.wall_s()))} steps/s"
+        print(f"finished {training.step:,} steps in {duration(training.wall_s())} ({rate}): {folder.path}")
+        return 0
+    except Error as error:
+        log.error("%s", error)
+        raise
+    except Exception:
+        log.exception("the run failed")
+        raise
+    finally:
+        if console is not None:
+            console.close()
+        folder.close()
+
+
+def prepare(
+    files: list[Path], bindings: list[str], values: dict[str, Any], seed: int | None, trusted: bool
+) -> tuple[config.Configuration, Experiment, Spec]:
+    """Load, build and try a configuration: after this, its environment has been reset once and its network built."""
+    if seed is not None:
+        bindings = [*bindings, f"Experiment.seed = {seed}"]
+    configuration = config.load(files, bindings, values, trusted)
+    experiment = config.build(configuration)
+    spec = experiment.streams.environment.probe()
+    experiment.policy.build(spec)
+    return configuration, experiment, spec
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device; ConfigError if it is not there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device {name!r} is not one of cpu, cuda, cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {name!r} is not one of cpu, cuda, cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ConfigError(f"--device {name!r}: torch sees {count} CUDA devices here; try --device cpu")
+    return device
+
+
+def refuse_other(path: Path, state: dict[str, Any], configuration: config.Configuration) -> None:
+    """CheckpointError with the first difference if a checkpoint was made with another configuration."""
+    changed = config.difference(state["run"]["identity"], configuration.identity())
+    if changed:
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise CheckpointError(
+            f"{path} was made with another configuration: {changed[0]}{more}; "
+            "--fresh starts anew beside it, or choose another --output_dir"
+        )
+
+
+def _log_changes(folder: RunFolder, configuration: config.Configuration) -> None:
+    """Note in the log what was changed that may be: run length, logging, evaluation."""
+    before = folder.config.read_text(encoding="utf-8").splitlines() if folder.config.exists() else []
+    bindings = {line.split("#")[0].strip() for line in before if line.startswith(config.CHANGEABLE)}
+    for name, text in sorted(configuration.values.items()):
+        if name.startswith(config.CHANGEABLE) and f"{name} = {text}" not in bindings:
+            log.info("now %s = %s", name, text)
+
+
+def _beside(path: Path) -> Path:
+    """The folder itself if it is new, else the first free name beside it."""
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate
+
+
+def _point_latest(path: Path) -> None:
+    """runs/latest → the newest run; a real file or folder of that name is left alone."""
+    root = path
+    while root.parent != root and root.name != "runs":
+        root = root.parent
+    if root.name != "runs":
+        root = path.parent
+    link = root / "latest"
+    if link.is_symlink() or not link.exists():
+        temporary = root / f".latest-{os.getpid()}"
+        temporary.symlink_to(os.path.relpath(path, root))
+        os.replace(temporary, link)
+
+
+@contextlib.contextmanager
+def _signals(training: Training) -> Iterator[list[signal.Signals]]:
+    """The first SIGINT or SIGTERM asks the run to save and leave; the second leaves at once."""
+    received: list[signal.Signals] = []
+
+    def handle(number: int, _: Any) -> None:
+        if received:
+            os._exit(128 + number)
+        received.append(signal.Signals(number))
+        training.stop = KeyboardInterrupt()
+        print(
+            f"\n{signal.Signals(number).name}: saving, then leaving; once more leaves at once",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- eval
+
+
+def evaluate(
+    run: Path, num_episodes: int, which: str, *, seed: int | None, device: str, trusted: bool
+) -> dict[str, Any]:
+    """Play greedy episodes with a run's checkpoint; also left in RUN/eval.json. Nothing in the folder can run code."""
+    if not run.is_dir():
+        raise RunFolderError(f"{run} is not a run folder: it does not exist")
+    seeds = sorted(run.glob("seed_*"), key=lambda path: path.name)
+    if not (run / "config.gin").is_file():
+        hint = f"it holds {len(seeds)} seeds: name one of them, such as {seeds[0]}" if seeds else "it has no config.gin"
+        raise RunFolderError(f"{run} is not a run folder: {hint}")
+    configuration, experiment, spec = prepare([run / "config.gin"], [], {}, None, trusted)
+    step, state = checkpoint.choose(run / "checkpoints", which)
+    refuse_other(run, state, configuration)
+    place = find_device(device)
+    torch.set_num_threads(1)
+    root = seed_for(experiment.seed if seed is None else seed, "eval")
+    evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, None)
+    (weights,) = state["weights"].values()
+    network.load_state_dict(weights)
+
+    def on_hang(error: EnvError) -> None:
+        print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
+
+    environment = experiment.streams.environment
+    columns = [evaluator.stream.columns]
+    with contextlib.closing(evaluator), Watchdog(columns, environment.step_deadline_secs, environment.id, on_hang):
+        result = {**evaluator.run(), "checkpoint": step, "env": environment.id}
+    with contextlib.suppress(OSError):  # somebody else's folder may be read-only
+        (run / "eval.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
+    return result
+
+
+def describe_evaluation(run: str, result: dict[str, Any]) -> str:
+    """The result as a line or two for people."""
+    text = (
+        f"{run} at step {result['checkpoint']:,}: return {result['return_mean']:.3f} ± {result['return_ci95']:.3f} "
+        f"(95 % interval, {result['episodes']} episodes of {result['length_mean']:.1f} steps)"
+    )
+    others = {name: value for name, value in result["rewards"].items() if name != "train"}
+    return text + "".join(f"\n  {name}: {value:.3f}" for name, value in others.items())

@@ -1,0 +1,72 @@
+"""Greedy episodes in environments of their own, one step at a time, so that a runtime can fit them in anywhere."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from packtrain.acting.policy import NetworkPolicy
+from packtrain.envs.stream import Episode, Stream
+
+
+class Evaluator:
+    """Plays a fixed number of episodes, each column its share, so that short episodes are not over-counted."""
+
+    def __init__(self, stream: Stream, policy: NetworkPolicy, num_episodes: int):
+        self.stream, self._policy = stream, policy
+        self._num_episodes = num_episodes
+        self._share = [num_episodes // stream.size + (c < num_episodes % stream.size) for c in range(stream.size)]
+        self._played: list[list[Episode]] = []
+        self.active = False
+
+    def begin(self) -> None:
+        """Start over with the weights the policy has now, from the same seeds every time."""
+        self.stream.restart()
+        self._carry = self._policy.initial_carry(self.stream.size)
+        self._row = self.stream.start()
+        self._played = [[] for _ in range(self.stream.size)]
+        self.active = True
+
+    def tick(self) -> dict[str, Any] | None:
+        """One step of every column; the result when the last episode is over."""
+        action, self._carry, _ = self._policy.act(self._row, self._carry)
+        self.stream.send(action)
+        self._row = self.stream.recv()
+        for episode in self.stream.drain_episodes():
+            if len(self._played[episode.column]) < self._share[episode.column]:
+                self._played[episode.column].append(episode)
+        if any(len(played) < share for played, share in zip(self._played, self._share, strict=True)):
+            return None
+        self.active = False
+        return summary([episode for played in self._played for episode in played])
+
+    def run(self) -> dict[str, Any]:
+        """All episodes at once."""
+        self.begin()
+        while (result := self.tick()) is None:
+            pass
+        return result
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.stream.columns.close()
+
+
+def summary(episodes: list[Episode]) -> dict[str, Any]:
+    """Mean, spread and interval of the returns of a list of episodes, and the mean of every reward channel."""
+    returns = [episode.returns["train"] for episode in episodes]
+    deviation = statistics.stdev(returns) if len(returns) > 1 else 0.0
+    result = {
+        "episodes": len(episodes),
+        "return_mean": statistics.fmean(returns),
+        "return_std": deviation,
+        "return_ci95": 1.96 * deviation / math.sqrt(len(returns)),
+        "length_mean": statistics.fmean(episode.length for episode in episodes),
+        "rewards": {
+            name: statistics.fmean(episode.returns[name] for episode in episodes) for name in episodes[0].returns
+        },
+    }
+    if not math.isnan(episodes[0].solved):
+        result["solved"] = statistics.fmean(episode.solved for episode in episodes)
+    return result

@@ -1,0 +1,145 @@
+"""An experiment as a value: what there is, who learns from what, in which order. Every runtime runs the same one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from packtrain.config import configurable
+from packtrain.envs.environment import Environment
+from packtrain.errors import ConfigError
+from packtrain.memory.unroll import Unrolls
+from packtrain.networks.actor_critic import ActorCritic
+
+
+@configurable
+@dataclass(frozen=True)
+class Streams:
+    """The environments that are acted in."""
+
+    environment: Environment
+    num_actors: int = 4  # environment columns
+    groups: int | None = None  # served in turn; None: 2 where environments run by themselves, else 1
+
+    def __post_init__(self) -> None:
+        if self.num_actors < 1:
+            raise ConfigError(f"Streams.num_actors = {self.num_actors} must be at least 1")
+        if self.groups is not None and not 1 <= self.groups <= self.num_actors:
+            raise ConfigError(f"Streams.groups = {self.groups} must lie between 1 and num_actors = {self.num_actors}")
+
+    def group_sizes(self) -> list[int]:
+        """Columns of each group."""
+        overlaps = self.environment.processes and not self.environment.is_functional()
+        groups = self.groups or min(2 if overlaps else 1, self.num_actors)
+        return [(self.num_actors + groups - 1 - g) // groups for g in range(groups)]
+
+
+class LearnerDescription(Protocol):
+    """An algorithm's numbers; `build` makes the learner."""
+
+    def build(self, network: Any, total_steps: int) -> Any:
+        """The learner for a network."""
+
+
+@configurable
+@dataclass(frozen=True)
+class LearnerUse:
+    """A learner and the memory it learns from."""
+
+    learner: LearnerDescription
+    memory: str  # a name in Experiment.memories
+    publishes: tuple[str, ...] = ("policy",)  # the weights that actors pick up
+
+
+@configurable
+@dataclass(frozen=True)
+class Collect:
+    """Act until the memory can serve a batch."""
+
+    memory: str
+
+
+@configurable
+@dataclass(frozen=True)
+class Update:
+    """Let a learner take `count` steps."""
+
+    learner: str
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"Update.count = {self.count} must be at least 1")
+
+
+@configurable
+@dataclass(frozen=True)
+class Repeat:
+    """Do these in order, again and again, until `Run.total_steps`. Runtimes that can, do them at the same time."""
+
+    stages: tuple[Collect | Update, ...]
+
+
+@configurable
+@dataclass(frozen=True)
+class Run:
+    """How long, and what is written when. All of it may change on resume."""
+
+    total_steps: int = 100_000  # decisions learned from
+    log_every: int = 5_000  # steps between metric rows
+    checkpoint_secs: float = 300.0
+    keep_every: int | None = None  # steps; one checkpoint in each such span is kept for ever
+    num_threads: int = 1  # the learner's intra-op threads
+
+    def __post_init__(self) -> None:
+        for name in ("total_steps", "log_every", "keep_every", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"Run.{name} = {value} must be at least 1")
+        if self.checkpoint_secs <= 0:
+            raise ConfigError(f"Run.checkpoint_secs = {self.checkpoint_secs} must be above 0")
+
+
+@configurable
+@dataclass(frozen=True)
+class Evaluation:
+    """Greedy episodes between training, in environments of their own; not stored, not counted."""
+
+    every: int = 0  # steps; 0: never
+    num_episodes: int = 16
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise ConfigError(f"Evaluation.every = {self.every} must not be negative")
+        if self.num_episodes < 1:
+            raise ConfigError(f"Evaluation.num_episodes = {self.num_episodes} must be at least 1")
+
+
+@configurable
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a runtime needs to know, and nothing that is alive."""
+
+    streams: Streams
+    policy: ActorCritic
+    memories: dict[str, Unrolls]
+    learners: dict[str, LearnerUse]
+    schedule: tuple[Collect | Update | Repeat, ...]
+    run: Run = field(default_factory=Run)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"Experiment.seed = {self.seed} must not be negative")
+        for name, use in self.learners.items():
+            if use.memory not in self.memories:
+                raise ConfigError(f"learner {name!r} wants memory {use.memory!r}; there are {sorted(self.memories)}")
+        stages = [inner for s in self.schedule for inner in (s.stages if isinstance(s, Repeat) else (s,))]
+        for stage in stages:
+            if isinstance(stage, Update) and stage.learner not in self.learners:
+                raise ConfigError(f"Update.learner = {stage.learner!r}; there are {sorted(self.learners)}")
+            if isinstance(stage, Collect) and stage.memory not in self.memories:
+                raise ConfigError(f"Collect.memory = {stage.memory!r}; there are {sorted(self.memories)}")
+        if not any(isinstance(stage, Update) for stage in stages):
+            raise ConfigError("Experiment.schedule has no Update: nothing would be learned")

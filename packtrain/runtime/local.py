@@ -1,0 +1,117 @@
+"""The local runtime: one process, acting and learning at the same time, each in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import torch
+
+from packtrain.errors import EnvError
+from packtrain.runtime.experiment import Collect, Repeat, Update
+from packtrain.runtime.training import Training
+from packtrain.runtime.watchdog import Watchdog
+
+log = logging.getLogger("packtrain")
+LOOK_SECS = 0.2  # how often a waiting loop looks whether the run is to end
+STARVED_SECS = 60.0  # after which a waiting loop says for what it waits
+
+
+def run(training: Training) -> None:
+    """Run the schedule to the end, or until `training.stop` is set. The learner has the calling thread.
+
+    A `Repeat` lets the actor run ahead as far as the memory has room; what comes before it runs in order.
+    """
+    environment = training.experiment.streams.environment
+    columns = [stream.columns for stream in training.parts.streams]
+    faults: list[BaseException] = []
+
+    def on_hang(error: EnvError) -> None:
+        faults.append(error)
+
+    over = threading.Event()
+    actor = threading.Thread(target=_act_until, args=(training, over, faults), name="actor", daemon=True)
+    with Watchdog(columns, environment.step_deadline_secs, environment.id, on_hang):
+        actor.start()
+        try:
+            for stage in training.experiment.schedule:
+                _learn(training, stage, faults)
+            _last_evaluation(training, faults)
+        finally:
+            over.set()
+            actor.join(5.0 if faults else 30.0)
+    if faults:
+        training.save(with_actor=False)
+        raise faults[0]
+
+
+def _act_until(training: Training, over: threading.Event, faults: list[BaseException]) -> None:
+    """The actor's thread: turns while there is room, an evaluation's steps in between."""
+    torch.set_num_threads(1)
+    memories = list(training.parts.memories.values())
+    hungry = _Hunger("the actor", "room in the unroll queue: the learner is slower")
+    try:
+        while not over.is_set():
+            with training.actor_busy.waiting():
+                patience = 0.0 if training.evaluating else LOOK_SECS
+                room = all(memory.wait_for_room(patience) for memory in memories)
+            with training.gate.turn():
+                if room and not over.is_set():
+                    hungry.fed()
+                    training.act()
+                training.tick_evaluation()
+            if not room:
+                hungry.look()
+    except BaseException as error:  # handed to the learner's thread, which saves and ends the run
+        faults.append(error)
+
+
+def _learn(training: Training, stage: Collect | Update | Repeat, faults: list[BaseException]) -> None:
+    """The learner's thread: a step whenever there is a batch."""
+    updates = [s for s in (stage.stages if isinstance(stage, Repeat) else (stage,)) if isinstance(s, Update)]
+    hungry = _Hunger("the learner", "unrolls: the environments or the policy are slower")
+    training.begin_evaluation_if_due()
+    while not training.finished and training.stop is None and not faults:
+        for update in updates:
+            memory = training.parts.memories[training.experiment.learners[update.learner].memory]
+            for _ in range(update.count):
+                if not memory.ready():
+                    with training.learner_busy.waiting():
+                        memory.wait_for_batch(LOOK_SECS)
+                if training.update(update.learner):
+                    hungry.fed()
+                else:
+                    hungry.look()
+        training.collect_evaluation()
+        training.begin_evaluation_if_due()
+        training.save_if_due(background=True)
+        if not isinstance(stage, Repeat):
+            return
+
+
+def _last_evaluation(training: Training, faults: list[BaseException]) -> None:
+    """Wait for the evaluation under way, and for one of the last weights."""
+    while training.stop is None and not faults and training.finished:
+        if not training.evaluating and not training.begin_evaluation_if_due():
+            return
+        time.sleep(0.005)
+        training.collect_evaluation()
+
+
+class _Hunger:
+    """Says once a minute that somebody waits, and for what."""
+
+    def __init__(self, who: str, what: str):
+        self._who, self._what = who, what
+        self._since = time.monotonic()
+        self._said = 0
+
+    def fed(self) -> None:
+        self._since, self._said = time.monotonic(), 0
+
+    def look(self) -> None:
+        waited = time.monotonic() - self._since
+        if waited > STARVED_SECS * (self._said + 1):
+            self._said += 1
+            log.warning("%s has waited %.0f s for %s", self._who, waited, self._what)

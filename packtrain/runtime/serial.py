@@ -1,0 +1,64 @@
+"""The serial runtime: one thread, a fixed order, the same numbers every time, across a resume too."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from packtrain.errors import EnvError, Error
+from packtrain.runtime.experiment import Collect, Repeat, Update
+from packtrain.runtime.training import Training
+from packtrain.runtime.watchdog import Watchdog
+
+log = logging.getLogger("packtrain")
+
+
+def run(training: Training) -> None:
+    """Run the schedule to the end, or until `training.stop` is set."""
+    environment = training.experiment.streams.environment
+    columns = [stream.columns for stream in training.parts.streams]
+
+    def on_hang(error: EnvError) -> None:
+        # The only thread is stuck inside the environment: nothing else moves, so this one may save and must end it.
+        log.error("%s", error)
+        print(f"packtrain: error: {error}", flush=True)
+        training.save(with_actor=False)
+        os._exit(error.exit_code)
+
+    with Watchdog(columns, environment.step_deadline_secs, environment.id, on_hang):
+        _evaluate_if_due(training)
+        for stage in training.experiment.schedule:
+            _run_stage(training, stage)
+
+
+def _run_stage(training: Training, stage: Collect | Update | Repeat) -> None:
+    if isinstance(stage, Repeat):
+        while not training.finished and training.stop is None:
+            for inner in stage.stages:
+                _run_stage(training, inner)
+    elif isinstance(stage, Collect):
+        memory = training.parts.memories[stage.memory]
+        while not memory.ready() and training.stop is None:
+            with training.learner_busy.waiting():
+                _act(training)
+    else:
+        for _ in range(stage.count):
+            with training.actor_busy.waiting():
+                if training.stop is None and training.update(stage.learner):
+                    _evaluate_if_due(training)
+                    training.save_if_due(background=False)
+
+
+def _act(training: Training) -> None:
+    try:
+        training.act()
+    except Error:
+        training.save(with_actor=False)
+        raise
+
+
+def _evaluate_if_due(training: Training) -> None:
+    if training.begin_evaluation_if_due():
+        while training.evaluating and training.stop is None:
+            training.tick_evaluation()
+            training.collect_evaluation()

@@ -1,0 +1,404 @@
+"""An experiment alive in one process: its parts, its books, and how it is saved. Runtimes decide the order."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from packtrain import trees
+from packtrain.acting.actor import Actor
+from packtrain.acting.policy import NetworkPolicy
+from packtrain.config import Configuration, Travelling
+from packtrain.envs.environment import Environment
+from packtrain.envs.stream import Stream
+from packtrain.errors import StalledError
+from packtrain.metrics.console import PlainConsole, RichConsole
+from packtrain.metrics.recorder import Recorder
+from packtrain.metrics.writers import JsonlWriter, TensorBoardWriter
+from packtrain.runtime import checkpoint
+from packtrain.runtime.evaluation import Evaluator
+from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.folder import RunFolder
+from packtrain.runtime.seeds import seed_for
+from packtrain.runtime.weights import Weights
+from packtrain.types import Spec
+
+log = logging.getLogger("packtrain")
+EVALUATION_COLUMNS = 16
+
+
+class Parts:
+    """What an experiment consists of, alive: streams, actor, memories, learners, weights."""
+
+    def __init__(self, experiment: Experiment, spec: Spec, device: torch.device, travelling: Travelling | None = None):
+        seed = experiment.seed
+        torch.manual_seed(seed_for(seed, "weights"))
+        network = experiment.policy.build(spec).to(device)
+        acting_network = experiment.policy.build(spec).to(device)
+        sizes = experiment.streams.group_sizes()
+        self.streams = [
+            Stream(experiment.streams.environment.open(size, seed_for(seed, "environments", g), spec, travelling), size)
+            for g, size in enumerate(sizes)
+        ]
+        self.policy = NetworkPolicy(acting_network, seed_for(seed, "actions"))
+        self.memories = {n: m.build(sizes, self.policy.context, device) for n, m in experiment.memories.items()}
+        total = experiment.run.total_steps
+        self.learners = {name: use.learner.build(network, total) for name, use in experiment.learners.items()}
+        self.weights = Weights()
+        self.publish(0)
+        self._version = -1
+        (memory,) = self.memories.values()
+        self.actor = Actor(self.streams, self.policy, memory.sinks, self._refresh)
+
+    def publish(self, version: int) -> None:
+        """Make the learners' weights the newest version."""
+        for learner in self.learners.values():
+            self.weights.publish("policy", learner.network, version)
+
+    def _refresh(self) -> int:
+        self._version = self.weights.pull("policy", self.policy.network, self._version)
+        return self._version
+
+    def state(self, with_actor: bool) -> dict[str, Any]:
+        """Everything that must survive, as a tree; without the actor's part if it is broken or cannot be saved."""
+        learners = {name: learner.state_dict() for name, learner in self.learners.items()}
+        state: dict[str, Any] = {
+            "weights": {name: learner.pop("network") for name, learner in learners.items()},
+            "learners": learners,
+        }
+        actor = self.actor.snapshot() if with_actor else None
+        if actor is not None:
+            state["actor"] = actor
+            state["memories"] = {name: memory.snapshot() for name, memory in self.memories.items()}
+        return state
+
+    def load_state(self, state: dict[str, Any]) -> bool:
+        """Go on from a saved state; False if the environments could not be saved and begin new episodes."""
+        for name, learner in self.learners.items():
+            learner.load_state_dict({**state["learners"][name], "network": state["weights"][name]})
+        self.publish(sum(learner.updates for learner in self.learners.values()))
+        if "actor" not in state:
+            return False
+        self.actor.restore(state["actor"])
+        for name, memory in self.memories.items():
+            memory.restore(state["memories"][name])
+        return True
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.actor.close()
+
+
+def open_evaluator(
+    experiment: Experiment,
+    spec: Spec,
+    device: torch.device,
+    num_episodes: int,
+    seed: int,
+    travelling: Travelling | None,
+) -> tuple[Evaluator, torch.nn.Module]:
+    """An evaluator with environments and a network of its own, and that network."""
+    network = experiment.policy.build(spec).to(device)
+    size = min(num_episodes, EVALUATION_COLUMNS)
+    environment: Environment = experiment.streams.environment
+    stream = Stream(environment.open(size, seed_for(seed, "evaluation"), spec, travelling), size)
+    return Evaluator(stream, NetworkPolicy(network, 0, greedy=True), num_episodes), network
+
+
+class Gate:
+    """Lets an actor thread pass turn by turn, and lets another thread hold it between two turns."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._holders = 0
+        self._inside = False
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Around each turn of the actor."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._holders)
+            self._inside = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside = False
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def held(self, timeout: float = 30.0) -> Iterator[None]:
+        """No turn begins, and none is under way; StalledError if the current one does not end."""
+        with self._changed:
+            self._holders += 1
+            quiet = self._changed.wait_for(lambda: not self._inside, timeout)
+        try:
+            if not quiet:
+                raise StalledError(f"the actor did not finish its turn within {timeout:g} s")
+            yield
+        finally:
+            with self._changed:
+                self._holders -= 1
+                self._changed.notify_all()
+
+
+@dataclass
+class Busy:
+    """How much of its time a loop worked, since the last look."""
+
+    waited: float = 0.0
+    since: float = 0.0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a wait."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited += time.perf_counter() - begin
+
+    def share(self) -> float:
+        """The working share, which starts a new span."""
+        now = time.perf_counter()
+        span, waited = now - self.since, self.waited
+        self.since, self.waited = now, 0.0
+        return min(1.0, max(0.0, 1 - waited / span)) if span > 0 else 0.0
+
+
+class Training:
+    """A run: parts, counters, rows, evaluation, checkpoints."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        spec: Spec,
+        folder: RunFolder,
+        configuration: Configuration,
+        device: torch.device,
+        console: PlainConsole | RichConsole,
+        saved: tuple[int, dict[str, Any]] | None,
+        tensorboard: bool = False,
+    ):
+        self.experiment, self.folder, self._configuration, self._console = experiment, folder, configuration, console
+        torch.set_num_threads(experiment.run.num_threads)
+        travelling = Travelling.pack(configuration.text())
+        self.parts = Parts(experiment, spec, device, travelling)
+        self.step = 0  # decisions learned from
+        self.stop: BaseException | None = None  # why the run should end early
+        self.gate = Gate()
+        self.actor_busy, self.learner_busy = Busy(since=time.perf_counter()), Busy(since=time.perf_counter())
+        self._recorder = Recorder(experiment.run.log_every)
+        self._episodes: collections.deque = collections.deque()  # from the actor's thread to the learner's
+        self._results: collections.deque = collections.deque()  # evaluations, likewise
+        self._wall_before, self._begin = 0.0, time.monotonic()
+        self._row_step, self._row_time = 0, time.monotonic()
+        self._next_eval, self._last_eval = 0, -1
+        self._evaluated: tuple[int, dict[str, Any]] | None = None
+        self._evaluator, self._evaluation_network = None, None
+        if experiment.evaluation.every:
+            count = experiment.evaluation.num_episodes
+            self._evaluator, self._evaluation_network = open_evaluator(
+                experiment, spec, device, count, experiment.seed, travelling
+            )
+        keep = self._resume(*saved) if saved else 0
+        self._writers: list[Any] = [JsonlWriter(folder.metrics, keep)]
+        if tensorboard:
+            self._writers.append(TensorBoardWriter(folder.path / "tensorboard"))
+        self._last_save = time.monotonic()
+        self._saving: threading.Thread | None = None
+        self._process = psutil.Process()
+
+    # -- acting
+
+    def act(self) -> None:
+        """One turn of the actor."""
+        self.parts.actor.turn()
+        self._episodes.extend(self.parts.actor.drain_episodes())
+
+    def tick_evaluation(self) -> None:
+        """One step of an evaluation under way, if there is one."""
+        if self._evaluator is not None and self._evaluator.active:
+            result = self._evaluator.tick()
+            if result is not None:
+                self._results.append(result)
+
+    # -- learning
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps have been learned from."""
+        return self.step >= self.experiment.run.total_steps
+
+    def update(self, name: str) -> bool:
+        """One step of a learner if its memory has a batch, and the row that may be due; False if there was no batch."""
+        use, learner = self.experiment.learners[name], self.parts.learners[name]
+        sample = self.parts.memories[use.memory].sample(learner.updates)
+        if sample is None:
+            return False
+        metrics = learner.update(sample)
+        self.parts.publish(learner.updates)
+        self.step += sample.steps
+        self._recorder.update(metrics, sample.lag)
+        while self._episodes:
+            self._recorder.episodes([self._episodes.popleft()])
+        if self._recorder.due(self.step):
+            self._write_train_row()
+        return True
+
+    def _write_train_row(self) -> None:
+        row = self._recorder.row(self.step)
+        now = time.monotonic()
+        row["env_steps"] = self.parts.actor.steps
+        row["unrolls_dropped"] = sum(memory.dropped for memory in self.parts.memories.values())
+        row["episodes_dropped"] = sum(stream.columns.boundary.dropped for stream in self.parts.streams)
+        row["values_clipped"] = sum(stream.columns.boundary.clipped for stream in self.parts.streams)
+        row["steps_per_second"] = (self.step - self._row_step) / max(1e-9, now - self._row_time)
+        row["actor_busy"], row["learner_busy"] = self.actor_busy.share(), self.learner_busy.share()
+        row["rss_mb"] = self._process.memory_info().rss / 2**20
+        self._row_step, self._row_time = self.step, now
+        self._write("train", row)
+        for name in ("total_loss", "grad_norm"):
+            if name in row and not math.isfinite(row[name]):
+                raise StalledError(
+                    f"{name} is {row[name]} at step {self.step}: learning has diverged; lower the learning rate"
+                )
+
+    def _write(self, kind: str, values: dict[str, Any], step: int | None = None) -> None:
+        row = {"step": self.step if step is None else step, "wall_s": round(self.wall_s(), 3), "kind": kind, **values}
+        for writer in self._writers:
+            writer.write(row)
+        self._console.show(row)
+
+    def wall_s(self) -> float:
+        """Seconds of training, those before a resume included."""
+        return self._wall_before + time.monotonic() - self._begin
+
+    # -- evaluation
+
+    def begin_evaluation_if_due(self) -> bool:
+        """Start an evaluation with the current weights if the step count has come to it."""
+        due = self._evaluator is not None and (
+            self.step >= self._next_eval or (self.finished and self._last_eval != self.step)
+        )
+        if not due or self._evaluator.active or self._results:  # type: ignore[union-attr]
+            return False
+        every = self.experiment.evaluation.every
+        self._next_eval = (self.step // every + 1) * every
+        self._last_eval = self.step
+        with self.gate.held():
+            (learner,) = self.parts.learners.values()
+            self._evaluation_network.load_state_dict(learner.network.state_dict())  # type: ignore[union-attr]
+            self._evaluated = (self.step, self._state(with_actor=True))
+            self._evaluator.begin()  # type: ignore[union-attr]
+        return True
+
+    def collect_evaluation(self) -> None:
+        """Write the row of a finished evaluation; a new best score keeps the state that was evaluated."""
+        while self._results:
+            result = self._results.popleft()
+            assert self._evaluated is not None
+            step, state = self._evaluated
+            self._evaluated = None
+            rewards = result.pop("rewards")
+            result |= {f"reward/{name}": value for name, value in rewards.items() if name != "train"}
+            self._write("eval", result, step)
+            best = checkpoint.best(self.folder.checkpoints)
+            if best is None or result["return_mean"] > best["score"]:
+                state["run"]["metrics_bytes"] = self._writers[0].bytes
+                self._join_saving()
+                checkpoint.save(self.folder.checkpoints, step, state)
+                checkpoint.mark_best(self.folder.checkpoints, step, result["return_mean"])
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether an evaluation is under way or waits to be written."""
+        return bool(self._results) or (self._evaluator is not None and self._evaluator.active)
+
+    # -- saving
+
+    def save_if_due(self, background: bool) -> None:
+        """Save when `checkpoint_secs` have passed."""
+        if time.monotonic() - self._last_save >= self.experiment.run.checkpoint_secs:
+            self.save(background=background)
+
+    def save(self, background: bool = False, with_actor: bool = True) -> None:
+        """Write a checkpoint of this moment; in the background, only the copying holds up training."""
+        with self.gate.held() if with_actor else contextlib.nullcontext():
+            state = self._state(with_actor)
+        for name, weights in state["weights"].items():
+            if not all(bool(torch.isfinite(leaf).all()) for leaf in trees.flatten(weights) if leaf.is_floating_point()):
+                raise StalledError(f"the weights of {name!r} are not finite at step {self.step}: not saved")
+        self._join_saving()
+        self._last_save = time.monotonic()
+        step = self.step
+
+        def write() -> None:
+            checkpoint.save(self.folder.checkpoints, step, state)
+            checkpoint.prune(self.folder.checkpoints, self.experiment.run.keep_every)
+
+        if background:
+            self._saving = threading.Thread(target=self._guarded(write), name="checkpoint")
+            self._saving.start()
+        else:
+            write()
+
+    def _guarded(self, write: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                write()
+            except OSError as error:
+                log.warning("checkpoint at step %d not written: %s; the one before it stands", self.step, error)
+
+        return run
+
+    def _join_saving(self) -> None:
+        if self._saving is not None:
+            self._saving.join()
+            self._saving = None
+
+    def _state(self, with_actor: bool) -> dict[str, Any]:
+        state = self.parts.state(with_actor)
+        state["run"] = {
+            "step": self.step,
+            "wall_s": self.wall_s(),
+            "metrics_bytes": self._writers[0].bytes,
+            "next_eval": self._next_eval,
+            "last_eval": self._last_eval,
+            "env_steps": self.parts.actor.steps,
+            "identity": self._configuration.identity(),
+        }
+        state["recorder"] = self._recorder.state_dict()
+        return state
+
+    def _resume(self, step: int, state: dict[str, Any]) -> int:
+        """Go on from a checkpoint; returns how many bytes of metrics.jsonl belong to it."""
+        exact = self.parts.load_state(state)
+        run = state["run"]
+        self.step, self._wall_before = run["step"], run["wall_s"]
+        self._next_eval, self._last_eval = run["next_eval"], run["last_eval"]
+        self._row_step = self.step
+        self._recorder.load_state_dict(state["recorder"], self.step)
+        if not exact:
+            self.parts.streams[0].steps = run["env_steps"]
+        log.info("resumed at step %d%s", step, "" if exact else "; the environments begin new episodes")
+        return run["metrics_bytes"]
+
+    def close(self) -> None:
+        """End everything that is held."""
+        self._join_saving()
+        for writer in self._writers:
+            writer.close()
+        if self._evaluator is not None:
+            self._evaluator.close()
+        self.parts.close()

@@ -1,0 +1,44 @@
+"""Step 5 of the walk: a learner's weights under a name, in numbered versions that are never seen half-written."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import nn
+
+
+class Weights:
+    """The newest version of each named set of weights.
+
+    A reader copies them into its own module between two decisions, under the same lock that a writer holds: no
+    decision is ever made with a mixture of two versions.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._store: dict[str, list[torch.Tensor]] = {}
+        self._versions: dict[str, int] = {}
+
+    def publish(self, name: str, module: nn.Module, version: int) -> None:
+        """Make a module's parameters and buffers the newest version."""
+        source = [leaf.detach() for leaf in module.state_dict().values()]
+        with self._lock, torch.no_grad():
+            if name not in self._store:
+                self._store[name] = [leaf.clone() for leaf in source]
+            else:
+                torch._foreach_copy_(self._store[name], source)
+            self._versions[name] = version
+
+    def version(self, name: str) -> int:
+        """The number of the newest version."""
+        return self._versions[name]
+
+    def pull(self, name: str, module: nn.Module, have: int) -> int:
+        """Copy the newest version into a module, in place, unless it has it already; returns its number."""
+        if self._versions[name] == have:
+            return have
+        target = [leaf.detach() for leaf in module.state_dict().values()]
+        with self._lock, torch.no_grad():
+            torch._foreach_copy_(target, self._store[name])
+            return self._versions[name]

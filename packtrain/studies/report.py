@@ -1,0 +1,680 @@
+"""One self-contained HTML page about one or several runs.
+
+The page asks for nothing from outside and runs no script: charts are inline SVG, a content policy forbids the rest, and
+everything that comes out of a run folder is escaped, because the folder may be someone else's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import packtrain
+from packtrain.errors import RunFolderError
+from packtrain.metrics.reading import (
+    CONFIG_FILE,
+    METRICS_FILE,
+    Rows,
+    metric_names,
+    number,
+    read_metrics,
+    seed_folders,
+    series,
+)
+from packtrain.studies.chart import PALETTE_DARK, Curve, curve_colour, escape, human, line_chart, palette_css
+from packtrain.studies.statistics import align, mean_interval, thin
+
+CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+
+Metric = tuple[str, str]
+"""(kind, name), as in the rows."""
+
+EVALUATION_RETURN: Metric = ("eval", "return_mean")
+TRAINING_RETURN: Metric = ("train", "episode_return")
+
+# What is shown above the fold, in this order, with its title and unit. Other losses follow total_loss.
+_HEADINGS: dict[Metric, tuple[str, str]] = {
+    EVALUATION_RETURN: ("Evaluation return", "mean return of evaluation episodes"),
+    TRAINING_RETURN: ("Training return", "mean return of the episodes that ended since the last row"),
+    ("train", "total_loss"): ("Total loss", ""),
+    ("train", "pg_loss"): ("Policy-gradient loss", ""),
+    ("train", "baseline_loss"): ("Baseline loss", ""),
+    ("train", "entropy_loss"): ("Entropy loss", ""),
+    ("train", "entropy"): ("Policy entropy", ""),
+    ("train", "policy_lag_mean"): ("Policy lag", "learner versions, mean"),
+    ("train", "steps_per_second"): ("Speed", "steps per second"),
+}
+_LARGE_POINTS = 300  # a curve of the two large charts
+_SMALL_POINTS = 160
+_MOST_CHARTS = 150  # beyond it the page would be too slow to open
+_LAST_ROWS = 10  # whose mean is the training score
+_LOG_LINES = 60
+_LOG_BYTES = 64 * 1024
+_CONFIG_BYTES = 256 * 1024
+_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_ENVIRONMENT = re.compile(r"""^[\w./]*\benv(?:ironment)?(?:_?(?:id|name))?\s*=\s*(['"])(.+?)\1""", re.MULTILINE)
+
+
+def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """Write the page about these runs and return its path.
+
+    Args:
+      runs: run folders, ordinary ones or with a seed_K folder a seed. Several are drawn in the same charts.
+      out: file to write, or a folder for report.html; if not given, report.html in the first run.
+    """
+    if not runs:
+        raise RunFolderError("a report needs at least one run folder")
+    paths = list(dict.fromkeys(Path(run).resolve() for run in runs))  # the same folder twice is one curve
+    loaded = [_load(path, name, index) for index, (path, name) in enumerate(zip(paths, _names(paths), strict=True))]
+    target = paths[0] / "report.html" if out is None else Path(out)
+    if target.is_dir():
+        target = target / "report.html"
+    _write(target, _page(loaded))
+    return target
+
+
+@dataclass
+class _Seed:
+    """One ordinary run folder."""
+
+    folder: Path
+    rows: Rows
+    evaluation: dict[str, Any]  # eval.json; empty if there is none
+
+    @property
+    def steps(self) -> int:
+        return max((row["step"] for row in self.rows), default=0)
+
+    @property
+    def wall_s(self) -> float:
+        return max((number(row.get("wall_s")) or 0.0 for row in self.rows), default=0.0)
+
+
+@dataclass
+class _Run:
+    """One run as the user named it: all its seeds."""
+
+    path: Path
+    name: str
+    colour: int  # place in the palette
+    seeds: list[_Seed]
+    config: str
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Score:
+    """A run's final return: the mean over seeds, an interval over seeds or episodes, and where it comes from."""
+
+    mean: float
+    interval: tuple[float, float] | None
+    over: str
+    source: str
+
+
+# Reading
+
+
+def _load(path: Path, name: str, colour: int) -> _Run:
+    folders = seed_folders(path)
+    seeds = [_Seed(folder, read_metrics(folder), _evaluation(folder)) for folder in folders]
+    config = next((text for folder in [*folders, path] if (text := _head(folder / CONFIG_FILE))), "")
+    run = _Run(path, name, colour, seeds, config)
+    for seed in seeds:
+        where = f"{name}/{seed.folder.name}" if len(seeds) > 1 else name
+        if seed.rows.bad_lines:
+            lines = "line" if seed.rows.bad_lines == 1 else "lines"
+            run.warnings.append(f"{where}: {seed.rows.bad_lines} unreadable {lines} of {METRICS_FILE} left out.")
+        if not seed.rows:
+            run.warnings.append(f"{where}: no metrics yet.")
+    reached = {seed.folder.name: seed.steps for seed in seeds if seed.rows}
+    if reached and min(reached.values()) < 0.98 * max(reached.values()):
+        least = min(reached, key=lambda seed: reached[seed])
+        run.warnings.append(
+            f"{name}: the seeds have reached different steps, {least} {human(reached[least])} and others up to "
+            f"{human(max(reached.values()))}; means over seeds are drawn as far as all of them go."
+        )
+    return run
+
+
+def _evaluation(folder: Path) -> dict[str, Any]:
+    """What the last `packtrain eval` said, if it said anything that can be read."""
+    path = folder / "eval.json"
+    try:
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _head(path: Path, limit: int = _CONFIG_BYTES) -> str:
+    """The beginning of a text file; empty if there is none."""
+    data = _read(path, 0, limit + 1)
+    return data[:limit].decode("utf-8", "replace") + "\n…" * (len(data) > limit)
+
+
+def _tail(path: Path, lines: int = _LOG_LINES, limit: int = _LOG_BYTES) -> str:
+    """The last lines of a text file, without the codes that colour a terminal; empty if there is none."""
+    text = _read(path, -limit, limit).decode("utf-8", "replace")
+    text = _TERMINAL_CODES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    return "\n".join(text.rstrip("\n").split("\n")[-lines:])
+
+
+def _read(path: Path, start: int, size: int) -> bytes:
+    """At most `size` bytes from `start`, or from so far before the end if it is negative."""
+    if not path.is_file():
+        return b""
+    try:
+        with path.open("rb") as file:
+            file.seek(start if start >= 0 else max(0, file.seek(0, os.SEEK_END) + start))
+            return file.read(size)
+    except OSError as error:
+        return f"(cannot be read: {error.strerror})".encode()
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """For each path its last part, or as many parts as tell it from the others; a seed's folder with its run."""
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-parts - path.name.startswith("seed_") :]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
+# Numbers over seeds
+
+
+def _curve(run: _Run, metric: Metric, points: int) -> Curve | None:
+    """One metric of a run: the mean over the seeds that have it, with an interval where there are several."""
+    found = [series(seed.rows, *metric) for seed in run.seeds]
+    thinned = [thin(steps, values, points) for steps, values in found if steps]
+    if not thinned:
+        return None
+    if len(thinned) == 1:
+        return Curve(run.name, *thinned[0], colour=run.colour)
+    steps, columns = align(thinned)
+    if not steps:  # no step that all seeds have in common
+        return None
+    means, lows, highs = zip(*(mean_interval(values) for values in zip(*columns, strict=True)), strict=True)
+    return Curve(run.name, steps, means, lows, highs, colour=run.colour)
+
+
+def _last_value(run: _Run, metric: Metric) -> tuple[float, tuple[float, float] | None] | None:
+    """The mean over seeds of a metric's last value, and its interval."""
+    found = [series(seed.rows, *metric)[1] for seed in run.seeds]
+    return _over_seeds([values[-1] for values in found if values])
+
+
+def _over_seeds(values: list[float]) -> tuple[float, tuple[float, float] | None] | None:
+    if not values:
+        return None
+    mean, low, high = mean_interval(values)
+    return mean, (low, high) if len(values) > 1 else None
+
+
+def _seed_score(seed: _Seed) -> tuple[str, float] | None:
+    """What one seed scored, from the best source it has: eval.json, its evaluation rows, its training rows."""
+    value = number(seed.evaluation.get("return_mean"))
+    if value is not None:
+        return "eval.json", value
+    evaluated = series(seed.rows, *EVALUATION_RETURN)[1]
+    if evaluated:
+        return "evaluation", evaluated[-1]
+    trained = series(seed.rows, *TRAINING_RETURN)[1][-_LAST_ROWS:]
+    return ("training", sum(trained) / len(trained)) if trained else None
+
+
+def _score(run: _Run) -> _Score | None:
+    """The final return of a run. Seeds are only averaged over one kind of source, the best that any of them has."""
+    found = [(seed, score) for seed in run.seeds if (score := _seed_score(seed))]
+    for source in ("eval.json", "evaluation", "training"):
+        chosen = [(seed, value) for seed, (name, value) in found if name == source]
+        if chosen:
+            break
+    else:
+        return None
+    mean, low, high = mean_interval([value for _, value in chosen])
+    over = "seeds" if len(chosen) > 1 else "episodes"
+    interval = (low, high) if over == "seeds" else None
+    if source == "eval.json":
+        interval = interval or _episode_interval(chosen[0][0].evaluation)
+        text = _evaluation_text([seed.evaluation for seed, _ in chosen])
+    elif source == "evaluation":
+        text = f"last evaluation during training, step {human(max(_last_step(seed) for seed, _ in chosen))}"
+    else:
+        text = f"training episodes of the last {_LAST_ROWS} rows"
+    if len(run.seeds) > len(chosen):
+        text += f"; {len(chosen)} of {len(run.seeds)} seeds"
+    return _Score(mean, interval, over, text)
+
+
+def _last_step(seed: _Seed) -> int:
+    return series(seed.rows, *EVALUATION_RETURN)[0][-1]
+
+
+def _evaluation_text(evaluations: list[dict[str, Any]]) -> str:
+    text = "packtrain eval"
+    episodes = {number(evaluation.get("episodes")) for evaluation in evaluations}
+    checkpoints = {number(evaluation.get("checkpoint")) for evaluation in evaluations}
+    if len(episodes) == 1 and (count := episodes.pop()) is not None:
+        text += f", {count:.0f} episodes" + " a seed" * (len(evaluations) > 1)
+    if len(checkpoints) == 1 and (step := checkpoints.pop()) is not None:
+        text += f", checkpoint {human(step)}"
+    return text
+
+
+def _episode_interval(evaluation: dict[str, Any]) -> tuple[float, float] | None:
+    """The interval over episodes that one evaluation gave: a half-width, or a pair of ends."""
+    given, mean = evaluation.get("return_ci95"), number(evaluation.get("return_mean"))
+    half_width = number(given)
+    if half_width is not None and mean is not None:
+        return mean - half_width, mean + half_width
+    ends = [number(end) for end in given] if isinstance(given, list) and len(given) == 2 else []
+    if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
+        return ends[0], ends[1]
+    return None
+
+
+# The page
+
+
+def _page(runs: list[_Run]) -> str:
+    names = ", ".join(run.name for run in runs)
+    main, other = _split(_all_metrics(runs))
+    drawn = _MOST_CHARTS - len(main)
+    sections = [
+        _warnings(runs),
+        _charts(runs, main),
+        _other_charts(runs, other[:drawn], left_out=len(other[drawn:]), opened=not main),
+        _last_values(runs, main + other),
+        _seed_table(runs),
+        _differences(runs),
+        _texts("Configuration", [(run.name, run.config) for run in runs]),
+        _texts("Log, last lines", _logs(runs)),
+    ]
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<meta name="color-scheme" content="light dark">
+<title>{escape(names)} – packtrain report</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<main>
+{_header(runs)}
+{"".join(sections)}
+<footer>Written by packtrain {escape(packtrain.__version__)} from {METRICS_FILE}. {_explanation(runs)}</footer>
+</main>
+</body>
+</html>
+"""
+
+
+def _explanation(runs: list[_Run]) -> str:
+    text = (
+        f"Curves of more than {_LARGE_POINTS} rows ({_SMALL_POINTS} in small charts) show means of neighbouring rows."
+    )
+    if any(len(run.seeds) > 1 for run in runs):
+        text += " Shaded: 95 % Student-t interval of the mean over seeds."
+    return text
+
+
+def _header(runs: list[_Run]) -> str:
+    if len(runs) > 1:
+        return (
+            f"<header><h1>{len(runs)} runs compared</h1><p class=facts>{_facts(runs)}</p>"
+            f'<div class="tiles wide">{"".join(_run_tile(run) for run in runs)}</div></header>'
+        )
+    run = runs[0]
+    several = len(run.seeds) > 1
+    tiles = [
+        _score_tile(run),
+        _tile("Steps", human(_steps(run)), f"{_steps(run):,}" + " a seed" * several),
+        _tile("Wall time", _duration(_wall(run)), "longest seed" * several),
+    ]
+    speed = _speed(run)
+    if speed is not None:
+        tiles.append(_tile("Speed", human(speed), "steps per second" + ", a seed" * several))
+    if several:
+        tiles.append(_tile("Seeds", str(len(run.seeds)), "intervals are over seeds"))
+    return (
+        f"<header><h1>{escape(run.name)}</h1><p class=facts>{_facts(runs)}</p>"
+        f"<div class=tiles>{''.join(tiles)}</div></header>"
+    )
+
+
+def _facts(runs: list[_Run]) -> str:
+    """The environments and the date of the last row, in one line."""
+    environments = dict.fromkeys(match[2] for run in runs if (match := _ENVIRONMENT.search(run.config)))
+    facts = [f"<b>{escape(environment)}</b>" for environment in environments]
+    written = [
+        path.stat().st_mtime for run in runs for seed in run.seeds if (path := seed.folder / METRICS_FILE).is_file()
+    ]
+    if written:
+        facts.append("last row " + time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(max(written))))
+    return " · ".join(facts)
+
+
+def _score_tile(run: _Run) -> str:
+    score = _score(run)
+    if score is None:
+        return _tile("Final return", "–", "no episode has ended yet", look="main")
+    return _tile("Final return", _number(score.mean), _interval(score) + score.source, look="main")
+
+
+def _run_tile(run: _Run) -> str:
+    """One run in a comparison: its colour, its score, and the rest in small."""
+    score = _score(run)
+    seeds = f"{len(run.seeds)} seeds" if len(run.seeds) > 1 else "1 seed"
+    facts = [seeds, f"{human(_steps(run))} steps", _duration(_wall(run))]
+    speed = _speed(run)
+    if speed is not None:
+        facts.append(f"{human(speed)} steps/s")
+    value = _number(score.mean) if score else "–"
+    note = _interval(score) + score.source if score else "no episode has ended yet"
+    return (
+        f'<div class="tile run" style="border-left-color:{curve_colour(run.colour)}"><div class=label>'
+        f"{escape(run.name)}</div><div class=value>{value} <small>final return</small></div>"
+        f"<div class=note>{escape(note)}</div><div class=note>{escape(' · '.join(facts))}</div></div>"
+    )
+
+
+def _tile(label: str, value: str, note: str, look: str = "") -> str:
+    return (
+        f'<div class="tile {look}"><div class=label>{escape(label)}</div><div class=value>{escape(value)}</div>'
+        f"<div class=note>{escape(note)}</div></div>"
+    )
+
+
+def _interval(score: _Score) -> str:
+    if score.interval is None or score.interval[0] >= score.interval[1]:
+        return ""
+    return f"95 % over {score.over}: {_number(score.interval[0])} to {_number(score.interval[1])}; "
+
+
+def _steps(run: _Run) -> int:
+    return max(seed.steps for seed in run.seeds)
+
+
+def _wall(run: _Run) -> float:
+    return max(seed.wall_s for seed in run.seeds)
+
+
+def _speed(run: _Run) -> float | None:
+    """Steps per second of one seed: the mean of what was logged, else steps over time."""
+    logged = [value for seed in run.seeds for value in series(seed.rows, "train", "steps_per_second")[1]]
+    if logged:
+        return sum(logged) / len(logged)
+    rates = [seed.steps / seed.wall_s for seed in run.seeds if seed.wall_s > 0]
+    return sum(rates) / len(rates) if rates else None
+
+
+def _warnings(runs: list[_Run]) -> str:
+    texts = [text for run in runs for text in run.warnings]
+    return "".join(f"<p class=warning>{escape(text)}</p>" for text in texts)
+
+
+def _all_metrics(runs: list[_Run]) -> list[Metric]:
+    return list(dict.fromkeys(metric for run in runs for seed in run.seeds for metric in metric_names(seed.rows)))
+
+
+def _split(metrics: list[Metric]) -> tuple[list[Metric], list[Metric]]:
+    """The metrics shown at once, in the order of the headings, and the others, in the order of their names."""
+    known = list(_HEADINGS)
+    losses = sorted(metric for metric in metrics if metric[1].endswith("loss") and metric not in _HEADINGS)
+    place = known.index(("train", "entropy"))
+    main = [metric for metric in [*known[:place], *losses, *known[place:]] if metric in metrics]
+    return main, sorted(metric for metric in metrics if metric not in main)
+
+
+def _charts(runs: list[_Run], metrics: list[Metric]) -> str:
+    large = [metric for metric in metrics if metric in (EVALUATION_RETURN, TRAINING_RETURN)]
+    small = [metric for metric in metrics if metric not in large]
+    return _grid(runs, large, "large") + _grid(runs, small, "small")
+
+
+def _grid(runs: list[_Run], metrics: Iterable[Metric], size: str) -> str:
+    width, height, points = (560, 330, _LARGE_POINTS) if size == "large" else (370, 230, _SMALL_POINTS)
+    cards = []
+    for metric in metrics:
+        curves = [curve for run in runs if (curve := _curve(run, metric, points))]
+        if curves:
+            title, unit = _HEADINGS.get(metric, (metric[1] if metric[0] == "train" else "/".join(metric), ""))
+            chart = line_chart(
+                curves, title, "steps", unit, width=width, height=height, legend=len(runs) > 1 and size == "large"
+            )
+            cards.append(f"<figure>{chart}</figure>")
+    return f'<section class="grid {size}">{"".join(cards)}</section>' if cards else ""
+
+
+def _other_charts(runs: list[_Run], metrics: list[Metric], left_out: int, opened: bool) -> str:
+    grid = _grid(runs, metrics, "small")
+    if not grid:
+        return ""
+    more = f"<p class=warning>{left_out} more metrics are not drawn.</p>" if left_out else ""
+    count = f"{len(metrics)} more metric" + "s" * (len(metrics) != 1)
+    return f"<details{' open' * opened}><summary>{count}</summary>{more}{grid}</details>"
+
+
+def _last_values(runs: list[_Run], metrics: list[Metric]) -> str:
+    """One line a metric, one column a run; what `packtrain eval` said comes first."""
+    lines = []
+    for name in _evaluation_names(runs):
+        cells = [
+            _cell(_over_seeds([flat[name] for seed in run.seeds if name in (flat := _flat(seed.evaluation))]))
+            for run in runs
+        ]
+        lines.append(f"<tr><td>eval.json</td><th>{escape(name)}</th>{''.join(cells)}</tr>")
+    for metric in metrics[: 2 * _MOST_CHARTS]:
+        cells = [_cell(_last_value(run, metric)) for run in runs]
+        lines.append(f"<tr><td>{escape(metric[0])}</td><th>{escape(metric[1])}</th>{''.join(cells)}</tr>")
+    if not lines:
+        return ""
+    heads = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
+    return (
+        "<section class=card><h2>Last values</h2><div class=scroll><table><thead><tr><th>kind</th><th>metric</th>"
+        f"{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></section>"
+    )
+
+
+def _cell(value: tuple[float, tuple[float, float] | None] | None) -> str:
+    if value is None:
+        return "<td>–</td>"
+    mean, interval = value
+    text = ""
+    if interval and interval[0] < interval[1]:
+        text = f" <small>{_number(interval[0])} to {_number(interval[1])}</small>"
+    return f"<td>{_number(mean)}{text}</td>"
+
+
+def _evaluation_names(runs: list[_Run]) -> list[str]:
+    names = dict.fromkeys(name for run in runs for seed in run.seeds for name in _flat(seed.evaluation))
+    return list(names)[:_MOST_CHARTS]
+
+
+def _flat(evaluation: dict[str, Any]) -> dict[str, float]:
+    """The numbers of an evaluation by name; those of an inner object as outer/inner."""
+    flat = {}
+    for name, value in evaluation.items():
+        inner = {f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+        flat.update({key: found for key, part in inner.items() if (found := number(part)) is not None})
+    return flat
+
+
+def _seed_table(runs: list[_Run]) -> str:
+    if all(len(run.seeds) == 1 for run in runs):
+        return ""
+    lines = []
+    for run in runs:
+        for seed in run.seeds:
+            source, value = _seed_score(seed) or ("–", None)
+            score = "–" if value is None else _number(value)
+            lines.append(
+                f"<tr><td>{escape(run.name)}</td><th>{escape(seed.folder.name)}</th><td>{score}</td><td>{source}</td>"
+                f"<td>{seed.steps:,}</td><td>{_duration(seed.wall_s)}</td></tr>"
+            )
+    return (
+        "<details><summary>Each seed</summary><div class=scroll><table><thead><tr><th>run</th><th>seed</th>"
+        "<th>final return</th><th>from</th><th>steps</th><th>wall time</th></tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></div></details>"
+    )
+
+
+def _differences(runs: list[_Run]) -> str:
+    """The settings that are not the same in all runs of a comparison."""
+    settings = [_settings(run.config) for run in runs]
+    names = dict.fromkeys(name for setting in settings for name in setting)
+    lines = []
+    for name in names:
+        values = [setting.get(name) for setting in settings]
+        if len(set(values)) > 1:
+            cells = "".join(
+                "<td>–</td>" if value is None else f"<td><code>{escape(value)}</code></td>" for value in values
+            )
+            lines.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
+    if not lines:
+        return ""
+    heads = "".join(f"<th>{escape(run.name)}</th>" for run in runs)
+    return (
+        "<section class=card><h2>Settings that differ</h2><div class=scroll><table class=settings><thead><tr>"
+        f"<th>setting</th>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></section>"
+    )
+
+
+def _settings(config: str) -> dict[str, str]:
+    """The `name = value` lines of a configuration; a value may go on in indented lines."""
+    settings: dict[str, str] = {}
+    name = ""
+    for line in config.splitlines():
+        if line[:1].isspace() and name and line.strip():
+            settings[name] = f"{settings[name]} {line.strip()}".replace("\\ ", "")
+            continue
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if name.startswith("#") or not equals or not name:
+            name = ""
+        else:
+            settings[name] = value
+    return settings
+
+
+def _logs(runs: list[_Run]) -> list[tuple[str, str]]:
+    logs = []
+    for run in runs:
+        for folder in dict.fromkeys([run.path, *(seed.folder for seed in run.seeds)]):
+            name = run.name if folder == run.path else f"{run.name}/{folder.name}"
+            logs.append((name, _tail(folder / "log.txt")))
+    return logs
+
+
+def _texts(heading: str, texts: list[tuple[str, str]]) -> str:
+    """Folded text files, each under its name; nothing where all are empty."""
+    filled = [(name, text) for name, text in texts if text.strip()]
+    if not filled:
+        return ""
+    if len(filled) == 1:
+        return f"<details><summary>{heading}</summary><pre>{escape(filled[0][1])}</pre></details>"
+    inner = "".join(
+        f"<details><summary>{escape(name)}</summary><pre>{escape(text)}</pre></details>" for name, text in filled
+    )
+    return f"<details><summary>{heading}</summary>{inner}</details>"
+
+
+def _number(value: float) -> str:
+    """Four significant digits, thousands apart."""
+    rounded = float(f"{value:.4g}")
+    if rounded == 0 or 1e-3 <= abs(rounded) < 1000:
+        return f"{rounded:.4g}".replace("-", "−")
+    return f"{value:,.0f}".replace("-", "−") if 1000 <= abs(value) < 1e7 else human(value, 4)
+
+
+def _duration(seconds: float) -> str:
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    return f"{seconds // 3600:,} h {seconds % 3600 // 60} min"
+
+
+def _write(target: Path, page: str) -> None:
+    """Write beside the target and rename, so that a reader sees the old page or the new one."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".report-", suffix=".html")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+                file.write(page)
+            os.chmod(name, 0o644)
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise RunFolderError(f"cannot write the report to {target}: {error.strerror}; choose another --out") from error
+
+
+_STYLE = (
+    ":root{color-scheme:light dark;--page:#f5f6f8;--card:#ffffff;--ink:#1d2430;--muted:#5d6675;--edge:#e1e4ea;"
+    "--warn:#fff4dc;--warn-edge:#e2b04a;--code:#f0f2f5;"
+    + palette_css()
+    + "}@media (prefers-color-scheme:dark){:root{--page:#0f1318;--card:#181d24;--ink:#e5e9ef;--muted:#9aa4b2;"
+    "--edge:#2a313b;--warn:#33290f;--warn-edge:#8d6d22;--code:#11161c;"
+    + palette_css(PALETTE_DARK)
+    + "}}"
+    + """
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,
+"Helvetica Neue",Arial,sans-serif}
+main{max-width:1200px;margin:0 auto;padding:28px 20px 40px}
+h1{font-size:24px;line-height:1.25;margin:0;letter-spacing:-.01em;overflow-wrap:anywhere}
+h2{font-size:15px;margin:0 0 8px}
+.facts{margin:4px 0 16px;color:var(--muted)}
+.facts b{color:var(--ink);font-weight:600}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(160px,1fr));gap:12px}
+.tiles.wide{grid-template-columns:repeat(auto-fit,minmax(260px,1fr))}
+.tile,.card,figure,details{background:var(--card);border:1px solid var(--edge);border-radius:10px}
+.tile{padding:12px 16px;min-width:0}
+.tile.run{border-left-width:5px}
+.tile.main{grid-column:span 2}
+.value small{font-weight:400;letter-spacing:0}
+.label{font-size:13px;color:var(--muted);overflow-wrap:anywhere}
+.run .label{font-weight:600;color:var(--ink)}
+.value{font-size:26px;line-height:1.3;font-weight:650;font-variant-numeric:tabular-nums;letter-spacing:-.01em}
+.note{font-size:12px;line-height:1.45;color:var(--muted);overflow-wrap:anywhere}
+.grid{display:grid;gap:12px;margin-top:12px}
+.grid.large{grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr))}
+.grid.small{grid-template-columns:repeat(auto-fill,minmax(min(300px,100%),1fr))}
+figure{margin:0;padding:16px 16px 12px;min-width:0}
+figure svg{display:block;width:100%;height:auto}
+figure>svg{max-height:560px}
+.card,details{margin-top:12px;padding:14px 16px}
+summary{cursor:pointer;font-weight:600}
+details details{background:none;border:0;margin:0;padding:8px 0 0}
+details figure{background:none}
+details .scroll{margin-top:8px}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;min-width:50%}
+th,td{text-align:left;padding:4px 24px 4px 0;border-top:1px solid var(--edge);vertical-align:top}
+tbody th{font-weight:500}
+thead th{border-top:0;color:var(--muted);font-weight:500}
+tr>td:first-child{color:var(--muted)}
+small{color:var(--muted);font-size:12px;margin-left:6px}
+pre,code{font:12px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace}
+pre{background:var(--code);border-radius:6px;padding:12px;margin:10px 0 0;overflow:auto;max-height:560px}
+.settings td{max-width:420px;overflow-wrap:anywhere}
+.warning{background:var(--warn);border:1px solid var(--warn-edge);border-radius:10px;padding:8px 14px;margin:12px 0 0;
+font-size:13px;overflow-wrap:anywhere}
+footer{margin-top:20px;color:var(--muted);font-size:12px}
+"""
+)

@@ -1,0 +1,123 @@
+"""An environment that breaks on purpose, for tests of what a run survives. Importing this module registers it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from packtrain.envs.options import fraction, one_of, whole_number
+from packtrain.errors import EnvSetupError
+
+OBSERVATION_FAULTS = ("nan_obs", "inf_obs", "wrong_dtype", "wrong_shape", "out_of_space")
+REWARD_FAULTS = {"nan_reward": float("nan"), "inf_reward": float("inf"), "huge_reward": 1e30}
+PROCESS_FAULTS = ("raise", "hang", "spin", "exit", "segfault")
+FAULTS = (*OBSERVATION_FAULTS, *REWARD_FAULTS, "none_info", *PROCESS_FAULTS, "random_raise")
+
+
+class Faulty(gym.Env):
+    """A counting task that does one wrong thing at one step, and is sound before and after.
+
+    Sound rows: observations are float32 [3], (step of the episode, steps left, 1); the reward is the step of the
+    episode; after `length` steps the episode terminates; actions do not matter. `at_step` is counted over the whole
+    life of the instance, so a fault happens once in each: a rebuilt environment counts from 0 and fails again.
+
+    | fault | what happens at `at_step` |
+    | --- | --- |
+    | None | nothing |
+    | nan_obs, inf_obs | the first entry of the observation is NaN or +infinity |
+    | wrong_dtype, wrong_shape | the observation is float64, or has 4 entries |
+    | out_of_space | the first entry of the observation is −1, below the space |
+    | nan_reward, inf_reward, huge_reward | the reward is NaN, +infinity or 1e30 |
+    | none_info | info is None |
+    | raise | a RuntimeError |
+    | hang, spin | never returns: asleep in small sleeps, or busy |
+    | exit, segfault | the process ends with status 1, or by SIGSEGV |
+    | random_raise | `at_step` is ignored: every step raises with `probability`, drawn from the seeded generator |
+
+    Args:
+      fault: one of the table.
+      at_step: the step of the fault, 1 for the first; 0 for the first reset (not with a fault of the reward).
+      length: steps of an episode, 1 or more.
+      probability: of random_raise, for each step.
+      render_mode: accepted as None only.
+    """
+
+    metadata = {"render_modes": []}
+
+    def __init__(
+        self,
+        fault: str | None = None,
+        at_step: int = 10,
+        length: int = 20,
+        probability: float = 0.01,
+        render_mode: None = None,
+    ):
+        self.fault = one_of("Faulty", "fault", fault, (None, *FAULTS))
+        self.at_step = whole_number("Faulty", "at_step", at_step, least=0)
+        self.length = whole_number("Faulty", "length", length, least=1)
+        self.probability = fraction("Faulty", "probability", probability)
+        self.render_mode = one_of("Faulty", "render_mode", render_mode, (None,))
+        if self.at_step == 0 and fault in REWARD_FAULTS:
+            raise EnvSetupError(f"Faulty(fault={fault!r}, at_step=0): a reset has no reward, at_step must be 1 or more")
+        self.observation_space = gym.spaces.Box(0, 1e9, (3,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self._step = 0  # of the episode
+        self._life = 0  # steps over all episodes
+        self._resets = 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, Any]:
+        """Step 0 of the next episode."""
+        super().reset(seed=seed)
+        self._step, self._resets = 0, self._resets + 1
+        return self._answer(now=self.at_step == 0 and self._resets == 1)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
+        """One count on, or the fault."""
+        self._step, self._life = self._step + 1, self._life + 1
+        now = self._life == self.at_step
+        if self.fault == "random_raise" and self.np_random.random() < self.probability:
+            raise RuntimeError(f"Faulty raised by chance at step {self._life}")
+        observation, info = self._answer(now)
+        reward = REWARD_FAULTS.get(self.fault, self._step) if now and self.fault else self._step
+        return observation, float(reward), self._step >= self.length, False, info
+
+    def _answer(self, now: bool) -> tuple[Any, Any]:
+        """Observation and info; where `now`, with the fault if it is one of these or of the process."""
+        observation = np.array([self._step, self.length - self._step, 1], np.float32)
+        if not now:
+            return observation, {}
+        match self.fault:
+            case "nan_obs":
+                observation[0] = np.nan
+            case "inf_obs":
+                observation[0] = np.inf
+            case "out_of_space":
+                observation[0] = -1
+            case "wrong_dtype":
+                observation = observation.astype(np.float64)
+            case "wrong_shape":
+                observation = np.append(observation, observation[:1])
+            case "none_info":
+                return observation, None
+            case "raise":
+                raise RuntimeError(f"Faulty raised at step {self._life}, as it was asked to")
+            case "hang":
+                while True:
+                    time.sleep(0.05)
+            case "spin":
+                while True:
+                    pass
+            case "exit":
+                os._exit(1)
+            case "segfault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+        return observation, {}
+
+
+if "packtrain/Faulty-v0" not in gym.registry:
+    gym.register("packtrain/Faulty-v0", entry_point="packtrain.testing.faulty:Faulty", disable_env_checker=True)

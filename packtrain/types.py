@@ -1,0 +1,96 @@
+"""The experience types, and the legend of shapes.
+
+Letters used in every shape: T time, B batch (or environment columns), A actions, N tree nodes, K ensemble members,
+H horizon, C context rows. Time comes first, then batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium as gym
+from torch import Tensor
+
+from packtrain.trees import Tree
+
+
+class Row(NamedTuple):
+    """What a policy sees of B environments at one moment: an observation and what led to it."""
+
+    obs: Tree  # [B, ...]
+    first: Tensor  # [B] bool   a reset made this row
+    last_action: Tree  # [B, ...]   zeros where first
+    last_reward: dict[str, Tensor]  # {channel: [B] float32}   0 where first; "train" is always there
+    terminated: Tensor  # [B] bool   the last action ended the task (or cost a life)
+    truncated: Tensor  # [B] bool   the clock ended the episode after the last action
+
+
+class Trajectory(NamedTuple):
+    """T steps of B streams, time first, C context rows in front.
+
+    reward[t], terminated[t], truncated[t] and row C+t+1 answer action[t]. A transition is a trajectory with T = 1.
+    Where first[C+t+1] is set, action[t] was dropped by a reset: a filler row, not a step.
+    """
+
+    obs: Tree  # [C+T+1, B, ...]  obs[C+t+1] answers action[t]; the last row is for bootstrapping
+    first: Tensor  # [C+T+1, B] bool  a reset made this row
+    action: Tree  # [T, B, ...]
+    reward: Tensor  # [T, B] float32  the training channel, as the environment gave it
+    terminated: Tensor  # [T, B] bool  the task ended (or a life was lost): discount 0
+    truncated: Tensor  # [T, B] bool  the clock ended: discount kept, trace cut
+    last_action: Tree  # [C+1, B, ...]  before each context row and row 0
+    last_reward: dict[str, Tensor]  # {channel: [C+1, B]}  same rows; "train" is always there
+    carry: Tree  # [B, ...]  learned recurrent state before row 0; () if none
+    extras: dict[str, Tensor]  # [T, B, ...]  what the actor knew: behaviour_log_prob, weights_version, reward/NAME
+
+
+class Sample(NamedTuple):
+    """What a memory hands to a learner: a trajectory, and what is needed to answer for it."""
+
+    trajectory: Trajectory
+    steps: int  # decisions in it: T·B less filler rows
+    keys: Tensor | None = None  # [B] where new priorities go; None in a queue
+    importance_weight: Tensor | None = None  # [B]
+    lag: Tensor | None = None  # [B] learner versions since the weights that chose the first action
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What an environment shows and takes. Networks are built from it, checkpoints carry it."""
+
+    obs: gym.Space
+    action: gym.Space
+    reward_channels: tuple[str, ...] = ("train",)  # "train" first
+
+
+class Policy(Protocol):
+    """Chooses actions. State goes in and comes out; nothing is kept between calls but weights and a generator."""
+
+    context: int  # rows needed in front of row 0
+
+    def initial_carry(self, batch: int) -> Tree:
+        """The carry of a fresh episode for `batch` columns; () if there is none."""
+
+    def act(self, row: Row, carry: Tree) -> tuple[Tree, Tree, dict[str, Tensor]]:
+        """Actions [B, ...], the carry after the row, and extras [B, ...] to be stored with the action."""
+
+
+class Sink(Protocol):
+    """Takes experience from an actor."""
+
+    def add(self, row: Row, carry: Tree, extras: dict[str, Tensor]) -> None:
+        """One row of B columns, the carry before it and the policy's extras; the next row has the action taken."""
+
+
+class Learner(Protocol):
+    """Turns samples into better weights."""
+
+    def update(self, sample: Sample) -> dict[str, Any]:
+        """One optimiser step. Metrics come back as 0-d tensors or floats."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that must survive a crash, as a tree of tensors and JSON values."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The reverse of state_dict."""

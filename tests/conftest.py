@@ -1,0 +1,24 @@
+"""Every test starts from gin's empty configuration and torch's one thread."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def clean_configuration():
+    yield
+    import sys
+
+    if "packtrain.config" in sys.modules:
+        import gin
+
+        from packtrain import config
+
+        gin.clear_config()
+        config._state = None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    import torch
+
+    torch.set_num_threads(1)

@@ -1,0 +1,115 @@
+"""CartPole against Gymnasium's own, to the last bit."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from packtrain.envs.cartpole import CartPole
+from packtrain.envs.functional import FunctionalEnv
+from packtrain.errors import EnvSetupError
+
+
+def test_spaces_are_gymnasiums():
+    theirs, ours = gym.make("CartPole-v1").unwrapped, CartPole()
+    assert ours.observation_space == theirs.observation_space
+    assert ours.action_space == theirs.action_space
+    assert ours.max_steps == gym.spec("CartPole-v1").max_episode_steps
+
+
+@pytest.mark.parametrize("columns", [1, 16])
+def test_a_thousand_random_steps_equal_gymnasium(columns):
+    """Exact, terminations included. Fails for a semi-implicit integrator, a float32 state or any other constant."""
+    core, rng = CartPole(), np.random.default_rng(5)
+    theirs = [gym.make("CartPole-v1").unwrapped for _ in range(columns)]
+    states = core.initial(columns, rng)
+    starts = [np.random.default_rng(100 + column) for column in range(columns)]
+    for column, env in enumerate(theirs):
+        env.reset(seed=column)
+        env.state = states[column].copy()
+    ended = 0
+    for _ in range(1000):
+        actions = rng.integers(2, size=columns)
+        states, rewards, terminated, extras = core.step(states, actions, rng)
+        observations = core.observe(states)
+        assert observations.dtype == np.float32 and rewards.dtype == np.float32 and extras == {}
+        for column, env in enumerate(theirs):
+            observation, reward, done, _, _ = env.step(int(actions[column]))
+            assert np.array_equal(observations[column], observation)
+            assert np.array_equal(states[column], env.state)  # float64, so drift would show at once
+            assert (rewards[column], terminated[column]) == (reward, done)
+            if done:
+                ended += 1
+                states[column] = core.initial(1, starts[column])[0]
+                env.reset(seed=ended)
+                env.state = states[column].copy()
+    assert ended > 10 * columns, "terminations have been compared"
+
+
+def test_a_controller_ends_by_position_and_by_the_clock():
+    """The random steps above end by the angle; this drives the cart off the track, and balances to the clock."""
+
+    def run(lean):
+        theirs, ours = gym.make("CartPole-v1"), FunctionalEnv(CartPole())
+        observation, _ = theirs.reset(seed=0)
+        assert np.array_equal(observation, ours.reset(seed=0)[0])
+        for step in range(1, 501):
+            action = int(observation[2] + 0.3 * observation[3] + lean * (observation[0] + observation[1]) > 0)
+            observation, *answer, _ = theirs.step(action)
+            ours_observation, *ours_answer, _ = ours.step(action)
+            assert np.array_equal(observation, ours_observation)
+            assert ours_answer == answer
+            if any(answer[1:]):
+                return observation, answer[1:], step
+
+    observation, (terminated, truncated), _ = run(lean=-0.05)
+    assert terminated and not truncated and abs(observation[0]) > 2.4 and abs(observation[2]) < 0.2
+    _, (terminated, truncated), steps = run(lean=0.05)
+    assert truncated and not terminated and steps == 500
+
+
+def test_the_limits_are_gymnasiums():
+    """States at rest on both sides of each limit, within 1e-9; fails if a limit is rounded or one-sided."""
+    core, theirs = CartPole(), gym.make("CartPole-v1").unwrapped
+    theirs.reset(seed=0)
+    limits = np.array([[2.4, 0, 0, 0], [0, 0, 12 * 2 * np.pi / 360, 0]])
+    states = np.concatenate([sign * limits * scale for sign in (-1, 1) for scale in (1 - 1e-9, 1, 1 + 1e-9)])
+    _, _, terminated, _ = core.step(states, np.zeros(len(states), np.int64), np.random.default_rng(0))
+    for state, ended in zip(states, terminated, strict=True):
+        theirs.state, theirs.steps_beyond_terminated = state.copy(), None
+        assert theirs.step(0)[2] == ended
+    assert terminated.sum() == 4
+
+
+def test_the_same_seed_gives_gymnasiums_start():
+    for seed in range(3):
+        theirs, _ = gym.make("CartPole-v1").reset(seed=seed)
+        ours, _ = FunctionalEnv(CartPole()).reset(seed=seed)
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_render_shows_state_zero():
+    core = CartPole()
+    states = np.array([[0.0, 0, 0, 0], [2.4, 0, 0, 0]])
+    left, right = (np.array([[0.0, 0, angle, 0]]) for angle in (-0.2, 0.2))
+    text = core.render(states, "ansi")
+    assert text.index("#") == 1 + 49 // 2 and "+0.00 degrees" in text and text.endswith("\n")
+    assert core.render(states[1:], "ansi").index("#") == 49
+    picture = core.render(states, "rgb_array")
+    assert picture.shape == (160, 240, 3) and picture.dtype == np.uint8
+    pole = (picture == (202, 152, 101)).all(axis=2)
+    np.testing.assert_array_equal(pole, pole[:, ::-1])  # upright in the middle
+    for state, side in ((left, -1), (right, 1)):
+        row, column = (core.render(state, "rgb_array") == (202, 152, 101)).all(axis=2).nonzero()
+        tip = row.argmin()
+        assert column[tip] - 119.5 == pytest.approx(side * 80 * np.sin(0.2), abs=5), "a positive angle leans right"
+        assert np.hypot(125 - row, column - 119.5).max() == pytest.approx(80, abs=1), "the pole keeps its length"
+    with pytest.raises(EnvSetupError, match="render_mode"):
+        core.render(states, "human")
+
+
+def test_max_steps():
+    assert CartPole(max_steps=None).max_steps is None
+    assert CartPole(max_steps=7).max_steps == 7
+    for wrong in (0, -1, 2.5, True):
+        with pytest.raises(EnvSetupError, match="max_steps must be a whole number"):
+            CartPole(max_steps=wrong)
