@@ -31,6 +31,7 @@ T = TypeVar("T", bound=Callable)
 CHANGEABLE = ("Run.", "Evaluation.")
 """Parameters that may differ on resume: run length, logging, evaluation. Device and runtime are program flags."""
 
+_signatures: dict[str, list[str]] = {}  # configurable → its parameters, to suggest spellings from
 _state: Configuration | None = None  # the one being built, so that configurables can record what they were given
 
 
@@ -58,6 +59,20 @@ class Configuration:
         """The built values that make this run this run; what may change on resume is left out."""
         return {name: text for name, text in sorted(self.values.items()) if not name.startswith(CHANGEABLE)}
 
+    def difference(self, before: dict[str, str]) -> list[str]:
+        """One line for each value that differs from an earlier identity.
+
+        A parameter that the earlier one does not know and nobody has set here is new in this release: its default is
+        what the earlier run did.
+        """
+        after = self.identity()
+        given = {f"{owner}.{parameter}" for owner, parameter in self.where}
+        return [
+            f"{name}: {before.get(name, 'absent')} → {after.get(name, 'absent')}"
+            for name in sorted({*before, *after})
+            if before.get(name) != after.get(name) and (name in before or name in given)
+        ]
+
     def hash(self) -> str:
         """A digest of `identity`."""
         lines = "\n".join(f"{name} = {text}" for name, text in self.identity().items())
@@ -65,11 +80,7 @@ class Configuration:
 
     def text(self) -> str:
         """The operative configuration as a gin file that gives the same run: knobs, bindings, and every default."""
-        bound: dict[str, str] = {}
-        for line in gin.operative_config_str(max_line_length=10_000).splitlines():
-            name, equals, value = line.partition(" = ")
-            if equals and not line.startswith("#"):
-                bound[name] = value
+        bound = _operative()
         lines = [f"# the configuration of this run, from: {' '.join(self.sources)}"]
         lines += [f"import {module}" for module in self.imports] + [""]
         for name in [*[n for n in self.comments if n in bound], *[n for n in bound if "." not in n]]:
@@ -86,6 +97,13 @@ class Configuration:
         return "\n".join(lines) + "\n"
 
 
+def _operative() -> dict[str, str]:
+    """What gin says was used: "entropy_cost" or "Impala.entropy_cost" → the text of its value."""
+    lines = gin.operative_config_str(max_line_length=10_000).splitlines()
+    parts = [line.partition(" = ") for line in lines if " = " in line and not line.startswith("#")]
+    return {name: value for name, _, value in parts}
+
+
 def _is_literal(text: str) -> bool:
     try:
         ast.literal_eval(text)
@@ -97,6 +115,7 @@ def _is_literal(text: str) -> bool:
 def configurable(target: T) -> T:
     """Register a class or function with gin under its own name, with its values checked against its annotations."""
     name = target.__name__
+    _signatures[name] = list(inspect.signature(target).parameters)
     if inspect.isclass(target):
         setattr(target, "__init__", _checked(target.__init__, name))  # noqa: B010  (mypy)
         return typing.cast(T, gin.configurable(name, module="packtrain")(target))
@@ -120,8 +139,8 @@ def _checked(function: Callable, name: str) -> Callable:
             bound.apply_defaults()
             scope = gin.current_scope_str()
             for parameter, value in bound.arguments.items():
-                if parameter != "self" and not is_dataclass(value):
-                    _state.values[f"{scope}/" * bool(scope) + f"{name}.{parameter}"] = repr(value)
+                if parameter != "self":
+                    _state.values[f"{scope}/" * bool(scope) + f"{name}.{parameter}"] = _written(value)
         return function(*args, **kwargs)
 
     @functools.wraps(function)
@@ -135,6 +154,18 @@ def _checked(function: Callable, name: str) -> Callable:
             raise
 
     return remember_errors
+
+
+def _written(value: Any) -> str:
+    """A value as a configuration file writes it; something built, as a call of its name."""
+    if is_dataclass(value):
+        return f"@{type(value).__name__}()"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_written(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (tuple, list)):
+        inside = ", ".join(_written(item) for item in value)
+        return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
+    return repr(value)
 
 
 def _with_place(error: Error, name: str) -> Error:
@@ -299,20 +330,20 @@ def _bind(statement: Any) -> None:
 def _unknown(message: str) -> str:
     """Gin's message on an unknown name, with the nearest spelling."""
     first = message.splitlines()[0]
-    names = sorted({selector.rpartition(".")[2] for selector in gin.config._REGISTRY} - {"macro", "constant"})
     if "No configurable matching" in first:
-        wrong = first.split("'")[1].rpartition(".")[2]
-        return f"nothing is called {wrong!r}{knobs.nearest(wrong, names)}"
+        wrong = first.split("'")[1].strip("@()").rpartition(".")[2]
+        return f"nothing is called {wrong!r}{knobs.nearest(wrong, list(_signatures))}"
     if "doesn't have a parameter named" in first:
-        owner, parameter = first.split("'")[1], first.split("'")[3]
-        target = gin.config._REGISTRY.get_match(owner)
-        parameters = list(inspect.signature(target.wrapped).parameters) if target else []
-        return f"{owner.rpartition('.')[2]} has no parameter {parameter!r}{knobs.nearest(parameter, parameters)}"
+        owner, parameter = (first.split("'")[index].rpartition(".")[2] for index in (1, -2))
+        return f"{owner} has no parameter {parameter!r}{knobs.nearest(parameter, _signatures.get(owner, []))}"
     return first
 
 
 def build(configuration: Configuration) -> Any:
-    """Call the configured `Experiment` and refuse bindings that nothing used."""
+    """Call the configured `Experiment` and refuse bindings of the user's that nothing used.
+
+    A shipped knob may go unused: a `--config` binding then took the place of the line that reads it.
+    """
     global _state
     _state = configuration
     try:
@@ -327,28 +358,14 @@ def build(configuration: Configuration) -> Any:
 
 
 def _refuse_unused(configuration: Configuration) -> None:
-    used: set[tuple[str, str]] = set()
-    for (scope, selector), parameters in gin.config._OPERATIVE_CONFIG.items():
-        if selector == "gin.macro":
-            used.add(("", scope))
-        else:
-            used.update((selector.rpartition(".")[2], parameter) for parameter in parameters)
-    unused = {key: place for key, place in configuration.where.items() if key not in used}
+    used = {tuple(name.rpartition("/")[2].rpartition(".")[::2]) for name in _operative()}
+    given = {key: place for key, place in configuration.where.items() if not place.startswith(knobs.SHIPPED)}
+    unused = {key: place for key, place in given.items() if key not in used}
     if unused:
         (owner, parameter), place = next(iter(unused.items()))
         name = f"{owner}.{parameter}" if owner else parameter
         more = f" (and {len(unused) - 1} more)" if len(unused) > 1 else ""
         raise ConfigError(f"{name} is set but used by nothing in this configuration{more}; set in {place}")
-
-
-def difference(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """One line for each value that differs between two identities."""
-    names = sorted({*before, *after})
-    return [
-        f"{name}: {before.get(name, 'absent')} → {after.get(name, 'absent')}"
-        for name in names
-        if before.get(name) != after.get(name)
-    ]
 
 
 @dataclass(frozen=True)

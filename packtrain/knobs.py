@@ -15,6 +15,7 @@ from typing import Any
 
 from packtrain.errors import ConfigError
 
+SHIPPED = "configs/"  # how messages begin the place of a shipped line
 CONFIGS = Path(__file__).parent / "configs"
 PROGRAM_FLAGS = (
     "address config config_file device fresh help json mode num_episodes num_seeds output_dir restarts runtime savedir "
@@ -108,7 +109,7 @@ def find_include(name: str, including: Path, line: int) -> Path:
 def shown(path: Path) -> str:
     """A path as messages show it: shipped files from their package folder, others as they were given."""
     try:
-        return str(Path("configs") / path.resolve().relative_to(CONFIGS))
+        return SHIPPED + str(path.resolve().relative_to(CONFIGS))
     except ValueError:
         return str(path)
 

@@ -35,6 +35,7 @@ class Impala:
     discounting: float = 0.99
     entropy_cost: float = 0.0006
     baseline_cost: float = 0.5  # times ½ squared error
+    reward_scale: float = 1.0  # multiplies rewards before clipping, in the learner only
     reward_clipping: Literal["abs_one", "none", "soft_asymmetric"] = "abs_one"  # in the learner only
     reduction: Literal["sum", "mean"] = "sum"  # over T and B
     rho_bar: float | None = 1.0  # clips the ratio in the temporal difference; None: not clipped
@@ -50,7 +51,7 @@ class Impala:
     grad_norm_clipping: float = 40.0  # of the global norm
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "epsilon", "grad_norm_clipping", "c_bar"):
+        for name in ("reward_scale", "learning_rate", "epsilon", "grad_norm_clipping", "c_bar"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"Impala.{name} = {getattr(self, name)} must be above 0")
         for name in ("discounting", "trace_lambda", "alpha", "momentum"):
@@ -84,7 +85,7 @@ def loss(network: ActorCriticNetwork, trajectory: Trajectory, settings: Impala) 
     returns = vtrace(
         v_tm1=value[:-1].detach(),
         v_t=value[1:].detach(),
-        r_t=clip_reward(trajectory.reward, settings.reward_clipping),
+        r_t=clip_reward(settings.reward_scale * trajectory.reward, settings.reward_clipping),
         discount_t=ends.discount_t,
         log_rho_tm1=log_prob.detach() - trajectory.extras["behaviour_log_prob"],
         continue_t=ends.continue_t,

@@ -85,6 +85,7 @@ class Stream:
             "returns": {name: value.copy() for name, value in self._returns.items()},
             "lengths": self._lengths.copy(),
             "steps": self.steps,
+            "finished": [episode._asdict() for episode in self._finished],
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -94,7 +95,7 @@ class Stream:
         self._returns = {name: np.array(value) for name, value in snapshot["returns"].items()}
         self._lengths = np.array(snapshot["lengths"])
         self.steps = int(snapshot["steps"])
-        self._finished = []
+        self._finished = [Episode(**episode) for episode in snapshot["finished"]]
 
     def _count(self, outcome: Outcome) -> None:
         acted = ~outcome.first
@@ -102,7 +103,7 @@ class Stream:
         self._lengths += acted
         for channel, reward in outcome.rewards.items():
             self._returns[channel] += reward
-        ended = outcome.terminated | outcome.truncated
+        ended = (outcome.terminated | outcome.truncated) & acted  # an episode dropped at its reset has not been one
         if not ended.any():
             return
         for column in np.nonzero(ended)[0]:

@@ -63,7 +63,7 @@ class Recorder:
         """What a resumed run needs to write the same next row."""
         return {
             "next": self._next,
-            "sums": {name: torch.as_tensor(value).clone() for name, value in self._sums.items()},
+            "sums": {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in self._sums.items()},
             "updates": self._updates,
             "lag_max": self._lag_max,
             "episodes": self._episodes,

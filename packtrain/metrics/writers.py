@@ -41,11 +41,16 @@ class TensorBoardWriter:
     """The same numbers for TensorBoard, under RUN/tensorboard."""
 
     def __init__(self, path: Path):
+        self._writer = self.available()(str(path))
+
+    @staticmethod
+    def available() -> Any:
+        """TensorBoard's writer class; MissingExtraError if it is not installed."""
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise MissingExtraError("--tensorboard", "tensorboard", "tensorboard") from None
-        self._writer = SummaryWriter(str(path))
+        return SummaryWriter
 
     def write(self, row: dict[str, Any]) -> None:
         """Add every number of a row as KIND/NAME."""

@@ -50,7 +50,7 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
         plain[part] = _strip(content, part, "", arrays)
         if arrays:
             files[f"{part}.safetensors"] = save_tensors(arrays)
-    files["state.json"] = json.dumps(plain, sort_keys=True).encode()
+    files["state.json"] = json.dumps(plain).encode()
     manifest = {
         "schema": SCHEMA,
         "step": step,

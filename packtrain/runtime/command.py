@@ -19,6 +19,7 @@ import torch
 from packtrain import __version__, config, knobs
 from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunFolderError
 from packtrain.metrics.console import amount, duration, open_console
+from packtrain.metrics.writers import TensorBoardWriter
 from packtrain.runtime import checkpoint, local, serial
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder
@@ -88,6 +89,8 @@ def _train_one(request: TrainRequest) -> int:
         request.files, request.bindings, request.knobs, request.seed, request.trusted
     )
     device = find_device(request.device)
+    if request.tensorboard:
+        TensorBoardWriter.available()
     folder = RunFolder(_beside(request.output) if request.fresh else request.output)
     folder.check_writable()
     folder.open()
@@ -161,7 +164,7 @@ def find_device(name: str) -> torch.device:
 
 def refuse_other(path: Path, state: dict[str, Any], configuration: config.Configuration) -> None:
     """CheckpointError with the first difference if a checkpoint was made with another configuration."""
-    changed = config.difference(state["run"]["identity"], configuration.identity())
+    changed = configuration.difference(state["run"]["identity"])
     if changed:
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise CheckpointError(

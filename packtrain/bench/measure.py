@@ -1,0 +1,107 @@
+"""Measuring parts alone: seconds, core-seconds and seconds with the interpreter's lock held, per step.
+
+On a CPU a run cannot be faster than its cores allow, nor than the one lock allows:
+
+    bound = min(cores / Σ core-seconds, 1 / Σ lock-held seconds)     per step, over the parts
+
+torch frees the lock inside its operators, NumPy mostly does not. So the time a part holds it is its time less what
+torch's profiler finds inside top-level operators.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part costs, alone, for one step of the agent."""
+
+    name: str
+    steps_per_second: float
+    core_us: float  # microseconds of processor time
+    lock_us: float  # microseconds with the interpreter's lock held
+
+
+def measure(name: str, call: Callable[[], int], secs: float) -> Part:
+    """Time a call that returns how many steps it did, for about `secs` seconds.
+
+    The share of time inside torch's operators comes from a short profiled stretch; profiling slows operators and what
+    is between them alike, so the share is kept and the profiled times are not.
+    """
+    for _ in range(3):
+        call()
+    steps, begin, cpu = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() - begin < secs:
+        steps += call()
+    wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    inside = _operator_share(call)
+    return Part(name, steps / wall, 1e6 * cpu / steps, 1e6 * wall * (1 - inside) / steps)
+
+
+def _operator_share(call: Callable[[], int]) -> float:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        begin = time.perf_counter()
+        for _ in range(20):
+            call()
+        wall = time.perf_counter() - begin
+    events = [event for event in profiler.events() if event.cpu_parent is None]
+    return min(1.0, sum(event.cpu_time_total for event in events) * 1e-6 / wall)
+
+
+def bound(parts: list[Part], cores: int) -> tuple[float, str]:
+    """Steps per second that the parts allow together, and what limits them."""
+    by_cores = 1e6 * cores / sum(part.core_us for part in parts)
+    by_lock = 1e6 / sum(part.lock_us for part in parts)
+    return (by_cores, f"{cores} cores") if by_cores <= by_lock else (by_lock, "the interpreter's lock")
+
+
+def cores() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def result(name: str, rate: float, parts: list[Part], **more: Any) -> dict[str, Any]:
+    """The JSON of a bench: rate, bound, ratio, the parts, and where it was measured."""
+    limit, why = bound(parts, cores())
+    return {
+        "bench": name,
+        "rate": rate,
+        "bound": limit,
+        "ratio": rate / limit,
+        "limited_by": why,
+        **more,
+        "parts": [asdict(part) for part in parts],
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cores": cores(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+    }
+
+
+def table(content: dict[str, Any]) -> str:
+    """A bench's result for people."""
+    lines = [f"{'part':<24}{'steps/s alone':>16}{'core µs/step':>16}{'lock µs/step':>16}"]
+    for part in content["parts"]:
+        lines.append(
+            f"{part['name']:<24}{part['steps_per_second']:>16,.0f}{part['core_us']:>16.1f}{part['lock_us']:>16.1f}"
+        )
+    lines += [
+        "",
+        f"rate   {content['rate']:>12,.0f} steps/s",
+        f"bound  {content['bound']:>12,.0f} steps/s, by {content['limited_by']}",
+        f"ratio  {content['ratio']:>12.2f}",
+    ]
+    if "actor_busy" in content:
+        lines.append(f"busy   actor {content['actor_busy']:.0%}, learner {content['learner_busy']:.0%}")
+    return "\n".join(lines)

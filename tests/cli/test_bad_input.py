@@ -1,0 +1,145 @@
+"""Bad input: one line that names what, where and what to try, exit code 2, nothing written."""
+
+import os
+
+import pytest
+
+from packtrain.cli import main
+
+SMALL = ["--total_steps", "200", "--num_actors", "2", "--batch_size", "2", "--unroll_length", "5", "--eval_every", "0"]
+
+
+def refused(capsys, tmp_path, argv, *parts, code=2):
+    """Run a command that must be refused; returns the line."""
+    before = sorted(tmp_path.rglob("*"))
+    assert main(argv) == code
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("packtrain: error: ") and captured.out == ""
+    for part in parts:
+        assert part in lines[0], (part, lines[0])
+    assert sorted(tmp_path.rglob("*")) == before, "something was written"
+    return lines[0]
+
+
+@pytest.fixture(autouse=True)
+def in_tmp(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+CATCH = ["train", "impala/catch", "--output_dir", "run"]
+
+
+@pytest.mark.parametrize(
+    "argv, parts",
+    [
+        (["tain"], ["unknown command 'tain'", "did you mean 'train'"]),
+        (["train"], ["no CONFIG", "packtrain list"]),
+        (["train", "impala/cach"], ["unknown config 'impala/cach'", "did you mean 'impala/catch'"]),
+        (["train", "nowhere.gin"], ["nowhere.gin does not exist"]),
+        ([*CATCH, "--num_actor", "3"], ["unknown flag '--num_actor'", "did you mean 'num_actors'"]),
+        ([*CATCH, "--num_actors", "many"], ["--num_actors 'many' is not a whole number"]),
+        ([*CATCH, "--num_actors"], ["--num_actors", "expected one argument"]),
+        ([*CATCH, "--config", "Impala.entropy_cots = 1"], ["no parameter 'entropy_cots'", "did you mean 'entropy_cost'"]),
+        ([*CATCH, "--config", "entropy_cots = 1"], ["entropy_cots is set but used by nothing"]),
+        ([*CATCH, "--config", "Conv.channels = 'wide'"], ["Conv.channels = 'wide' is not"]),
+        ([*CATCH, "--config", "Impala.entropy_cost ="], ["syntax error"]),
+        ([*CATCH, "--env", "Cacth"], ["unknown environment 'Cacth'", "did you mean 'Catch'"]),
+        ([*CATCH, "--env", "PongNoFrameskip-v4"], ["ale-py", "packtrain[atari]"]),
+        ([*CATCH, "--env", "no_such_module:Env-v0"], ["no_such_module"]),
+        ([*CATCH, "--total_steps", "0"], ["Run.total_steps = 0 must be at least 1"]),
+        ([*CATCH, "--num_actors", "-1"], ["Streams.num_actors = -1"]),
+        ([*CATCH, "--batch_size", "0"], ["Unrolls.batch_size = 0"]),
+        ([*CATCH, "--unroll_length", "-5"], ["Unrolls.unroll_length = -5"]),
+        ([*CATCH, "--hidden_size", "0"], ["ActorCritic.hidden_size = 0"]),
+        ([*CATCH, "--batch_size", "9", "--num_buffers", "8"], ["batch_size = 9", "num_buffers = 8", "no batch"]),
+        ([*CATCH, "--learning_rate", "-0.1"], ["Impala.learning_rate = -0.1 must be above 0"]),
+        ([*CATCH, "--checkpoint_secs", "0"], ["Run.checkpoint_secs"]),
+        ([*CATCH, "--seed", "-3"], ["Experiment.seed = -3"]),
+        ([*CATCH, "--seed", "x"], ["--seed"]),
+        ([*CATCH, "--num_seeds", "0"], ["--num_seeds 0"]),
+        ([*CATCH, "--device", "cuda:7"], ["cuda:7", "--device cpu"]),
+        ([*CATCH, "--device", "toaster"], ["toaster"]),
+        ([*CATCH, "--runtime", "cluster"], ["cluster", "--runtime local"]),
+        ([*CATCH, "--address", "auto"], ["cluster"]),
+        ([*CATCH, "--runtime", "parallel"], ["parallel"]),
+        ([*CATCH, "--restarts", "3"], ["--restarts is not there yet"]),
+        ([*CATCH, "--savedir", "d"], ["--output_dir"]),
+        (["eval", "nowhere"], ["nowhere is not a run folder"]),
+        (["eval", ".", "--num_episodes", "0"], ["--num_episodes 0"]),
+        (["report", "nowhere"], ["nowhere"]),
+        (["bench", "impala_cacth"], ["did you mean 'impala_catch'"]),
+        (["sweep", "x"], ["sweep", "not there yet"]),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
+)
+def test_one_line_and_exit_code_2(capsys, tmp_path, argv, parts):
+    refused(capsys, tmp_path, argv, *parts)
+
+
+@pytest.mark.parametrize(
+    "fault, parts",
+    [
+        ("nan_obs", ["first reset", "NaN"]),
+        ("wrong_dtype", ["dtype float64", "float32"]),
+        ("wrong_shape", ["shape (4,)", "(3,)"]),
+        ("out_of_space", ["outside its space"]),
+        ("raise", ["first reset", "RuntimeError"]),
+    ],
+)
+def test_an_environment_whose_first_reset_is_wrong(capsys, tmp_path, fault, parts):
+    (tmp_path / "mine.gin").write_text(
+        f"import packtrain.testing.faulty\ninclude 'impala/gym.gin'\nenv = 'packtrain/Faulty-v0'\n"
+        f"Environment.kwargs = {{'fault': '{fault}', 'at_step': 0}}\n"
+    )
+    refused(capsys, tmp_path, ["train", "mine.gin", "--output_dir", "run", *SMALL], *parts)
+
+
+def test_a_syntax_error_in_a_file_names_its_line(capsys, tmp_path):
+    (tmp_path / "mine.gin").write_text("include 'impala/catch.gin'\n\nImpala.discounting = = 3\n")
+    refused(capsys, tmp_path, ["train", "mine.gin", "--output_dir", "run"], "mine.gin:3", "syntax error")
+
+
+def test_a_misspelt_binding_in_a_file_names_its_line(capsys, tmp_path):
+    (tmp_path / "mine.gin").write_text("include 'impala/catch.gin'\nImpala.discount = 0.9\n")
+    refused(capsys, tmp_path, ["train", "mine.gin", "--output_dir", "run"], "mine.gin:2", "did you mean 'discounting'")
+
+
+def test_an_unused_binding_in_a_file_names_its_line(capsys, tmp_path):
+    (tmp_path / "mine.gin").write_text("include 'impala/cartpole.gin'\nConv.channels = (3, 3)\n")
+    refused(capsys, tmp_path, ["train", "mine.gin", "--output_dir", "run"], "mine.gin:2", "used by nothing")
+
+
+def test_an_output_folder_that_cannot_be_written(capsys, tmp_path):
+    (tmp_path / "file").write_text("x")
+    refused(capsys, tmp_path, ["train", "impala/catch", "--output_dir", "file/run"], "file", "not a folder")
+    if os.geteuid() != 0:
+        (tmp_path / "closed").mkdir(mode=0o500)
+        refused(capsys, tmp_path, ["train", "impala/catch", "--output_dir", "closed/run"], "closed", "--output_dir")
+
+
+def test_tensorboard_missing_names_its_extra(capsys, tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    refused(capsys, tmp_path, [*CATCH, *SMALL, "--tensorboard"], "packtrain[tensorboard]")
+
+
+def test_a_checkpoint_of_another_configuration(capsys, tmp_path):
+    assert main([*CATCH, *SMALL]) == 0
+    capsys.readouterr()
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name not in ("log.txt", ".lock")}
+    line = refused(capsys, tmp_path, [*CATCH, *SMALL, "--entropy_cost", "0.5"], "another configuration", "--fresh")
+    assert "Impala.entropy_cost: 0.01 → 0.5" in line
+    assert all(p.read_bytes() == data for p, data in before.items()), "something was destroyed"
+
+
+def test_no_good_checkpoint_left(capsys, tmp_path):
+    assert main([*CATCH, *SMALL]) == 0
+    capsys.readouterr()
+    for path in (tmp_path / "run" / "checkpoints").glob("*/state.json"):
+        path.write_bytes(b"{}")
+    assert main([*CATCH, *SMALL]) == 2
+    assert "is whole" in capsys.readouterr().err
+    assert main(["eval", "run"]) == 2

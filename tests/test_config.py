@@ -1,0 +1,153 @@
+"""gin behind one door: types, places, unused bindings, travelling, hashing."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from packtrain import config, knobs
+from packtrain.errors import ConfigError
+
+CATCH = knobs.CONFIGS / "impala" / "catch.gin"
+
+
+@config.configurable
+@dataclass(frozen=True)
+class Sample:
+    number: int = 1
+    rate: float = 0.5
+    kind: Literal["a", "b"] = "a"
+    sizes: tuple[int, ...] = (1,)
+    maybe: int | None = None
+
+
+def load(*bindings, **values):
+    configuration = config.load([CATCH], list(bindings), values)
+    return configuration, config.build(configuration)
+
+
+@pytest.mark.parametrize("name", knobs.shipped())
+def test_every_shipped_config_builds_with_nothing_unused(name):
+    experiment = config.build(config.load([knobs.CONFIGS / f"{name}.gin"], [], {}))
+    assert not _unused_shipped_knobs(name)
+    assert experiment.streams.environment.probe().action is not None
+
+
+def _unused_shipped_knobs(name):
+    found = knobs.read_knobs(knobs.CONFIGS / f"{name}.gin")
+    return set(found) - set(config._operative())
+
+
+def test_bindings_win_over_files_and_knobs_over_bindings():
+    _, experiment = load("entropy_cost = 0.5", "Impala.baseline_cost = 0.25", entropy_cost=0.75)
+    impala = experiment.learners["impala"].learner
+    assert (impala.entropy_cost, impala.baseline_cost) == (0.75, 0.25)
+
+
+@pytest.mark.parametrize(
+    "binding, message",
+    [
+        ("Impala.entropy_cost = 'high'", "Impala.entropy_cost = 'high' is not a number; set in --config"),
+        ("entropy_cost = 'high'", "as entropy_cost"),
+        ("Impala.reduction = 'median'", "is not one of 'sum', 'mean'"),
+        ("Unrolls.batch_size = 2.5", "is not a whole number"),
+        ("ActorCritic.use_lstm = 1", "is not True or False"),
+        ("Impala.entropy_cots = 0.1", "Impala has no parameter 'entropy_cots' (did you mean 'entropy_cost'?)"),
+        ("Imapla.entropy_cost = 0.1", "nothing is called 'Imapla' (did you mean 'Impala'?)"),
+        ("Streams.environment = @Enviroment()", "nothing is called 'Enviroment' (did you mean 'Environment'?)"),
+        ("entropy_cots = 0.1", "entropy_cots is set but used by nothing"),
+        ("Sample.number = 3", "Sample.number is set but used by nothing"),
+        ("Impala.entropy_cost = ", "syntax error"),
+        ("Impala.learning_rate = 0", "Impala.learning_rate = 0 must be above 0"),
+        ("Experiment.seed = -1", "must not be negative"),
+    ],
+)
+def test_bad_bindings_are_one_clear_line(binding, message):
+    with pytest.raises(ConfigError) as caught:
+        load(binding)
+    text = str(caught.value)
+    assert message in text and "\n" not in text
+
+
+def test_type_errors_say_which_line_of_which_file(tmp_path):
+    path = tmp_path / "mine.gin"
+    path.write_text("include 'impala/catch.gin'\n\n\nImpala.discounting = 'long'\n")
+    with pytest.raises(ConfigError, match=f"set in {path}:4"):
+        config.build(config.load([path], [], {}))
+
+
+def test_syntax_errors_say_which_line_of_which_file(tmp_path):
+    path = tmp_path / "mine.gin"
+    path.write_text("include 'impala/catch.gin'\nImpala.discounting = (1,\n")
+    with pytest.raises(ConfigError, match=rf"{path}:\d+: syntax error"):
+        config.load([path], [], {})
+
+
+def test_the_written_configuration_gives_the_same_one(tmp_path):
+    """Every default is written out, so that a later release with other defaults still runs it. Also with knobs."""
+    before, _ = load("Impala.c_bar = 0.9", total_steps=777)
+    text = before.text()
+    assert "Impala.rho_bar = 1.0" in text and "total_steps = 777  # decisions" in text
+    path = tmp_path / "config.gin"
+    path.write_text(text)
+    after = config.load([path], [], {}, trusted=False)
+    config.build(after)
+    assert after.values == before.values and after.hash() == before.hash()
+    assert after.text().splitlines()[1:] == text.splitlines()[1:]
+    assert knobs.read_knobs(path)["num_buffers"].type is int
+
+
+def test_hash_leaves_out_what_may_change():
+    base = load()[0].hash()
+    assert load(total_steps=5, log_every=7, checkpoint_secs=1.0, eval_every=3)[0].hash() == base
+    assert load(entropy_cost=0.5)[0].hash() != base
+    assert load("Experiment.seed = 1")[0].hash() != base
+
+
+def test_difference_names_both_values():
+    before = load()[0].identity()
+    assert load(entropy_cost=0.5)[0].difference(before) == ["Impala.entropy_cost: 0.01 → 0.5"]
+
+
+def test_a_new_parameter_at_its_default_is_no_difference():
+    """A checkpoint of an earlier release goes on. Mutation: comparing all names."""
+    before = load()[0].identity()
+    del before["Impala.trace_lambda"]
+    assert load()[0].difference(before) == []
+    assert load("Impala.trace_lambda = 0.5")[0].difference(before) == ["Impala.trace_lambda: absent → 0.5"]
+
+
+def test_a_child_notices_another_configuration():
+    """Mutation: a digest over nothing, or over the layout of the text."""
+    travelling = config.Travelling.pack("Impala.entropy_cost = 0.1  # comment\n")
+    travelling.check()
+    config.Travelling("Impala.entropy_cost =    0.1\n", travelling.digest).check()
+    with pytest.raises(ConfigError, match="another configuration"):
+        config.Travelling("Impala.entropy_cost = 0.2\n", travelling.digest).check()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import os", "from os import path", "import packtrain_evil", "from __gin__ import dynamic_registration", "import tests.evil"],
+)
+def test_an_untrusted_file_may_import_nothing_else(tmp_path, line):
+    """X3. Mutation: importing before checking."""
+    path = tmp_path / "config.gin"
+    path.write_text(f"{line}\ninclude 'impala/catch.gin'\n")
+    with pytest.raises(ConfigError, match="--trust-config"):
+        config.load([path], [], {}, trusted=False)
+
+
+def test_an_untrusted_file_may_not_name_code_through_the_environment(tmp_path):
+    path = tmp_path / "config.gin"
+    path.write_text("include 'impala/catch.gin'\nenv = 'evil_module:Evil-v0'\n")
+    with pytest.raises(ConfigError, match="--trust-config"):
+        config.build(config.load([path], [], {}, trusted=False))
+
+
+def test_a_trusted_file_may_import_the_users_module(tmp_path, monkeypatch):
+    (tmp_path / "my_module_for_test.py").write_text("LOADED = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "mine.gin"
+    path.write_text("import my_module_for_test\ninclude 'impala/catch.gin'\n")
+    assert "my_module_for_test" in config.load([path], [], {}).imports
