@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
+import torch
 from torch import Tensor
 
+from packtrain import trees
 from packtrain.trees import Tree
 
 
@@ -43,6 +45,11 @@ class Trajectory(NamedTuple):
     last_reward: dict[str, Tensor]  # {channel: [C+1, B]}  same rows; "train" is always there
     carry: Tree  # [B, ...]  learned recurrent state before row 0; () if none
     extras: dict[str, Tensor]  # [T, B, ...]  what the actor knew: behaviour_log_prob, weights_version, reward/NAME
+
+    def last_inputs(self) -> tuple[Tree, Tensor]:
+        """Last action and last training reward before each row, [C+T+1, B, ...]: what a network saw beside obs."""
+        actions = trees.map(lambda before, after: torch.cat([before, after]), self.last_action, self.action)
+        return actions, torch.cat([self.last_reward["train"], self.reward])
 
 
 class Sample(NamedTuple):

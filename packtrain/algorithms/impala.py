@@ -11,11 +11,12 @@ Deviations from the paper and from TorchBeast, each by choice (docs/impala.md sa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
-import torch
 from torch import Tensor
 
+from packtrain.algorithms.gradient import GradientLearner
 from packtrain.algorithms.optimisers import linear_decay, make_optimiser
 from packtrain.config import configurable
 from packtrain.equations.boundaries import boundaries
@@ -24,7 +25,7 @@ from packtrain.equations.rewards import clip_reward
 from packtrain.equations.vtrace import vtrace
 from packtrain.errors import ConfigError
 from packtrain.networks.actor_critic import ActorCriticNetwork
-from packtrain.types import Sample, Trajectory
+from packtrain.types import Trajectory
 
 
 @configurable
@@ -64,9 +65,22 @@ class Impala:
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ConfigError(f"Impala.{name} = {getattr(self, name)} must be above 0, or None")
 
-    def build(self, network: ActorCriticNetwork, total_steps: int) -> ImpalaLearner:
-        """A learner for a network."""
-        return ImpalaLearner(self, network, total_steps)
+    def build(self, network: ActorCriticNetwork, total_steps: int) -> GradientLearner:
+        """A learner for a network: one gradient step for each batch of unrolls, nothing is replayed."""
+        optimiser = make_optimiser(
+            network.parameters(),
+            self.optimiser,
+            self.learning_rate,
+            alpha=self.alpha,
+            momentum=self.momentum,
+            epsilon=self.epsilon,
+        )
+
+        def rate(steps: int) -> float:
+            linear = self.lr_schedule == "linear"
+            return linear_decay(self.learning_rate, steps, total_steps) if linear else self.learning_rate
+
+        return GradientLearner(network, partial(loss, settings=self), optimiser, rate, self.grad_norm_clipping)
 
 
 def loss(network: ActorCriticNetwork, trajectory: Trajectory, settings: Impala) -> tuple[Tensor, dict[str, Tensor]]:
@@ -75,9 +89,7 @@ def loss(network: ActorCriticNetwork, trajectory: Trajectory, settings: Impala) 
     Row t of the trajectory pairs V(x_t), π(·|x_t) with the action taken there and its consequence; row T only
     bootstraps. All T+1 rows run through the network once, from the carry stored with the unroll.
     """
-    last_action = torch.cat([trajectory.last_action, trajectory.action])  # [T+1, B, ...]
-    last_reward = torch.cat([trajectory.last_reward["train"], trajectory.reward])  # [T+1, B]
-    output = network(trajectory.obs, trajectory.first, last_action, last_reward, trajectory.carry)
+    output = network(trajectory.obs, trajectory.first, *trajectory.last_inputs(), trajectory.carry)
     parameters, value = output.parameters[:-1], output.value  # [T, B, P], [T+1, B]
 
     ends = boundaries(trajectory.first, trajectory.terminated, trajectory.truncated, settings.discounting)
@@ -110,58 +122,3 @@ def loss(network: ActorCriticNetwork, trajectory: Trajectory, settings: Impala) 
         "value": (value[:-1] * ends.weight_t).sum() / steps,
     }
     return total, {name: part.detach() for name, part in parts.items()}
-
-
-class ImpalaLearner:
-    """One gradient step for each batch of unrolls; nothing is replayed."""
-
-    def __init__(self, settings: Impala, network: ActorCriticNetwork, total_steps: int):
-        self.network = network
-        self._settings, self._total_steps = settings, total_steps
-        self._parameters = [p for p in network.parameters() if p.requires_grad]
-        self.optimiser = make_optimiser(
-            self._parameters,
-            settings.optimiser,
-            settings.learning_rate,
-            alpha=settings.alpha,
-            momentum=settings.momentum,
-            epsilon=settings.epsilon,
-        )
-        self.steps = 0  # decisions learned from
-        self.updates = 0
-
-    def update(self, sample: Sample) -> dict[str, Any]:
-        """One optimiser step on T·B rows."""
-        rate = self._settings.learning_rate
-        if self._settings.lr_schedule == "linear":
-            rate = linear_decay(rate, self.steps, self._total_steps)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
-        total, metrics = loss(self.network, sample.trajectory, self._settings)
-        self.optimiser.zero_grad(set_to_none=False)
-        total.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.grad_norm_clipping)
-        self.optimiser.step()
-        self.steps += sample.steps
-        self.updates += 1
-        return {**metrics, "grad_norm": norm.detach(), "learning_rate": rate}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser state and counters."""
-        return {
-            "network": {name: leaf.detach().clone() for name, leaf in self.network.state_dict().items()},
-            "optimiser": {
-                str(index): {name: torch.as_tensor(leaf).clone() for name, leaf in state.items()}
-                for index, state in self.optimiser.state_dict()["state"].items()
-            },
-            "steps": self.steps,
-            "updates": self.updates,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The reverse of state_dict."""
-        self.network.load_state_dict(state["network"])
-        moments = {int(index): dict(leaves) for index, leaves in state["optimiser"].items()}
-        groups = self.optimiser.state_dict()["param_groups"]
-        self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
-        self.steps, self.updates = int(state["steps"]), int(state["updates"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import torch
 
 from packtrain import knobs
 from packtrain.bench.measure import measure, result
+from packtrain.config import Configuration
 from packtrain.metrics.reading import read_metrics
 from packtrain.runtime import command, local
+from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.training import Parts, Training
+from packtrain.types import Sample, Spec
 
 
 class _Silent:
@@ -25,18 +29,18 @@ class _Silent:
 def run(secs: float) -> dict[str, Any]:
     """Measure the parts alone, then the local runtime for about as long as one of them, in one process."""
     path, _ = knobs.find_config("impala/catch")
-    configuration, experiment, spec = command.prepare([path], [], {"eval_every": 0}, 0, True)
+    configuration, experiment, spec = command.prepare([path], [], {"eval_every": 0, "total_steps": 10**9}, 0, True)
     torch.set_num_threads(1)
     parts = Parts(experiment, spec, torch.device("cpu"))
     (memory,) = parts.memories.values()
     (learner,) = parts.learners.values()
     columns = experiment.streams.num_actors
-    samples = []
+    samples: list[Sample] = []
 
     def act() -> int:
         parts.actor.turn()
         if memory.ready():
-            samples[:] = [memory.sample(learner.updates)]
+            samples[:] = [s for s in [memory.sample(learner.updates)] if s is not None]
         return columns
 
     def learn() -> int:
@@ -60,27 +64,25 @@ def run(secs: float) -> dict[str, Any]:
     return content
 
 
-def _train(configuration: Any, experiment: Any, spec: Any, secs: float) -> tuple[float, dict[str, float]]:
-    """Steps per second of the local runtime over `secs`, after it has warmed up."""
+def _train(
+    configuration: Configuration, experiment: Experiment, spec: Spec, secs: float
+) -> tuple[float, dict[str, float]]:
+    """Steps per second of the local runtime over `secs`, after a second of warming up, and how busy its loops were."""
     with tempfile.TemporaryDirectory() as name:
         folder = RunFolder(Path(name))
         training = Training(experiment, spec, folder, configuration, torch.device("cpu"), _Silent(), None)  # type: ignore[arg-type]
         marks: list[tuple[float, int]] = []
-        update = training.update
 
-        def timed(learner: str) -> bool:
-            done = update(learner)
-            now = time.monotonic()
-            marks.append((now, training.step))
-            if now - marks[0][0] > secs + 1:
-                training.stop = KeyboardInterrupt()
-            return done
+        def stop_later() -> None:
+            for pause in (1.0, secs):
+                time.sleep(pause)
+                marks.append((time.monotonic(), training.step))
+            training.stop = KeyboardInterrupt()
 
-        training.update = timed  # type: ignore[method-assign]
+        threading.Thread(target=stop_later, daemon=True).start()
         local.run(training)
         training.close()
-        warm = next(mark for mark in marks if mark[0] - marks[0][0] > 1)
-        rate = (marks[-1][1] - warm[1]) / (marks[-1][0] - warm[0])
-        rows = [row for row in read_metrics(Path(name)) if row["kind"] == "train"]
-        mean = {key: sum(row[key] for row in rows[1:]) / len(rows[1:]) for key in ("actor_busy", "learner_busy")}
-        return rate, mean
+        (begin, first), (end, last) = marks
+        rows = [row for row in read_metrics(Path(name)) if row["kind"] == "train"][1:]
+        busy = {key: sum(row[key] for row in rows) / len(rows) for key in ("actor_busy", "learner_busy")}
+        return (last - first) / (end - begin), busy

@@ -63,21 +63,23 @@ class UnrollQueue:
 
     def __init__(self, sizes: Unrolls, groups: list[int], context: int, device: torch.device):
         columns = sum(groups)
-        self._length, self._batch, self._context = sizes.unroll_length, sizes.batch_size, context
+        self.length, self._batch, self.context = sizes.unroll_length, sizes.batch_size, context
         self._bound, self._lag_limit = sizes.bound(columns), sizes.lag_limit(columns)
-        self._device = device
-        at_once = -(-columns // self._length)  # columns that finish together
+        self.device = device
+        at_once = -(-columns // self.length)  # columns that finish together
         # In use at most: one a column, the queue, those that join it together, and a batch being copied out.
         self._slots = columns + self._bound + at_once + self._batch
         self._rows: Row | None = None  # [C+T+1, slots, ...]
         self._extras: dict[str, Tensor] = {}  # [T, slots, ...]
         self._carry: Tree = ()  # [slots, ...]
+        self._writers: list[Any] = []
+        self._extra_writers: dict[str, Any] = {}
         self._fillers = np.zeros(self._slots, np.int64)
         self._full: collections.deque[int] = collections.deque()
         self._free: collections.deque[int] = collections.deque(range(self._slots))
         self._changed = threading.Condition()
         self.dropped = 0  # unrolls over the lag limit
-        starts = np.arange(columns) * self._length // columns
+        starts = np.arange(columns) * self.length // columns
         first = np.cumsum([0, *groups])
         self.sinks = [_GroupSink(self, starts[a:b]) for a, b in zip(first[:-1], first[1:], strict=True)]
 
@@ -86,7 +88,7 @@ class UnrollQueue:
     @property
     def batch_steps(self) -> int:
         """T·B."""
-        return self._length * self._batch
+        return self.length * self._batch
 
     def ready(self) -> bool:
         """Whether a batch can be taken."""
@@ -111,16 +113,16 @@ class UnrollQueue:
             if not self.ready():
                 return None
             slots = [self._full.popleft() for _ in range(self._batch)]
-        chosen = torch.tensor(slots, device=self._device)
+        chosen = torch.tensor(slots, device=self.device)
         rows = Row(**trees.map(lambda leaf: leaf.index_select(1, chosen), self._rows._asdict()))  # type: ignore[union-attr]
         carry = trees.map(lambda leaf: leaf.index_select(0, chosen), self._carry)
         extras = {name: leaf.index_select(1, chosen) for name, leaf in self._extras.items()}
-        steps = self._length * self._batch - int(self._fillers[slots].sum())
+        steps = self.length * self._batch - int(self._fillers[slots].sum())
         with self._changed:
             self._free.extend(slots)
             self._changed.notify_all()
         lag = version - extras["weights_version"][0]
-        return Sample(_trajectory(rows, carry, extras, self._context), steps, lag=lag)
+        return Sample(_trajectory(rows, carry, extras, self.context), steps, lag=lag)
 
     def _drop_stale(self, version: int) -> None:
         while self._full and self._extras:
@@ -129,6 +131,7 @@ class UnrollQueue:
                 return
             self._free.append(self._full.popleft())
             self.dropped += 1
+            self._changed.notify_all()  # there is room now, even if too few are left for a batch
 
     # -- the actor's side
 
@@ -145,11 +148,18 @@ class UnrollQueue:
 
     def _allocate(self, row: Row, carry: Tree, extras: dict[str, Tensor]) -> None:
         def arena(length: int, leaf: Tensor) -> Tensor:
-            return torch.zeros(length, self._slots, *leaf.shape[1:], dtype=leaf.dtype, device=self._device)
+            return torch.zeros(length, self._slots, *leaf.shape[1:], dtype=leaf.dtype, device=self.device)
 
-        self._rows = Row(**trees.map(lambda leaf: arena(self._context + self._length + 1, leaf), row._asdict()))
-        self._extras = {name: arena(self._length, leaf) for name, leaf in extras.items()}
+        self._rows = Row(**trees.map(lambda leaf: arena(self.context + self.length + 1, leaf), row._asdict()))
+        self._extras = {name: arena(self.length, leaf) for name, leaf in extras.items()}
         self._carry = trees.map(lambda leaf: arena(1, leaf)[0], carry)
+        self._make_writers()
+
+    def _make_writers(self) -> None:
+        """What rows are written through: on a CPU NumPy's view of the arena, whose small writes cost a third."""
+        on_cpu = self.device.type == "cpu"
+        self._writers = [leaf.numpy() if on_cpu else leaf for leaf in trees.flatten(self._rows)]
+        self._extra_writers = {name: leaf.numpy() if on_cpu else leaf for name, leaf in self._extras.items()}
 
     # -- saving
 
@@ -175,9 +185,10 @@ class UnrollQueue:
         """Go on from a snapshot of a queue of the same sizes."""
         if not snapshot:
             return
-        self._rows = Row(**trees.map(lambda leaf: leaf.to(self._device), snapshot["rows"]))
-        self._extras = {name: leaf.to(self._device) for name, leaf in snapshot["extras"].items()}
-        self._carry = trees.map(lambda leaf: leaf.to(self._device), snapshot["carry"])
+        self._rows = Row(**trees.map(lambda leaf: leaf.to(self.device), snapshot["rows"]))
+        self._extras = {name: leaf.to(self.device) for name, leaf in snapshot["extras"].items()}
+        self._carry = trees.map(lambda leaf: leaf.to(self.device), snapshot["carry"])
+        self._make_writers()
         self._fillers = snapshot["fillers"].copy()
         self._full = collections.deque(int(slot) for slot in snapshot["full"])
         self._free = collections.deque(int(slot) for slot in snapshot["free"])
@@ -193,28 +204,26 @@ class _GroupSink:
     def __init__(self, queue: UnrollQueue, starts: np.ndarray):
         self._queue = queue
         self.slot = np.array([queue._free.popleft() for _ in starts], np.int64)
-        self.position = queue._length - starts  # the first unroll begins when this reaches T …
+        self.position = queue.length - starts  # the first unroll begins when this reaches T …
         self.early = np.ones(len(starts), bool)  # … and what was written before it is thrown away
 
+    @torch.no_grad()  # a value that hangs on a graph would make the arena part of it, for good
     def add(self, row: Row, carry: Tree, extras: dict[str, Tensor]) -> None:
         """Write a row to every column's slot; columns whose slot is full go on in a free one."""
         queue = self._queue
         if queue._rows is None:
             queue._allocate(row, carry, extras)
-        assert queue._rows is not None
-        place = (torch.from_numpy(queue._context + self.position), torch.from_numpy(self.slot))
-        leaves = zip(trees.flatten(queue._rows), trees.flatten(row), strict=True)
-        for arena, leaf in leaves:
-            arena[place] = leaf.to(arena.device, non_blocking=True)
+        rows = queue.context + self.position
+        for writer, leaf in zip(queue._writers, trees.flatten(row), strict=True):
+            writer[rows, self.slot] = _for(writer, leaf)
         if row.first.any():
             queue._fillers[self.slot] += row.first.numpy() & (self.position > 0)
-        finished = np.nonzero(self.position == queue._length)[0]
+        finished = np.nonzero(self.position == queue.length)[0]
         if len(finished):
             self._move_on(finished, carry)
-            place = (torch.from_numpy(queue._context + self.position), torch.from_numpy(self.slot))
-        here = (torch.from_numpy(self.position), place[1])
         for name, leaf in extras.items():
-            queue._extras[name][here] = leaf
+            writer = queue._extra_writers[name]
+            writer[self.position, self.slot] = _for(writer, leaf)
         self.position = self.position + 1
 
     def _move_on(self, columns: np.ndarray, carry: Tree) -> None:
@@ -223,13 +232,11 @@ class _GroupSink:
         old = self.slot[columns].copy()
         with queue._changed:
             new = np.array([queue._free.popleft() for _ in columns], np.int64)
-        source, target = torch.from_numpy(old), torch.from_numpy(new)
-        length, context = queue._length, queue._context
-        for arena in trees.flatten(queue._rows):
-            arena[: context + 1, target] = arena[length:, source]
+        for writer in queue._writers:
+            writer[: queue.context + 1, new] = writer[queue.length :, old]
         which = torch.from_numpy(columns)
         for arena, leaf in zip(trees.flatten(queue._carry), trees.flatten(carry), strict=True):
-            arena[target] = leaf[which].to(arena.device)
+            arena[torch.from_numpy(new)] = leaf[which].to(arena.device)
         queue._fillers[new] = 0
         self.slot[columns] = new
         self.position[columns] = 0
@@ -238,6 +245,11 @@ class _GroupSink:
             queue._full.extend(old[~early].tolist())
             queue._free.extend(old[early].tolist())
             queue._changed.notify_all()
+
+
+def _for(writer: Any, leaf: Tensor) -> Any:
+    """A leaf as a writer takes it."""
+    return leaf.detach().numpy() if isinstance(writer, np.ndarray) else leaf.to(writer.device)
 
 
 def _trajectory(rows: Row, carry: Tree, extras: dict[str, Tensor], context: int) -> Trajectory:

@@ -41,7 +41,10 @@ CATCH = ["train", "impala/catch", "--output_dir", "run"]
         ([*CATCH, "--num_actor", "3"], ["unknown flag '--num_actor'", "did you mean 'num_actors'"]),
         ([*CATCH, "--num_actors", "many"], ["--num_actors 'many' is not a whole number"]),
         ([*CATCH, "--num_actors"], ["--num_actors", "expected one argument"]),
-        ([*CATCH, "--config", "Impala.entropy_cots = 1"], ["no parameter 'entropy_cots'", "did you mean 'entropy_cost'"]),
+        (
+            [*CATCH, "--config", "Impala.entropy_cots = 1"],
+            ["no parameter 'entropy_cots'", "did you mean 'entropy_cost'"],
+        ),
         ([*CATCH, "--config", "entropy_cots = 1"], ["entropy_cots is set but used by nothing"]),
         ([*CATCH, "--config", "Conv.channels = 'wide'"], ["Conv.channels = 'wide' is not"]),
         ([*CATCH, "--config", "Impala.entropy_cost ="], ["syntax error"]),
@@ -129,7 +132,9 @@ def test_tensorboard_missing_names_its_extra(capsys, tmp_path, monkeypatch):
 def test_a_checkpoint_of_another_configuration(capsys, tmp_path):
     assert main([*CATCH, *SMALL]) == 0
     capsys.readouterr()
-    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name not in ("log.txt", ".lock")}
+    before = {
+        p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file() and p.name not in ("log.txt", ".lock")
+    }
     line = refused(capsys, tmp_path, [*CATCH, *SMALL, "--entropy_cost", "0.5"], "another configuration", "--fresh")
     assert "Impala.entropy_cost: 0.01 → 0.5" in line
     assert all(p.read_bytes() == data for p, data in before.items()), "something was destroyed"

@@ -60,7 +60,12 @@ def test_a_hang_in_process_is_noticed_by_the_watchdog(tmp_path, runtime):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fault, parts",
-    [("raise", ["RuntimeError"]), ("hang", ["did not answer within 2 s"]), ("exit", ["died"]), ("segfault", ["died", "-11"])],
+    [
+        ("raise", ["RuntimeError"]),
+        ("hang", ["did not answer within 2 s"]),
+        ("exit", ["died"]),
+        ("segfault", ["died", "-11"]),
+    ],
 )
 def test_processes_that_raise_hang_or_die(tmp_path, fault, parts):
     """E1 and E2, the detection. Mutation: waiting without a deadline; reading a dead process's pipe."""

@@ -20,7 +20,20 @@ CLOCKED = ("wall_s", "steps_per_second", "actor_busy", "learner_busy", "rss_mb")
 
 
 def command(config, steps, output="run", *more):
-    return ["train", config, "--output_dir", output, "--total_steps", str(steps), *SMALL, "--eval_every", "500", "--eval_episodes", "4", *more]
+    return [
+        "train",
+        config,
+        "--output_dir",
+        output,
+        "--total_steps",
+        str(steps),
+        *SMALL,
+        "--eval_every",
+        "500",
+        "--eval_episodes",
+        "4",
+        *more,
+    ]
 
 
 def rows(run):
@@ -211,7 +224,12 @@ def test_savedir_and_xpid_and_mode_test(tmp_path, capsys):
     assert main([*argv, "--savedir", "logs", "--xpid", "example"]) == 0
     assert (tmp_path / "logs/example/metrics.jsonl").exists()
     capsys.readouterr()
-    assert main(["train", "impala/catch", "--mode", "test", "--savedir", "logs", "--xpid", "example", "--num_episodes", "4"]) == 0
+    assert (
+        main(
+            ["train", "impala/catch", "--mode", "test", "--savedir", "logs", "--xpid", "example", "--num_episodes", "4"]
+        )
+        == 0
+    )
     captured = capsys.readouterr()
     assert "packtrain eval logs/example" in captured.err and "4 episodes" in captured.out
 
