@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -193,9 +194,11 @@ def _train(argv: list[str]) -> int:
     output = command.output_folder(arguments.output_dir, arguments.savedir, arguments.xpid, names[-1])
     if arguments.mode in ("test", "eval", "test_render"):
         if arguments.output_dir is None and arguments.xpid is None:
-            output = Path(arguments.savedir or "runs") / "latest"
+            output = Path(arguments.savedir or "runs").expanduser() / "latest"
         print(f"packtrain: --mode {arguments.mode} is `packtrain eval {output}`", file=sys.stderr)
-        return _eval([str(output), *(["--num_episodes", arguments.num_episodes] if arguments.num_episodes else [])])
+        passed = {name: getattr(arguments, name) for name in ("num_episodes", "seed", "device")}
+        flags = [[f"--{name}", str(value)] for name, value in passed.items() if value is not None]
+        return _eval([str(output), *itertools.chain.from_iterable(flags)])
     request = command.TrainRequest(
         files=paths,
         bindings=arguments.config,
@@ -208,7 +211,7 @@ def _train(argv: list[str]) -> int:
         fresh=arguments.fresh,
         tensorboard=arguments.tensorboard,
         trusted=arguments.trust_config or not any(command.is_in_run_folder(path) for path in paths),
-        named_by_user=arguments.output_dir is not None or arguments.xpid is not None,
+        latest_in=None if arguments.output_dir else Path(arguments.savedir or "runs").expanduser(),
     )
     return command.train(request)
 

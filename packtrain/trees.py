@@ -1,7 +1,7 @@
 """Trees of arrays: dicts (in sorted key order), tuples and lists with anything else, `None` included, at the leaves.
 
-These five functions do what TorchBeast's `nest` did. They keep the type of a container, so a NamedTuple comes back as
-itself, and they raise on structures that do not match instead of guessing.
+The first five functions do what TorchBeast's `nest` did. They keep the type of a container, so a NamedTuple comes back
+as itself, and they raise on structures that do not match instead of guessing.
 """
 
 from __future__ import annotations

@@ -128,7 +128,13 @@ def test_a_child_notices_another_configuration():
 
 @pytest.mark.parametrize(
     "line",
-    ["import os", "from os import path", "import packtrain_evil", "from __gin__ import dynamic_registration", "import tests.evil"],
+    [
+        "import os",
+        "from os import path",
+        "import packtrain_evil",
+        "from __gin__ import dynamic_registration",
+        "import tests.evil",
+    ],
 )
 def test_an_untrusted_file_may_import_nothing_else(tmp_path, line):
     """X3. Mutation: importing before checking."""

@@ -16,7 +16,9 @@ def write(tmp_path, text, name="c.gin"):
 
 
 def test_reads_leading_literals_with_type_and_comment(tmp_path):
-    path = write(tmp_path, "# title\nimport packtrain.algorithms.impala\na = 1  # the a\nb = 'x # y'\nFoo.bar = 3\nc = 2\n")
+    path = write(
+        tmp_path, "# title\nimport packtrain.algorithms.impala\na = 1  # the a\nb = 'x # y'\nFoo.bar = 3\nc = 2\n"
+    )
     found = knobs.read_knobs(path)
     assert list(found) == ["a", "b"]  # c comes after a binding
     assert (found["a"].type, found["a"].comment, found["a"].where) == (int, "the a", f"{path}:3")
@@ -42,7 +44,14 @@ def test_program_flags_cannot_be_knobs(tmp_path):
 
 @pytest.mark.parametrize(
     "default, text, want",
-    [("1", "7", 7), ("1", "1e6", 1_000_000), ("0.5", "3", 3.0), ("True", "no", False), ("'a'", "b", "b"), ("(1, 2)", "(3,)", (3,))],
+    [
+        ("1", "7", 7),
+        ("1", "1e6", 1_000_000),
+        ("0.5", "3", 3.0),
+        ("True", "no", False),
+        ("'a'", "b", "b"),
+        ("(1, 2)", "(3,)", (3,)),
+    ],
 )
 def test_values_are_parsed_by_the_default(tmp_path, default, text, want):
     assert knobs.read_knobs(write(tmp_path, f"k = {default}\n"))["k"].parse(text) == want

@@ -96,6 +96,8 @@ class Actor:
         self._carries = trees.map(lambda leaf: leaf.to(self._policy.device), snapshot["carries"])
         self._policy.generator.set_state(snapshot["generator"])
         self._next = int(snapshot["next"])
+        self._rows = [stream.start() for stream in self._streams]  # where the snapshot was taken, nothing under way
+        self._started = True
 
     def close(self) -> None:
         """Close the environments."""

@@ -60,6 +60,15 @@ def check_structure(obs: Any, space: gym.Space) -> str | None:
     return None
 
 
+def batch_of_one(obs: Any, space: gym.Space) -> Tree:
+    """One observation as arrays [1, ...] in plain dicts and tuples, whatever kind of dict the environment uses."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: batch_of_one(obs[key], inner) for key, inner in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(batch_of_one(one, inner) for one, inner in zip(obs, space.spaces, strict=True))
+    return np.asarray(obs)[None]
+
+
 class Boundary:
     """Looks at each batch of outcomes as it crosses."""
 
@@ -139,7 +148,8 @@ def _bounds(space: gym.Space) -> tuple[Any, Any]:
         limits = np.iinfo(space.dtype)
         full = (space.low == limits.min).all() and (space.high == limits.max).all()
         return (None, None) if full else (space.low, space.high)
-    largest = np.finfo(space.dtype).max  # infinite bounds still exclude infinity
+    # Infinite bounds still exclude infinity, and what would become infinite in a network's float32.
+    largest = min(np.finfo(space.dtype).max, np.finfo(np.float32).max)
     return np.maximum(space.low, -largest), np.minimum(space.high, largest)
 
 

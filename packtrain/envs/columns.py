@@ -6,7 +6,9 @@ observation of the next episode. `first` marks those rows, so nobody needs to lo
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
+import multiprocessing.connection
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -18,12 +20,14 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from packtrain import trees
 from packtrain.config import Travelling
-from packtrain.envs.boundary import Answer, Boundary, check_structure
+from packtrain.envs.boundary import Answer, Boundary, batch_of_one, check_structure
 from packtrain.envs.functional import Core
-from packtrain.errors import EnvError, EnvSetupError
+from packtrain.errors import EnvError, EnvSetupError, Error
 from packtrain.trees import Tree
 
-DROPPED = "packtrain/dropped"  # the info key under which a guard tells that it cut an episode
+RESET_SECS = 180.0  # the deadline of the first reset in a process, which may have much to load
+RESET_TRIES = 10  # resets in a row that may be dropped
+DROPPED = "packtrain/dropped"  # the info key under which a guard tells how many episodes it cut
 
 
 class Outcome(NamedTuple):
@@ -113,7 +117,10 @@ class FunctionalColumns:
         if resets:  # a core never steps a state that has ended
             fresh = self._core.initial(int(first.sum()), self._rng)
             self._states = trees.map(lambda old, new: _replace(old, first, new), self._states, fresh)
-        states, reward, terminated, extras = self._core.step(self._states, self._actions, self._rng)
+        try:
+            states, reward, terminated, extras = self._core.step(self._states, self._actions, self._rng)
+        except Exception as error:
+            raise EnvError(f"{self._describe(0)} raised in step: {type(error).__name__}: {error}") from error
         self._elapsed += 1
         self._steps += 1
         rewards = {"train": np.asarray(reward, np.float32)}
@@ -179,17 +186,22 @@ class Guard(gym.Wrapper):
         self.busy = False
         # An episode that is dropped must end in this environment too, so `drop` looks at values here, one at a time.
         self._boundary = Boundary(env.observation_space, "drop", lambda _: label) if answer == "drop" else None
+        self._channels = reward_channels(env)[1:]
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        """Reset, checked."""
-        try:
-            obs, info = self.env.reset(seed=seed, options=options)
-        except Exception as error:
-            raise self._broken("reset", error) from error
-        if wrong := check_structure(obs, self.observation_space):
-            raise EnvError(f"{self._where()} reset to an observation of {wrong}")
-        self._good = obs
-        return obs, info or {}
+        """Reset, checked. With `drop`, an episode whose first observation is bad is given up for the next."""
+        for dropped in range(RESET_TRIES):
+            try:
+                obs, info = self.env.reset(seed=seed, options=options)
+            except Exception as error:
+                raise self._broken("reset", error) from error
+            if wrong := check_structure(obs, self.observation_space):
+                raise EnvError(f"{self._where()} reset to an observation of {wrong}")
+            if self._boundary is None or not self._is_bad(obs, {}):
+                self._remember(obs)
+                return obs, {**(info or {}), DROPPED: dropped}
+            seed = None  # the same seed would give the same observation
+        raise EnvError(f"{self._where()} reset to a bad observation {RESET_TRIES} times in a row")
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         """Step, checked."""
@@ -197,24 +209,38 @@ class Guard(gym.Wrapper):
         self.busy = True
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
+            reward, info = float(reward), info or {}
         except Exception as error:
             raise self._broken("step", error) from error
         self.busy = False
         if wrong := check_structure(obs, self.observation_space):
             if self._answer == "drop":
                 return self._good, 0.0, False, True, {DROPPED: 1}
-            if self._answer == "raise" or wrong.startswith("shape") or not isinstance(obs, np.ndarray):
+            castable = isinstance(obs, np.ndarray) and obs.shape == self.observation_space.shape
+            if self._answer == "raise" or not castable:
                 raise EnvError(f"{self._where()} gave an observation of {wrong}")
             obs = obs.astype(self.observation_space.dtype)
-        if self._boundary is not None and self._is_bad(obs, float(reward)):
+        channels = {name: info.get(f"reward/{name}", 0.0) for name in self._channels}
+        if self._boundary is not None and self._is_bad(obs, {"train": reward, **channels}):
             return self._good, 0.0, False, True, {DROPPED: 1}
-        self._good = obs
-        return obs, float(reward), bool(terminated), bool(truncated), info or {}
+        self._remember(obs)
+        return obs, reward, bool(terminated), bool(truncated), info
 
-    def _is_bad(self, obs: Any, reward: float) -> bool:
+    def resume(self, obs: Any, steps: int) -> None:
+        """Go on after the environment inside was restored to where it shows `obs`, after `steps` steps."""
+        self._remember(obs)
+        self._steps = steps
+
+    def _remember(self, obs: Any) -> None:
+        """Keep the last good observation for `drop`; a copy, since an environment may write over its own."""
+        if self._answer == "drop":
+            self._good = copy.deepcopy(obs)
+
+    def _is_bad(self, obs: Any, rewards: dict[str, float]) -> bool:
         assert self._boundary is not None
-        one, no = trees.map(lambda leaf: np.asarray(leaf)[None], obs), np.zeros(1, bool)
-        *_, truncated = self._boundary.cross(one, {"train": np.asarray([reward], np.float32)}, no, no)
+        no = np.zeros(1, bool)
+        one = batch_of_one(obs, self.observation_space)
+        *_, truncated = self._boundary.cross(one, {name: np.array([value]) for name, value in rewards.items()}, no, no)
         return bool(truncated[0])
 
     def _where(self) -> str:
@@ -222,6 +248,18 @@ class Guard(gym.Wrapper):
 
     def _broken(self, call: str, error: Exception) -> EnvError:
         return EnvError(f"{self._where()} raised in {call}: {type(error).__name__}: {error}")
+
+
+def make_gymnasium(spec: Any, kwargs: dict[str, Any], name: str) -> gym.Env:
+    """One Gymnasium environment from its registration; EnvSetupError if it cannot be made."""
+    try:
+        return gym.make(spec, disable_env_checker=True, **kwargs)
+    except Error:
+        raise
+    except gym.error.DependencyNotInstalled as error:
+        raise EnvSetupError(f"{name!r} needs a package that is missing: {error}") from None
+    except Exception as error:
+        raise EnvSetupError(f"{name!r} cannot be made: {type(error).__name__}: {error}") from error
 
 
 class Factory:
@@ -275,7 +313,10 @@ class GymnasiumColumns:
         self._steps = np.zeros(len(seeds), np.int64)
         self._envs: Any
         if processes:
-            self._envs = _Processes(factories, context="spawn", copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+            try:
+                self._envs = _Processes(factories, context="spawn", copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+            except (ConnectionError, EOFError, BrokenPipeError) as error:
+                raise EnvSetupError(f"{name!r} died in its process before it was ready") from error
         else:
             self._envs = SyncVectorEnv(factories, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
         if self._envs.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
@@ -294,18 +335,20 @@ class GymnasiumColumns:
         """The first rows; each environment gets its own seed."""
         if isinstance(self._envs, AsyncVectorEnv):
             self._envs.reset_async(seed=list(self._seeds))
-            obs, _ = self._wait(lambda: self._envs.reset_wait(timeout=180))
+            obs, infos = self._wait(self._envs.reset_wait, RESET_SECS)
         else:
             self.busy_since = time.monotonic()
-            obs, _ = self._envs.reset(seed=self._seeds)
+            obs, infos = self._envs.reset(seed=self._seeds)
             self.busy_since = None
         self._ended = no = np.zeros(len(self._seeds), bool)
         rewards = {channel: np.zeros(len(self._seeds), np.float32) for channel in self.reward_channels}
         obs, rewards, *_ = self.boundary.cross(obs, rewards, no, no)
+        self.boundary.dropped += int(np.sum(infos.get(DROPPED, 0)))
         return Outcome(obs, ~no, rewards, no, no, None)
 
     def send(self, actions: Tree) -> None:
         """Start the step; subprocesses begin at once."""
+        self._steps = self._steps + ~self._ended  # counted here, so that who hangs or dies is named with this step
         if isinstance(self._envs, AsyncVectorEnv):
             try:
                 self._envs.step_async(actions)
@@ -317,13 +360,13 @@ class GymnasiumColumns:
     def recv(self) -> Outcome:
         """Finish the step, within the deadline if environments run in processes."""
         if isinstance(self._envs, AsyncVectorEnv):
-            result = self._wait(lambda: self._envs.step_wait(timeout=self._deadline))
+            result = self._wait(self._envs.step_wait, self._deadline)
         else:
             self.busy_since = time.monotonic()
             result = self._envs.step(self._actions)
             self.busy_since = None
         obs, reward, terminated, truncated, infos = result
-        first, self._steps = self._ended, self._steps + ~self._ended
+        first = self._ended
         rewards = {"train": np.asarray(reward, np.float32)}
         for channel in self.reward_channels[1:]:
             rewards[channel] = np.where(first, 0, infos.get(f"reward/{channel}", 0)).astype(np.float32)
@@ -333,18 +376,24 @@ class GymnasiumColumns:
         solved = infos.get("solved")
         return Outcome(obs, first, rewards, terminated, truncated, None if solved is None else np.asarray(solved, bool))
 
-    def _wait(self, call: Callable[[], Any]) -> Any:
+    def _wait(self, call: Callable[..., Any], seconds: float) -> Any:
         try:
-            return call()
+            return call(timeout=seconds)
         except multiprocessing.TimeoutError as error:
             silent = [i for i, pipe in enumerate(self._envs.parent_pipes) if not pipe.poll(0)]
-            raise EnvError(f"{self._describe(silent[0])} did not answer within {self._deadline:g} s") from error
+            who = self._describe(silent[0] if silent else 0)  # none: it answered just now, too late
+            raise EnvError(f"{who} did not answer within {seconds:g} s") from error
         except (BrokenPipeError, ConnectionError, EOFError) as error:
             raise self._dead() from error
 
     def _dead(self) -> EnvError:
-        gone = [i for i, process in enumerate(self._envs.processes) if not process.is_alive()]
-        code = self._envs.processes[gone[0]].exitcode if gone else None
+        # A broken pipe comes a moment before the end of the process that held it.
+        ended = multiprocessing.connection.wait([process.sentinel for process in self._envs.processes], timeout=5)
+        gone = [i for i, process in enumerate(self._envs.processes) if process.sentinel in ended]
+        code = None
+        if gone:
+            self._envs.processes[gone[0]].join(5)
+            code = self._envs.processes[gone[0]].exitcode
         return EnvError(f"{self._describe(gone[0] if gone else 0)} died (its process left with code {code})")
 
     def snapshot(self) -> Tree | None:
@@ -360,8 +409,9 @@ class GymnasiumColumns:
 
     def restore(self, snapshot: Tree) -> None:
         """Go back to a snapshot."""
-        for env, state in zip(self._envs.envs, snapshot["envs"], strict=True):
-            env.unwrapped.restore(state)
+        self._envs.reset(seed=list(self._seeds))  # Gymnasium's wrappers insist on one before the first step
+        for env, state, steps in zip(self._envs.envs, snapshot["envs"], snapshot["steps"], strict=True):
+            env.resume(env.unwrapped.restore(state), int(steps))
         for env, elapsed in zip(self._envs.envs, snapshot["clocks"], strict=True):
             if (clock := _clock(env)) is not None:
                 clock._elapsed_steps = elapsed
@@ -380,9 +430,17 @@ class GymnasiumColumns:
         if isinstance(self._envs, AsyncVectorEnv):
             for process in self._envs.processes:
                 process.kill()
+            for process in self._envs.processes:
+                process.join(5)
             self._envs.closed = True  # its own close would wait for answers
         else:
             self._envs.close()
+
+
+def reward_channels(env: gym.Env) -> tuple[str, ...]:
+    """The training channel first, then those an environment or its core declares and reports as "reward/NAME"."""
+    source = getattr(env.unwrapped, "core", env.unwrapped)
+    return ("train", *getattr(source, "reward_channels", ()))
 
 
 def _clock(env: gym.Env) -> Any:

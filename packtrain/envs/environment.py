@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import re
 import threading
 from collections.abc import Callable
@@ -11,12 +13,19 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
-from packtrain import config, knobs, trees
+from packtrain import config, knobs
 from packtrain.envs import ours  # noqa: F401  (registers our environments with Gymnasium)
-from packtrain.envs.boundary import Boundary, check_structure, space_leaves
-from packtrain.envs.columns import Columns, Factory, FunctionalColumns, GymnasiumColumns
+from packtrain.envs.boundary import Boundary, batch_of_one, check_structure, space_leaves
+from packtrain.envs.columns import (
+    Columns,
+    Factory,
+    FunctionalColumns,
+    GymnasiumColumns,
+    make_gymnasium,
+    reward_channels,
+)
 from packtrain.envs.functional import load_core
-from packtrain.errors import ConfigError, EnvError, EnvSetupError, Error, MissingExtraError
+from packtrain.errors import ConfigError, EnvError, EnvSetupError, MissingExtraError
 from packtrain.types import Spec
 
 STARTUP_SECS = 180
@@ -51,20 +60,22 @@ class Environment:
 
     def registered_id(self) -> str:
         """The Gymnasium id meant by `id`; EnvSetupError with the nearest names if there is none."""
-        ours_too = f"packtrain/{self.id}-v0"
-        if ours_too in gym.registry:
-            return ours_too
+        module, _, name = self.id.rpartition(":")
         try:
-            gym.spec(self.id)
+            if module:  # `gym.make` knows this form, `gym.spec` does not
+                importlib.import_module(module)
+            if f"packtrain/{name}-v0" in gym.registry:
+                return f"packtrain/{name}-v0"
+            gym.spec(name)
         except gym.error.Error as error:
-            if re.match(r"(ALE/|.*NoFrameskip-v\d$)", self.id):
+            if re.match(r"(ALE/|.*NoFrameskip-v\d$)", name):
                 raise MissingExtraError(f"the Atari environment {self.id!r}", "ale-py", "atari") from None
             short = [key.removeprefix("packtrain/").removesuffix("-v0") for key in gym.registry if "packtrain/" in key]
-            near = knobs.nearest(self.id, [*gym.registry, *short])
+            near = knobs.nearest(name, [*gym.registry, *short])
             raise EnvSetupError(f"unknown environment {self.id!r}{near}: {str(error).splitlines()[0]}") from None
-        except ModuleNotFoundError as error:
+        except ImportError as error:
             raise EnvSetupError(f"environment {self.id!r} cannot be imported: {error}") from None
-        return self.id
+        return name
 
     def is_functional(self) -> bool:
         """Whether the environment is a functional core."""
@@ -79,7 +90,7 @@ class Environment:
         return _within(STARTUP_SECS, self._probe, f"environment {self.id!r} did not start")
 
     def _probe(self) -> Spec:
-        env = self._make()
+        env = self._maker()()
         try:
             for space, what in ((env.observation_space, "observation"), (env.action_space, "action")):
                 try:
@@ -97,13 +108,10 @@ class Environment:
             boundary = Boundary(env.observation_space, "raise", lambda _: f"the first reset of {self.id!r}")
             try:
                 no = np.zeros(1, bool)
-                boundary.cross(trees.map(lambda leaf: np.asarray(leaf)[None], obs), {}, no, no)
+                boundary.cross(batch_of_one(obs, env.observation_space), {}, no, no)
             except EnvError as error:
                 raise EnvSetupError(str(error).partition(";")[0]) from None
-            unwrapped = env.unwrapped
-            source = getattr(unwrapped, "core", unwrapped)
-            channels = ("train", *getattr(source, "reward_channels", ()))
-            return Spec(env.observation_space, env.action_space, channels)
+            return Spec(env.observation_space, env.action_space, reward_channels(env))
         finally:
             env.close()
 
@@ -122,8 +130,9 @@ class Environment:
             core = load_core(kwargs.pop("core"), **kwargs)
             return FunctionalColumns(core, size, seed, self.on_bad_value, self.id)
         seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(size)]
+        maker = self._maker()
         factories = [
-            Factory(self._make, f"environment {i} ({self.id}, seed {s})", self.on_bad_value, travelling)
+            Factory(maker, f"environment {i} ({self.id}, seed {s})", self.on_bad_value, travelling)
             for i, s in enumerate(seeds)
         ]
         return GymnasiumColumns(
@@ -136,15 +145,9 @@ class Environment:
             reward_channels=spec.reward_channels,
         )
 
-    def _make(self) -> gym.Env:
-        try:
-            return gym.make(self.registered_id(), disable_env_checker=True, **self.kwargs)
-        except Error:
-            raise
-        except gym.error.DependencyNotInstalled as error:
-            raise EnvSetupError(f"{self.id!r} needs a package that is missing: {error}") from None
-        except Exception as error:
-            raise EnvSetupError(f"{self.id!r} cannot be made: {type(error).__name__}: {error}") from error
+    def _maker(self) -> Callable[[], gym.Env]:
+        """Makes one environment, in a process too that has not imported what registered it."""
+        return functools.partial(make_gymnasium, gym.spec(self.registered_id()), self.kwargs, self.id)
 
 
 def _within(seconds: float, call: Callable[[], Spec], complaint: str) -> Spec:

@@ -139,8 +139,9 @@ class ActionScale:
         self._space = space
         if isinstance(space, gym.spaces.Box):
             self._finite = np.isfinite(space.low) & np.isfinite(space.high)
-            self._middle = np.where(self._finite, (space.high.astype(np.float64) + space.low) / 2, 0)
-            self._half = np.where(self._finite, (space.high.astype(np.float64) - space.low) / 2, 1)
+            low = np.where(self._finite, space.low, -1).astype(np.float64)
+            high = np.where(self._finite, space.high, 1).astype(np.float64)
+            self._middle, self._half = (high + low) / 2, (high - low) / 2
 
     def to_env(self, action: Tensor) -> np.ndarray:
         """Actions [B, ...] for the environment."""

@@ -132,4 +132,4 @@ def _flat(leaf: Tensor, space: gym.Space) -> Tensor:
         columns = (leaf.long() - torch.as_tensor(space.start, device=leaf.device)).flatten(1)
         sizes = [int(n) for n in space.nvec.flatten()]
         return torch.cat([one_hot(columns[:, i], n) for i, n in enumerate(sizes)], -1).float()
-    return _scaled(leaf).flatten(1)
+    return _scaled(leaf).reshape(len(leaf), -1)  # a Box may have no axes: [N] → [N, 1]

@@ -47,7 +47,7 @@ class TrainRequest:
     fresh: bool = False
     tensorboard: bool = False
     trusted: bool = True
-    named_by_user: bool = True  # False: the folder's name is ours, and runs/latest should point to it
+    latest_in: Path | None = None  # the folder whose link `latest` should point to this run
 
 
 def output_folder(output_dir: str | None, savedir: str | None, xpid: str | None, config_name: str) -> Path:
@@ -75,12 +75,12 @@ def train(request: TrainRequest) -> int:
         return _train_one(request)
     first = request.seed or 0
     for k in range(request.num_seeds):
-        one = replace(request, output=request.output / f"seed_{k}", seed=first + k, num_seeds=None, named_by_user=True)
+        one = replace(request, output=request.output / f"seed_{k}", seed=first + k, num_seeds=None, latest_in=None)
         code = _train_one(one)
         if code:
             return code
-    if not request.named_by_user:
-        _point_latest(request.output)
+    if request.latest_in is not None:
+        _point_latest(request.latest_in, request.output)
     return 0
 
 
@@ -105,8 +105,8 @@ def _train_one(request: TrainRequest) -> int:
             _log_changes(folder, configuration)
             print(f"{folder.path}: going on from step {saved[0]:,}")
         folder.config.write_text(configuration.text(), encoding="utf-8")
-        if not request.named_by_user:
-            _point_latest(folder.path)
+        if request.latest_in is not None:
+            _point_latest(request.latest_in, folder.path)
         log.info("packtrain %s, torch %s, %s runtime on %s", __version__, torch.__version__, request.runtime, device)
         console = open_console(str(folder.path), experiment.run.total_steps)
         training = Training(experiment, spec, folder, configuration, device, console, saved, request.tensorboard)
@@ -190,13 +190,8 @@ def _beside(path: Path) -> Path:
     return candidate
 
 
-def _point_latest(path: Path) -> None:
-    """runs/latest → the newest run; a real file or folder of that name is left alone."""
-    root = path
-    while root.parent != root and root.name != "runs":
-        root = root.parent
-    if root.name != "runs":
-        root = path.parent
+def _point_latest(root: Path, path: Path) -> None:
+    """ROOT/latest → the newest run; a real file or folder of that name is left alone."""
     link = root / "latest"
     if link.is_symlink() or not link.exists():
         temporary = root / f".latest-{os.getpid()}"

@@ -40,7 +40,9 @@ def test_printed_texts(capsys, monkeypatch, name, argv):
 
 def test_a_short_run_leaves_these_files_and_this_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    small = "--total_steps 200 --num_actors 2 --batch_size 2 --unroll_length 5 --eval_every 100 --eval_episodes 2".split()
+    small = (
+        "--total_steps 200 --num_actors 2 --batch_size 2 --unroll_length 5 --eval_every 100 --eval_episodes 2".split()
+    )
     assert main(["train", "impala/catch", "--output_dir", "run", *small]) == 0
     last = capsys.readouterr().out.strip().splitlines()[-1]
     assert re.fullmatch(r"finished 20\d steps in 0:\d\d \([\d.]+K? steps/s\): run", last), last

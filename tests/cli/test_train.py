@@ -45,6 +45,10 @@ def weights(run):
     return {file.name: file.read_bytes() for file in path.glob("*.safetensors")}
 
 
+def wait_for_checkpoint(run, folder, after):
+    chaos.wait_until(lambda: not run.running or max(checkpoint.steps(folder), default=-1) > after)
+
+
 @pytest.fixture(autouse=True)
 def in_tmp(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -74,7 +78,7 @@ def test_d2_killed_and_resumed_equals_straight(tmp_path, config):
     while True:
         before = max(checkpoint.steps(folder), default=-1)
         run = chaos.Command(argv, tmp_path)
-        chaos.wait_until(lambda b=before: not run.running or max(checkpoint.steps(folder), default=-1) > b)
+        wait_for_checkpoint(run, folder, before)
         time.sleep(rng.uniform(0, 0.2))
         if kills == 2 or not run.running:
             assert run.wait() == 0, run.output()
@@ -93,7 +97,7 @@ def test_f6_twenty_kills_never_leave_a_folder_that_does_not_load(tmp_path):
     folder, rng, last, kills = tmp_path / "run" / "checkpoints", random.Random(2), -1, 0
     for _ in range(20):
         run = chaos.Command(argv, tmp_path)
-        chaos.wait_until(lambda: not run.running or max(checkpoint.steps(folder), default=-1) > last)  # noqa: B023
+        wait_for_checkpoint(run, folder, last)
         time.sleep(rng.uniform(0, 0.05))
         assert run.running, run.output()
         run.kill_group()
@@ -222,7 +226,7 @@ def test_default_folder_and_latest(tmp_path):
 def test_savedir_and_xpid_and_mode_test(tmp_path, capsys):
     argv = [a for a in command("impala/catch", 400) if a not in ("--output_dir", "run")]
     assert main([*argv, "--savedir", "logs", "--xpid", "example"]) == 0
-    assert (tmp_path / "logs/example/metrics.jsonl").exists()
+    assert (tmp_path / "logs/example/metrics.jsonl").exists() and (tmp_path / "logs/latest/metrics.jsonl").exists()
     capsys.readouterr()
     assert (
         main(

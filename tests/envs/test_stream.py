@@ -1,0 +1,268 @@
+"""The stream: rows of tensors, the books of the episodes, and actions on their way to the environment."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+
+from packtrain import trees
+from packtrain.envs.columns import Factory, FunctionalColumns, GymnasiumColumns
+from packtrain.envs.stream import ActionScale, Stream
+from packtrain.testing.abilities import Counting
+from packtrain.types import Row
+
+
+class Told:
+    """A core with reward channels whose episodes end when they are told to: action 1 ends, 2 solves and ends."""
+
+    max_steps = 5
+    reward_channels = ("true", "cost")
+    observation_space = Box(0, 100, (1,), np.int64)
+    action_space = Discrete(3)
+
+    def initial(self, n, rng):
+        return np.zeros(n, np.int64)
+
+    def step(self, states, actions, rng):
+        states = states + 1
+        extras = {"reward/true": states * 10.0, "reward/cost": np.full(len(states), 0.5), "solved": actions == 2}
+        return states, states.astype(np.float32), actions > 0, extras
+
+    def observe(self, states):
+        return states[:, None]
+
+
+def told(size):
+    return Stream(FunctionalColumns(Told(), size, 0, "raise", "Told"), size)
+
+
+def play(stream, actions):
+    """Rows after each of a list of actions [B]; the stream is started first."""
+    rows = [trees.map(torch.clone, stream.start())]
+    for action in actions:
+        stream.send(torch.tensor(action))
+        rows.append(trees.map(torch.clone, stream.recv()))
+    return rows
+
+
+def test_the_first_row():
+    row = told(3).start()
+    assert isinstance(row, Row)
+    assert row.obs.tolist() == [[0], [0], [0]]
+    assert row.first.tolist() == [True] * 3 and row.first.dtype == torch.bool
+    assert row.last_action.tolist() == [0] * 3 and row.last_action.dtype == torch.int64
+    assert list(row.last_reward) == ["train", "true", "cost"]
+    assert all(reward.tolist() == [0.0] * 3 and reward.dtype == torch.float32 for reward in row.last_reward.values())
+    assert not row.terminated.any() and not row.truncated.any()
+
+
+def test_start_is_not_a_second_reset():
+    stream = told(1)
+    row = play(stream, [[0]])[-1]
+    assert torch.equal(stream.start().obs, row.obs)
+
+
+def test_rows_say_what_led_to_them_and_nothing_after_a_reset():
+    """Mutation: a last action that is not zeroed where `first` shows the action that the reset dropped."""
+    rows = play(told(2), [[0, 0], [1, 0], [2, 0], [0, 2], [0, 1]])
+    assert [row.obs[:, 0].tolist() for row in rows] == [[0, 0], [1, 1], [2, 2], [0, 3], [1, 4], [2, 0]]
+    assert [row.first.tolist() for row in rows] == [
+        [True, True],
+        [False, False],
+        [False, False],
+        [True, False],
+        [False, False],
+        [False, True],
+    ]
+    assert [row.last_action.tolist() for row in rows] == [[0, 0], [0, 0], [1, 0], [0, 0], [0, 2], [0, 0]]
+    assert [row.last_reward["train"].tolist() for row in rows] == [[0, 0], [1, 1], [2, 2], [0, 3], [1, 4], [2, 0]]
+    assert [row.terminated.tolist() for row in rows[1:]] == [
+        [False, False],
+        [True, False],
+        [False, False],
+        [False, True],
+        [False, False],
+    ]
+
+
+def test_episodes_have_their_return_in_every_channel_and_their_length():
+    """Mutations: sums that go on into the next episode; filler rows that count as steps."""
+    stream = told(2)
+    play(stream, [[0, 0], [0, 2], [1, 0], [0, 1]])
+    one, two, three = stream.drain_episodes()
+    assert (one.column, one.length, one.solved) == (1, 2, 1.0)
+    assert one.returns == {"train": 3.0, "true": 30.0, "cost": 1.0}
+    assert (two.column, two.length, two.solved) == (0, 3, 0.0)
+    assert two.returns == {"train": 6.0, "true": 60.0, "cost": 1.5}
+    assert (three.column, three.length) == (1, 1)  # right after its reset
+    assert three.returns == {"train": 1.0, "true": 10.0, "cost": 0.5}
+    assert stream.drain_episodes() == []
+
+
+def test_truncated_episodes_are_finished_too():
+    stream = told(1)
+    rows = play(stream, [[0]] * 6)
+    assert rows[5].truncated.tolist() == [True] and rows[6].first.tolist() == [True]
+    (episode,) = stream.drain_episodes()
+    assert episode.length == 5 and episode.returns["train"] == 15.0
+
+
+def test_without_a_report_nobody_knows_whether_it_was_solved():
+    stream = Stream(FunctionalColumns(Counting(length=2), 1, 0, "raise", "Counting"), 1)
+    play(stream, [[0], [0]])
+    (episode,) = stream.drain_episodes()
+    assert np.isnan(episode.solved) and episode.returns == {"train": 3.0}
+
+
+def test_filler_rows_are_not_steps():
+    stream = told(2)
+    assert stream.steps == 0
+    play(stream, [[0, 0], [1, 0], [0, 1], [0, 0]])  # column 0 is reset in the third, column 1 in the fourth
+    assert stream.steps == 4 * 2 - 2
+
+
+def test_an_episode_that_was_dropped_at_its_reset_has_not_been_one():
+    """Mutation: a reset row that is dropped would count as an episode of length 0."""
+
+    class BadStart(Told):
+        calls = 0
+
+        def observe(self, states):
+            self.calls += 1
+            return states[:, None] - 1000 * (self.calls == 3)  # the row of the reset: outside the space
+
+    stream = Stream(FunctionalColumns(BadStart(), 1, 0, "drop", "BadStart"), 1)
+    rows = play(stream, [[1], [0], [0], [0]])
+    assert [row.first.tolist() for row in rows] == [[True], [False], [True], [True], [False]]
+    assert [episode.length for episode in stream.drain_episodes()] == [1]
+    assert stream.columns.boundary.dropped == 1
+
+
+def test_a_restart_begins_the_same_episodes_again():
+    stream = Stream(FunctionalColumns(Counting(length=4), 2, 7, "raise", "Counting"), 2)
+    before = play(stream, [[0, 0]] * 3)
+    stream.restart()
+    after = play(stream, [[0, 0]] * 5)
+    for one, other in zip(before, after, strict=False):
+        assert torch.equal(one.obs, other.obs) and torch.equal(one.first, other.first)
+    episodes = stream.drain_episodes()
+    assert [episode.length for episode in episodes] == [4, 4] and episodes[0].returns["train"] == 10.0
+
+
+def test_trees_of_observations_and_actions():
+    stream = Stream(FunctionalColumns(Counting(length=3, tree=True), 2, 0, "raise", "Counting"), 2)
+    row = stream.start()
+    assert row.last_action.shape == (2, 2)
+    rows = play(stream, [[[1, 2], [0, 1]], [[1, 0], [1, 1]]])
+    assert rows[1].obs["last_action"].tolist() == [[1, 2], [0, 1]]
+    assert torch.equal(rows[2].obs["last_action"], rows[2].last_action)
+    assert rows[2].obs["parts"][1].dtype == torch.uint8 and rows[2].obs["parts"][1].shape == (2, 1, 2, 2)
+
+
+# -- saving
+
+
+@pytest.mark.parametrize("turns", [0, 3, 4, 7])
+def test_a_restored_stream_goes_on_with_its_books(turns):
+    """Mutations: returns, lengths, steps or finished episodes left out of the snapshot."""
+    actions = [[0, 0], [0, 2], [1, 0], [0, 1], [0, 0], [2, 0], [0, 0], [0, 1], [1, 1], [0, 0], [0, 0]]
+    stream = told(2)
+    play(stream, actions[:turns])
+    snapshot = stream.snapshot()
+    want = play(stream, actions[turns:])
+    other = told(2)
+    other.restore(snapshot)
+    got = play(other, actions[turns:])
+    for one, two in zip(got, want, strict=True):
+        for name, leaf in trees.named_leaves(two._asdict()).items():
+            assert torch.equal(trees.named_leaves(one._asdict())[name], leaf), name
+    assert other.steps == stream.steps
+    assert other.drain_episodes() == stream.drain_episodes()
+
+
+def test_a_stream_that_has_not_started_has_nothing_to_save():
+    assert told(1).snapshot() is None
+
+
+# -- actions
+
+
+def test_continuous_actions_are_stretched_to_their_bounds():
+    """Mutation: without the clip 5.0 leaves the space; without the middle [0, 10] is centred on 0."""
+    space = Box(np.array([-2, 0, -np.inf, -np.inf], np.float32), np.array([2, 10, np.inf, 5], np.float32))
+    got = ActionScale(space).to_env(
+        torch.tensor([[-1.0, -1, -1, -1], [0, 0, 0, 0], [0.5, 0.5, 0.5, 0.5], [5, 5, 5, 5]])
+    )
+    assert got.dtype == np.float32
+    assert got.tolist() == [[-2, 0, -1, -1], [0, 5, 0, 0], [1, 7.5, 0.5, 0.5], [2, 10, 5, 5]]
+
+
+def test_bounds_of_many_axes():
+    space = Box(np.array([[0, -np.inf], [-4, -1]], np.float32), np.array([[10, np.inf], [4, 3]], np.float32))
+    got = ActionScale(space).to_env(torch.full((2, 2, 2), 0.5))
+    assert got.tolist() == [[[7.5, 0.5], [2, 2]]] * 2
+
+
+def test_very_wide_bounds_do_not_overflow():
+    largest = float(np.finfo(np.float32).max)
+    got = ActionScale(Box(-largest, largest, (1,))).to_env(torch.tensor([[1.0], [-1.0], [0.0]]))
+    assert np.isfinite(got).all() and got[2] == 0
+
+
+@pytest.mark.parametrize(
+    "space, action, want",
+    [
+        (Discrete(3), [0, 2], [0, 2]),
+        (Discrete(3, start=5), [0, 2], [5, 7]),
+        (Discrete(3, start=-1), [0, 2], [-1, 1]),
+        (MultiDiscrete([2, 3]), [[0, 2]], [[0, 2]]),
+        (MultiDiscrete([2, 3], start=[10, -3]), [[0, 2]], [[10, -1]]),
+    ],
+    ids=str,
+)
+def test_discrete_actions_are_shifted_to_their_start(space, action, want):
+    assert ActionScale(space).to_env(torch.tensor(action)).tolist() == want
+
+
+class Echo(gym.Env):
+    """Shows the action it was given."""
+
+    def __init__(self, space):
+        self.action_space = space
+        self.observation_space = Box(-100, 100, space.shape or (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(self.observation_space.shape, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return np.asarray(action, np.float32).reshape(self.observation_space.shape), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    "space, action, shown",
+    [
+        (Box(0, 10, (2,)), [[0.0, 9.0]], [[5, 10]]),
+        (Box(0, 10, (2,), np.float64), [[0.0, 9.0]], [[5, 10]]),
+        (Discrete(3, start=5), [1], [[6]]),
+        (MultiDiscrete([2, 3]), [[1, 2]], [[1, 2]]),
+    ],
+    ids=str,
+)
+def test_environments_get_actions_of_their_own_space(space, action, shown):
+    """And the row keeps the action as the policy chose it."""
+    columns = GymnasiumColumns(
+        [Factory(lambda: Echo(space), "e", "raise", None)],
+        [0],
+        processes=False,
+        deadline_secs=9,
+        answer="raise",
+        name="e",
+    )
+    stream = Stream(columns, 1)
+    stream.start()
+    stream.send(torch.tensor(action))
+    row = stream.recv()
+    assert row.obs.tolist() == shown
+    assert row.last_action.tolist() == action

@@ -1,0 +1,78 @@
+"""Rows at step counts, and where they go."""
+
+import json
+
+import pytest
+import torch
+
+from packtrain.envs.stream import Episode
+from packtrain.metrics.console import amount, duration, line
+from packtrain.metrics.recorder import Recorder
+from packtrain.metrics.writers import JsonlWriter
+
+
+def test_rows_are_due_at_multiples_and_hold_means():
+    recorder = Recorder(100)
+    recorder.update({"loss": torch.tensor(1.0), "rate": 0.5}, torch.tensor([1, 3]))
+    assert not recorder.due(99) and recorder.due(130)
+    recorder.update({"loss": torch.tensor(2.0), "rate": 0.25}, torch.tensor([4, 4]))
+    recorder.episodes(
+        [Episode({"train": 2.0, "true": 1.0}, 5, 1.0, 0), Episode({"train": 4.0, "true": 3.0}, 7, 0.0, 1)]
+    )
+    row = recorder.row(130)
+    assert row["loss"] == 1.5 and row["rate"] == 0.375
+    assert row["policy_lag_mean"] == 3 and row["policy_lag_max"] == 4
+    assert row["episode_return"] == 3 and row["episode_return/true"] == 2 and row["episode_length"] == 6
+    assert row["solved"] == 0.5 and row["episodes"] == 2
+    recorder.update({"loss": torch.tensor(9.0)}, None)
+    assert not recorder.due(199) and recorder.due(200)
+    row = recorder.row(200)
+    assert row["loss"] == 9 and row["episode_return"] is None and row["episodes"] == 0
+
+
+def test_state_goes_on_exactly():
+    a = Recorder(100)
+    a.update({"loss": torch.tensor(0.1), "rate": 0.1}, torch.tensor([1]))
+    b = Recorder(100)
+    b.load_state_dict(a.state_dict(), 50)
+    for recorder in (a, b):
+        recorder.update({"loss": torch.tensor(0.2), "rate": 0.2}, torch.tensor([2]))
+    assert a.row(100) == b.row(100)
+
+
+def test_a_changed_interval_counts_from_where_the_run_is():
+    a = Recorder(100)
+    b = Recorder(30)
+    b.load_state_dict(a.state_dict(), 50)
+    b.update({}, None)
+    assert not b.due(59) and b.due(60)
+
+
+def test_rows_past_the_checkpoint_are_cut(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    writer = JsonlWriter(path, 0)
+    writer.write({"step": 1})
+    keep = writer.bytes
+    writer.write({"step": 2})
+    writer.close()
+    path.write_bytes(path.read_bytes() + b'{"step": 3')
+    writer = JsonlWriter(path, keep)
+    writer.write({"step": 9, "x": float("nan")})
+    writer.close()
+    assert [json.loads(text) for text in path.read_text().splitlines()] == [{"step": 1}, {"step": 9, "x": None}]
+
+
+@pytest.mark.parametrize(
+    "value, text", [(None, "–"), (0.4821, "0.482"), (12345.0, "12.3K"), (2_000_000, "2M"), (7, "7")]
+)
+def test_amounts(value, text):
+    assert amount(value) == text
+
+
+def test_durations():
+    assert (duration(63), duration(3723)) == ("1:03", "1:02:03")
+
+
+def test_lines():
+    row = {"step": 1000, "wall_s": 5, "kind": "eval", "return_mean": 0.5, "return_std": 0.1, "episodes": 4}
+    assert line(row, 2000).endswith("evaluation: return 0.5 ± 0.1 over 4 episodes")

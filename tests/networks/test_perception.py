@@ -1,0 +1,173 @@
+"""Perception: what becomes of each kind of observation, by hand and through the layers of a convolution."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+
+from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.networks.perception import Conv, Flatten
+
+
+def features(description, space, obs):
+    module = description.build(space)
+    out = module(obs)
+    assert out.dtype == torch.float32 and out.ndim == 2 and out.shape[1] == module.width
+    return out
+
+
+def pixels(*shape):
+    return torch.arange(int(np.prod(shape)), dtype=torch.int64).remainder(256).to(torch.uint8).reshape(shape)
+
+
+def test_vectors_pass_as_they_are():
+    obs = torch.tensor([[1.5, -2.0], [0.0, 300.0]])
+    assert torch.equal(features(Flatten(), Box(-1e3, 1e3, (2,)), obs), obs)
+    wide = features(Flatten(), Box(-1e3, 1e3, (2,), np.float64), obs.double())
+    assert torch.equal(wide, obs)
+
+
+def test_scalars_become_one_feature():
+    out = features(Flatten(), Box(-1, 1, ()), torch.tensor([0.25, 0.5]))
+    assert out.tolist() == [[0.25], [0.5]]
+
+
+def test_bytes_are_scaled_to_one_and_other_integers_are_not():
+    """Mutation: without the scaling 255 stays 255."""
+    out = features(Flatten(), Box(0, 255, (2,), np.uint8), torch.tensor([[0, 255]], dtype=torch.uint8))
+    assert out.tolist() == [[0.0, 1.0]]
+    out = features(Flatten(), Box(0, 255, (2,), np.int64), torch.tensor([[0, 255]]))
+    assert out.tolist() == [[0.0, 255.0]]
+
+
+def test_numbers_become_one_hot_from_their_start():
+    """Mutation: without `start` the number 11 of Discrete(3, start=10) is out of range."""
+    out = features(Flatten(), Discrete(3), torch.tensor([2, 0]))
+    assert out.tolist() == [[0, 0, 1], [1, 0, 0]]
+    out = features(Flatten(), Discrete(3, start=10), torch.tensor([11]))
+    assert out.tolist() == [[0, 1, 0]]
+    out = features(Flatten(), MultiDiscrete([2, 3], start=[5, -1]), torch.tensor([[6, -1]]))
+    assert out.tolist() == [[0, 1, 1, 0, 0]]
+    out = features(Flatten(), MultiDiscrete([[2, 3], [2, 2]]), torch.tensor([[[1, 2], [0, 1]]]))
+    assert out.tolist() == [[0, 1, 0, 0, 1, 1, 0, 0, 1]]
+    out = features(Flatten(), MultiBinary(3), torch.tensor([[1, 0, 1]], dtype=torch.int8))
+    assert out.tolist() == [[1, 0, 1]]
+
+
+def test_trees_are_laid_side_by_side_in_sorted_order():
+    """Mutation: the order of insertion would put b first."""
+    space = Dict(b=Discrete(2), a=Tuple([Box(-9, 9, (2, 2)), Box(0, 255, (1,), np.uint8)]))
+    obs = {
+        "b": torch.tensor([1]),
+        "a": (torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), torch.tensor([[51]], dtype=torch.uint8)),
+    }
+    out = features(Flatten(), space, obs)
+    torch.testing.assert_close(out, torch.tensor([[1, 2, 3, 4, 0.2, 0, 1]]))
+
+
+def naive_convolution(picture, layers):
+    """Convolution and ReLU with loops; picture [C, H, W] float."""
+    for layer in layers:
+        weight, stride = layer.weight.detach(), layer.stride[0]
+        kernel = weight.shape[-1]
+        height, width = ((side - kernel) // stride + 1 for side in picture.shape[1:])
+        out = torch.empty(len(weight), height, width)
+        for y in range(height):
+            for x in range(width):
+                patch = picture[:, y * stride : y * stride + kernel, x * stride : x * stride + kernel]
+                out[:, y, x] = (weight * patch).sum((1, 2, 3)) + layer.bias.detach()
+        picture = out.relu()
+    return picture.flatten()
+
+
+@pytest.mark.parametrize(
+    "shape, to_channels_first",
+    [
+        ((7, 6), lambda p: p[None]),
+        ((7, 6, 3), lambda p: p.permute(2, 0, 1)),
+        ((4, 7, 6), lambda p: p),
+        ((3, 7, 3), lambda p: p),  # both ends could be channels: the first is taken, as PyTorch has it
+    ],
+    ids=["HW", "HWC", "CHW", "3H3"],
+)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_pictures_of_every_layout(shape, to_channels_first, dtype):
+    """Mutation: a permute of the wrong axes, or bytes that are not divided by 255, change the result."""
+    torch.manual_seed(0)
+    high = 255 if dtype == np.uint8 else 1
+    module = Conv(channels=(3, 2), kernels=(2, 2), strides=(1, 2)).build(Box(0, high, shape, dtype))
+    obs = pixels(5, *shape)
+    scaled = obs.float() / 255
+    out = module(obs if dtype == np.uint8 else scaled)
+    assert out.shape == (5, module.width)
+    layers = [layer for layer in module.convolutions if isinstance(layer, torch.nn.Conv2d)]
+    for n in range(5):
+        want = naive_convolution(to_channels_first(scaled[n]), layers)
+        torch.testing.assert_close(out[n].detach(), want, atol=1e-5, rtol=1e-4)
+
+
+def test_what_is_not_a_picture_stands_beside_the_convolution():
+    torch.manual_seed(0)
+    description = Conv(channels=(2,), kernels=(3,), strides=(1,))
+    space = Dict(a=Discrete(3), picture=Box(0, 1, (5, 5)), z=Box(-9, 9, (2,)))
+    module = description.build(space)
+    picture = torch.rand(4, 5, 5)
+    out = module({"a": torch.tensor([0, 1, 2, 0]), "picture": picture, "z": torch.full((4, 2), 7.0)})
+    assert module.width == 2 * 3 * 3 + 3 + 2
+    assert torch.equal(out[:, :18], module.convolutions(picture[:, None]))
+    assert out[1, 18:].tolist() == [0, 1, 0, 7, 7]
+
+
+def test_gradients_reach_the_convolutions():
+    torch.manual_seed(0)
+    module = Conv().build(Box(0, 255, (8, 8, 3), np.uint8))
+    module(pixels(2, 8, 8, 3)).sum().backward()
+    assert all((p.grad != 0).any() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    "space, count",
+    [
+        (Box(-1, 1, (4,)), 0),
+        (Discrete(3), 0),
+        (Dict(a=Box(0, 1, (4, 4)), b=Box(0, 1, (4, 4))), 2),
+        (Box(0, 255, (2, 3, 4, 5), np.uint8), 0),
+    ],
+    ids=["vector", "number", "two pictures", "four axes"],
+)
+def test_conv_wants_exactly_one_picture(space, count):
+    with pytest.raises(EnvSetupError, match=f"has {count}; try ActorCritic.perception = @Flatten"):
+        Conv().build(space)
+
+
+def test_flatten_takes_any_number_of_axes():
+    assert features(Flatten(), Box(0, 255, (2, 3, 4, 5), np.uint8), pixels(2, 2, 3, 4, 5)).shape == (2, 120)
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Text(4), gym.spaces.Graph(Box(0, 1, (1,)), None)], ids=["text", "graph"])
+@pytest.mark.parametrize("description", [Flatten(), Conv()], ids=["flatten", "conv"])
+def test_spaces_that_are_not_arrays_are_refused(description, space):
+    with pytest.raises(EnvSetupError, match="cannot be stored as arrays"):
+        description.build(space)
+
+
+def test_a_convolution_that_leaves_nothing_is_refused():
+    with pytest.raises(ConfigError, match="leave nothing of a picture of shape"):
+        Conv(channels=(4, 4), kernels=(3, 3), strides=(2, 1)).build(Box(0, 1, (5, 4)))
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"channels": (16,)},
+        {"channels": (), "kernels": (), "strides": ()},
+        {"channels": (16, 0)},
+        {"strides": (1, 0)},
+        {"kernels": (-3, 3)},
+    ],
+    ids=str,
+)
+def test_impossible_sizes_are_refused(numbers):
+    with pytest.raises(ConfigError, match=r"Conv\.channels"):
+        Conv(**numbers)

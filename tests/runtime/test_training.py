@@ -1,0 +1,187 @@
+"""The small machines of a run: gate, busy shares, watchdog, seeds, hunger, evaluation."""
+
+import logging
+import threading
+import time
+
+import pytest
+import torch
+
+from packtrain import knobs
+from packtrain.errors import StalledError
+from packtrain.metrics.console import PlainConsole
+from packtrain.runtime import command, local
+from packtrain.runtime.evaluation import summary
+from packtrain.runtime.folder import RunFolder
+from packtrain.runtime.seeds import seed_for
+from packtrain.runtime.training import Busy, Gate, Parts, Training
+from packtrain.runtime.watchdog import Watchdog
+
+SMALL = {"num_actors": 4, "batch_size": 4, "unroll_length": 5, "eval_every": 0, "total_steps": 400}
+
+
+def prepare(name="impala/catch", **values):
+    return command.prepare([knobs.find_config(name)[0]], [], {**SMALL, **values}, 0, True)
+
+
+def training(tmp_path, name="impala/catch", **values):
+    configuration, experiment, spec = prepare(name, **values)
+    folder = RunFolder(tmp_path)
+    console = PlainConsole("x", experiment.run.total_steps)
+    return Training(experiment, spec, folder, configuration, torch.device("cpu"), console, None)
+
+
+def test_seeds_have_names():
+    assert seed_for(0, "a") == seed_for(0, "a")
+    assert len({seed_for(s, *name) for s in range(50) for name in (("a",), ("b",), ("a", 1), ("a", 2))}) == 200
+
+
+def test_actor_and_learner_begin_with_the_same_weights():
+    """TorchBeast's began with different ones. Mutation: not publishing version 0."""
+    _, experiment, spec = prepare()
+    parts = Parts(experiment, spec, torch.device("cpu"))
+    parts.actor.turn()
+    acting, learning = parts.policy.network.state_dict(), parts.learners["impala"].network.state_dict()
+    assert all(torch.equal(acting[name], learning[name]) for name in learning)
+
+
+def test_an_update_moves_the_weights_and_the_actor_follows(tmp_path):
+    run = training(tmp_path)
+    before = {k: v.clone() for k, v in run.parts.policy.network.state_dict().items()}
+    while not run.parts.memories["unrolls"].ready():
+        run.act()
+    assert run.update("impala")
+    run.act()
+    after, learned = run.parts.policy.network.state_dict(), run.parts.learners["impala"].network.state_dict()
+    assert all(not torch.equal(before[name], after[name]) for name in after)
+    assert all(torch.equal(after[name], learned[name]) for name in after)
+    run.close()
+
+
+def test_no_batch_no_update(tmp_path):
+    run = training(tmp_path)
+    assert not run.update("impala") and run.step == 0
+    run.close()
+
+
+def test_the_gate_holds_an_actor_between_turns():
+    """Mutation: a gate that does not wait for the turn under way."""
+    gate, stop, inside, overlaps = Gate(), threading.Event(), [], []
+
+    def act():
+        while not stop.is_set():
+            with gate.turn():
+                inside.append(1)
+                time.sleep(0.002)
+                inside.pop()
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    for _ in range(20):
+        with gate.held():
+            overlaps.append(len(inside))
+            time.sleep(0.001)
+            overlaps.append(len(inside))
+    stop.set()
+    thread.join()
+    assert overlaps == [0] * 40
+
+
+def test_a_gate_does_not_wait_for_ever():
+    gate, stop = Gate(), threading.Event()
+
+    def hang():
+        with gate.turn():
+            stop.wait()
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    time.sleep(0.05)
+    with pytest.raises(StalledError, match="did not finish its turn"), gate.held(timeout=0.1):
+        pass
+    stop.set()
+    thread.join()
+    with gate.held(timeout=1):
+        pass
+
+
+def test_busy_is_the_share_not_waited():
+    busy = Busy(since=time.perf_counter())
+    with busy.waiting():
+        time.sleep(0.1)
+    time.sleep(0.1)
+    assert 0.3 < busy.share() < 0.7
+    assert busy.share() >= 0.0
+
+
+def test_the_watchdog_names_who_hangs():
+    class Stuck:
+        busy_since = time.monotonic()
+
+        def describe_busy(self):
+            return "environment 3 (X, seed 5) at its step 7"
+
+    told = []
+    with Watchdog([Stuck()], 0.2, "X", told.append):
+        time.sleep(0.6)
+    assert len(told) == 1 and "environment 3 (X, seed 5) at its step 7" in str(told[0])
+
+
+def test_the_watchdog_lets_slow_steps_pass():
+    class Slow:
+        busy_since = None
+
+    told = []
+    with Watchdog([Slow()], 0.1, "X", told.append):
+        time.sleep(0.3)
+    assert not told
+
+
+def test_waiting_is_said_and_for_what(monkeypatch, caplog):
+    monkeypatch.setattr(local, "STARVED_SECS", 0.05)
+    hunger = local._Hunger("the learner", "unrolls")
+    with caplog.at_level(logging.WARNING, "packtrain"):
+        hunger.look()
+        time.sleep(0.06)
+        hunger.look()
+        hunger.look()
+    assert [record.message for record in caplog.records] == ["the learner has waited 0 s for unrolls"]
+
+
+def test_an_actors_error_reaches_the_caller_first_cause_first(tmp_path):
+    run = training(tmp_path, total_steps=10**9)
+    run.folder.checkpoints.mkdir(parents=True)
+    turns = []
+
+    def act():
+        turns.append(1)
+        if len(turns) > 20:
+            raise RuntimeError("first cause")
+
+    run.act = act
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match="first cause"):
+        local.run(run)
+    assert time.monotonic() - begin < 5
+    run.close()
+
+
+def test_divergence_stops_the_run(tmp_path):
+    """Mutation: no check of the loss. NaN weights are not saved either."""
+    run = training(tmp_path, log_every=20)
+    with torch.no_grad():
+        run.parts.learners["impala"].network.value.weight.fill_(float("nan"))
+    with pytest.raises(StalledError, match="diverged"):
+        local.run(run)
+    with pytest.raises(StalledError, match="not finite"):
+        run.save()
+    run.close()
+
+
+def test_summary_of_episodes():
+    from packtrain.envs.stream import Episode
+
+    result = summary([Episode({"train": r, "true": 2 * r}, 10, s, 0) for r, s in ((1.0, 1.0), (3.0, 0.0))])
+    assert result["return_mean"] == 2 and result["return_std"] == pytest.approx(2**0.5)
+    assert result["rewards"] == {"train": 2.0, "true": 4.0} and result["solved"] == 0.5
+    assert result["return_ci95"] == pytest.approx(1.96)
