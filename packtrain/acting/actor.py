@@ -14,7 +14,7 @@ import torch
 
 from packtrain import trees
 from packtrain.acting.policy import NetworkPolicy
-from packtrain.envs.stream import Episode, Stream
+from packtrain.envs.stream import Finished, Stream
 from packtrain.trees import Tree
 from packtrain.types import Row, Sink
 
@@ -65,9 +65,9 @@ class Actor:
         """Decisions that reached an environment."""
         return sum(stream.steps for stream in self._streams)
 
-    def drain_episodes(self) -> list[Episode]:
+    def drain_finished(self) -> list[Finished]:
         """Episodes that finished since the last call, group by group."""
-        return [episode for stream in self._streams for episode in stream.drain_episodes()]
+        return [finished for stream in self._streams for finished in stream.drain_finished()]
 
     def settle(self) -> None:
         """Wait for every group's answer, so that nothing is under way. What follows is the same as without."""

@@ -25,6 +25,22 @@ class Episode(NamedTuple):
     column: int
 
 
+class Finished(NamedTuple):
+    """The K episodes that finished in one step of a stream, as arrays."""
+
+    returns: dict[str, np.ndarray]  # {channel: [K] float64}
+    length: np.ndarray  # [K] int64
+    solved: np.ndarray  # [K] float64
+    column: np.ndarray  # [K] int64
+
+    def episodes(self) -> list[Episode]:
+        """One by one."""
+        return [
+            Episode({n: float(v[k]) for n, v in self.returns.items()}, int(length), float(solved), int(column))
+            for k, (length, solved, column) in enumerate(zip(self.length, self.solved, self.column, strict=True))
+        ]
+
+
 class Stream:
     """B environment columns as rows of tensors, with the books of their episodes."""
 
@@ -37,7 +53,7 @@ class Stream:
         self._sent: Tree = None
         self._returns = {channel: np.zeros(size, np.float64) for channel in columns.reward_channels}
         self._lengths = np.zeros(size, np.int64)
-        self._finished: list[Episode] = []
+        self._finished: list[Finished] = []
         self.steps = 0  # decisions that reached an environment; filler rows are not steps
 
     def start(self) -> Row:
@@ -69,10 +85,14 @@ class Stream:
         self._row = self._tensors(outcome, self._sent)
         return self._row
 
-    def drain_episodes(self) -> list[Episode]:
-        """The episodes that finished since the last call."""
+    def drain_finished(self) -> list[Finished]:
+        """The episodes that finished since the last call, an entry for each step that ended some."""
         finished, self._finished = self._finished, []
         return finished
+
+    def drain_episodes(self) -> list[Episode]:
+        """The same, one by one."""
+        return [episode for finished in self.drain_finished() for episode in finished.episodes()]
 
     def snapshot(self) -> dict[str, Any] | None:
         """Everything needed to go on bit-exactly from the current row; None if the environments cannot be saved."""
@@ -85,7 +105,7 @@ class Stream:
             "returns": {name: value.copy() for name, value in self._returns.items()},
             "lengths": self._lengths.copy(),
             "steps": self.steps,
-            "finished": [episode._asdict() for episode in self._finished],
+            "finished": [finished._asdict() for finished in self._finished],
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -95,7 +115,7 @@ class Stream:
         self._returns = {name: np.array(value) for name, value in snapshot["returns"].items()}
         self._lengths = np.array(snapshot["lengths"])
         self.steps = int(snapshot["steps"])
-        self._finished = [Episode(**episode) for episode in snapshot["finished"]]
+        self._finished = [Finished(**finished) for finished in snapshot["finished"]]
 
     def _count(self, outcome: Outcome) -> None:
         acted = ~outcome.first
@@ -106,10 +126,10 @@ class Stream:
         ended = (outcome.terminated | outcome.truncated) & acted  # an episode dropped at its reset has not been one
         if not ended.any():
             return
-        for column in np.nonzero(ended)[0]:
-            returns = {channel: float(value[column]) for channel, value in self._returns.items()}
-            solved = float("nan") if outcome.solved is None else float(outcome.solved[column])
-            self._finished.append(Episode(returns, int(self._lengths[column]), solved, int(column)))
+        columns = np.nonzero(ended)[0]
+        solved = np.full(len(columns), np.nan) if outcome.solved is None else outcome.solved[columns].astype(np.float64)
+        returns = {channel: value[columns] for channel, value in self._returns.items()}
+        self._finished.append(Finished(returns, self._lengths[columns], solved, columns))
         for value in self._returns.values():
             value[ended] = 0.0
         self._lengths[ended] = 0

@@ -75,6 +75,7 @@ class UnrollQueue:
         self._writers: list[Any] = []
         self._extra_writers: dict[str, Any] = {}
         self._fillers = np.zeros(self._slots, np.int64)
+        self._begun = np.zeros(self._slots, np.int64)  # version of the weights that chose the first action
         self._full: collections.deque[int] = collections.deque()
         self._free: collections.deque[int] = collections.deque(range(self._slots))
         self._changed = threading.Condition()
@@ -117,17 +118,16 @@ class UnrollQueue:
         rows = Row(**trees.map(lambda leaf: leaf.index_select(1, chosen), self._rows._asdict()))  # type: ignore[union-attr]
         carry = trees.map(lambda leaf: leaf.index_select(0, chosen), self._carry)
         extras = {name: leaf.index_select(1, chosen) for name, leaf in self._extras.items()}
+        lag = version - self._begun[slots]
         steps = self.length * self._batch - int(self._fillers[slots].sum())
         with self._changed:
             self._free.extend(slots)
             self._changed.notify_all()
-        lag = version - extras["weights_version"][0]
-        return Sample(_trajectory(rows, carry, extras, self.context), steps, lag=lag)
+        return Sample(_trajectory(rows, carry, extras, self.context), steps, lag=torch.from_numpy(lag))
 
     def _drop_stale(self, version: int) -> None:
-        while self._full and self._extras:
-            slot = self._full[0]
-            if version - int(self._extras["weights_version"][0, slot]) <= self._lag_limit:
+        while self._full:
+            if version - self._begun[self._full[0]] <= self._lag_limit:
                 return
             self._free.append(self._full.popleft())
             self.dropped += 1
@@ -172,6 +172,7 @@ class UnrollQueue:
             "extras": {name: leaf.clone() for name, leaf in self._extras.items()},
             "carry": trees.map(lambda leaf: leaf.clone(), self._carry),
             "fillers": self._fillers.copy(),
+            "begun": self._begun.copy(),
             "full": list(self._full),
             "free": list(self._free),
             "dropped": self.dropped,
@@ -189,7 +190,7 @@ class UnrollQueue:
         self._extras = {name: leaf.to(self.device) for name, leaf in snapshot["extras"].items()}
         self._carry = trees.map(lambda leaf: leaf.to(self.device), snapshot["carry"])
         self._make_writers()
-        self._fillers = snapshot["fillers"].copy()
+        self._fillers, self._begun = snapshot["fillers"].copy(), snapshot["begun"].copy()
         self._full = collections.deque(int(slot) for slot in snapshot["full"])
         self._free = collections.deque(int(slot) for slot in snapshot["free"])
         self.dropped = int(snapshot["dropped"])
@@ -216,11 +217,13 @@ class _GroupSink:
         rows = queue.context + self.position
         for writer, leaf in zip(queue._writers, trees.flatten(row), strict=True):
             writer[rows, self.slot] = _for(writer, leaf)
-        if row.first.any():
-            queue._fillers[self.slot] += row.first.numpy() & (self.position > 0)
+        first = row.first.numpy()
+        if first.any():
+            queue._fillers[self.slot] += first & (self.position > 0)
         finished = np.nonzero(self.position == queue.length)[0]
         if len(finished):
             self._move_on(finished, carry)
+            queue._begun[self.slot[finished]] = extras["weights_version"].numpy()[finished]
         for name, leaf in extras.items():
             writer = queue._extra_writers[name]
             writer[self.position, self.slot] = _for(writer, leaf)

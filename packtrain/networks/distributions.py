@@ -6,6 +6,7 @@ the dimensions, so V-trace sees one ratio per decision whatever the action space
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,6 +45,12 @@ class Distribution(Protocol):
         """Actions as float network input [..., features]."""
 
 
+@functools.cache
+def _identity(n: int, device: torch.device) -> Tensor:
+    """Rows to look one-hot vectors up in: one operator, where torch's one_hot takes several."""
+    return torch.eye(n, device=device)
+
+
 @dataclass(frozen=True)
 class Categorical:
     """One of `n` actions; the parameters are logits."""
@@ -80,7 +87,7 @@ class Categorical:
 
     def encode(self, action: Tensor) -> Tensor:
         """One-hot."""
-        return torch.nn.functional.one_hot(action, self.n).float()
+        return _identity(self.n, action.device)[action]
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,7 @@ class MultiCategorical:
 
     def encode(self, action: Tensor) -> Tensor:
         """One-hot of every choice, side by side."""
-        return torch.cat([torch.nn.functional.one_hot(action[..., i], n) for i, n in enumerate(self.nvec)], -1).float()
+        return torch.cat([_identity(n, action.device)[action[..., i]] for i, n in enumerate(self.nvec)], -1)
 
 
 @dataclass(frozen=True)

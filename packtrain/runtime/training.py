@@ -116,40 +116,42 @@ def open_evaluator(
 
 
 class Gate:
-    """Lets an actor thread pass turn by turn, and lets another thread hold it between two turns."""
+    """Lets an actor thread pass turn by turn, and lets another thread hold it between two turns.
+
+    The actor passes thousands of times for each time it is held, so passing takes no lock: it says that it is inside,
+    then looks whether somebody holds the gate; a holder says so, then looks whether somebody is inside.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
         self._holders = 0
         self._inside = False
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Around each turn of the actor."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._holders)
+        self._inside = True
+        while self._holders:
+            self._inside = False
+            time.sleep(0.0005)
             self._inside = True
         try:
             yield
         finally:
-            with self._changed:
-                self._inside = False
-                self._changed.notify_all()
+            self._inside = False
 
     @contextlib.contextmanager
     def held(self, timeout: float = 30.0) -> Iterator[None]:
         """No turn begins, and none is under way; StalledError if the current one does not end."""
-        with self._changed:
-            self._holders += 1
-            quiet = self._changed.wait_for(lambda: not self._inside, timeout)
+        self._holders += 1
         try:
-            if not quiet:
-                raise StalledError(f"the actor did not finish its turn within {timeout:g} s")
+            end = time.monotonic() + timeout
+            while self._inside:
+                if time.monotonic() > end:
+                    raise StalledError(f"the actor did not finish its turn within {timeout:g} s")
+                time.sleep(0.0005)
             yield
         finally:
-            with self._changed:
-                self._holders -= 1
-                self._changed.notify_all()
+            self._holders -= 1
 
 
 @dataclass
@@ -224,7 +226,7 @@ class Training:
     def act(self) -> None:
         """One turn of the actor."""
         self.parts.actor.turn()
-        self._episodes.extend(self.parts.actor.drain_episodes())
+        self._episodes.extend(self.parts.actor.drain_finished())
 
     def tick_evaluation(self) -> None:
         """One step of an evaluation under way, if there is one."""
@@ -251,7 +253,7 @@ class Training:
         self.step += sample.steps
         self._recorder.update(metrics, sample.lag)
         while self._episodes:
-            self._recorder.episodes([self._episodes.popleft()])
+            self._recorder.episodes(self._episodes.popleft())
         if self._recorder.due(self.step):
             self._write_train_row()
         return True

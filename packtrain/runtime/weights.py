@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import torch
 from torch import nn
@@ -19,16 +20,23 @@ class Weights:
         self._lock = threading.Lock()
         self._store: dict[str, list[torch.Tensor]] = {}
         self._versions: dict[str, int] = {}
+        self._modules: weakref.WeakKeyDictionary[nn.Module, list[torch.Tensor]] = weakref.WeakKeyDictionary()
 
     def publish(self, name: str, module: nn.Module, version: int) -> None:
         """Make a module's parameters and buffers the newest version."""
-        source = [leaf.detach() for leaf in module.state_dict().values()]
+        source = self._leaves(module)
         with self._lock, torch.no_grad():
             if name not in self._store:
                 self._store[name] = [leaf.clone() for leaf in source]
             else:
                 torch._foreach_copy_(self._store[name], source)
             self._versions[name] = version
+
+    def _leaves(self, module: nn.Module) -> list[torch.Tensor]:
+        """A module's parameters and buffers, looked up once: they are always written in place."""
+        if module not in self._modules:
+            self._modules[module] = [leaf.detach() for leaf in module.state_dict().values()]
+        return self._modules[module]
 
     def version(self, name: str) -> int:
         """The number of the newest version."""
@@ -38,7 +46,7 @@ class Weights:
         """Copy the newest version into a module, in place, unless it has it already; returns its number."""
         if self._versions[name] == have:
             return have
-        target = [leaf.detach() for leaf in module.state_dict().values()]
+        target = self._leaves(module)
         with self._lock, torch.no_grad():
             torch._foreach_copy_(target, self._store[name])
             return self._versions[name]

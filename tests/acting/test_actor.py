@@ -149,7 +149,10 @@ def test_settling_changes_nothing(groups):
     for one, other in zip(plain[1], settled[1], strict=True):
         assert_same(one.items, other.items)
     assert plain[0].steps == settled[0].steps
-    one, other = ([(e.returns, e.length, e.column) for e in actor.drain_episodes()] for actor, _ in (plain, settled))
+    one, other = (
+        [(e.returns, e.length, e.column) for e in [e for f in actor.drain_finished() for e in f.episodes()]]
+        for actor, _ in (plain, settled)
+    )
     assert one == other and one
 
 
@@ -172,9 +175,9 @@ def test_steps_and_episodes_of_all_groups_are_counted():
         actor.turn()
     actor.settle()
     assert actor.steps == 2 * 2 * (9 - 2)
-    episodes = actor.drain_episodes()
+    episodes = [e for f in actor.drain_finished() for e in f.episodes()]
     assert [episode.returns["train"] for episode in episodes] == [6.0] * 8
-    assert actor.drain_episodes() == []
+    assert [e for f in actor.drain_finished() for e in f.episodes()] == []
 
 
 # -- saving

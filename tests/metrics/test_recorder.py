@@ -2,10 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
-from packtrain.envs.stream import Episode
+from packtrain.envs.stream import Finished
 from packtrain.metrics.console import amount, duration, line
 from packtrain.metrics.recorder import Recorder
 from packtrain.metrics.writers import JsonlWriter
@@ -16,9 +17,13 @@ def test_rows_are_due_at_multiples_and_hold_means():
     recorder.update({"loss": torch.tensor(1.0), "rate": 0.5}, torch.tensor([1, 3]))
     assert not recorder.due(99) and recorder.due(130)
     recorder.update({"loss": torch.tensor(2.0), "rate": 0.25}, torch.tensor([4, 4]))
-    recorder.episodes(
-        [Episode({"train": 2.0, "true": 1.0}, 5, 1.0, 0), Episode({"train": 4.0, "true": 3.0}, 7, 0.0, 1)]
+    finished = Finished(
+        {"train": np.array([2.0, 4.0]), "true": np.array([1.0, 3.0])},
+        np.array([5, 7]),
+        np.array([1.0, 0]),
+        np.arange(2),
     )
+    recorder.episodes(finished)
     row = recorder.row(130)
     assert row["loss"] == 1.5 and row["rate"] == 0.375
     assert row["policy_lag_mean"] == 3 and row["policy_lag_max"] == 4
