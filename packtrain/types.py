@@ -86,8 +86,8 @@ class Policy(Protocol):
 class Sink(Protocol):
     """Takes experience from an actor."""
 
-    def add(self, row: Row, carry: Tree, extras: dict[str, Tensor]) -> None:
-        """One row of B columns, the carry before it and the policy's extras; the next row has the action taken."""
+    def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
+        """One row of B columns, as tensors or arrays, the carry before it, and extras; the next row has the action."""
 
 
 class Learner(Protocol):

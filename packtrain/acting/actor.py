@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+import numpy as np
 
 from packtrain import trees
 from packtrain.acting.policy import NetworkPolicy
@@ -48,8 +48,7 @@ class Actor:
         row = self._rows[group] or stream.recv()
         version = self._refresh()
         action, after, extras = self._policy.act(row, carry)
-        extras["weights_version"] = torch.full((stream.size,), version)
-        self._sinks[group].add(row, carry, extras)
+        self._sinks[group].add(stream.arrays, carry, {**extras, "weights_version": np.full(stream.size, version)})
         stream.send(action)
         self._carries[group] = after
         self._rows[group] = None

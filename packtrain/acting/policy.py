@@ -40,6 +40,9 @@ class NetworkPolicy:
         parameters = output.parameters[0]
         distribution = self.network.distribution
         if self._greedy:
-            return distribution.mode(parameters).cpu(), output.carry, {}
+            return self._home(distribution.mode(parameters)), output.carry, {}
         action = distribution.sample(parameters, self.generator)
-        return action.cpu(), output.carry, {"behaviour_log_prob": distribution.log_prob(parameters, action)}
+        return self._home(action), output.carry, {"behaviour_log_prob": distribution.log_prob(parameters, action)}
+
+    def _home(self, action: Tensor) -> Tensor:
+        return action if self.device.type == "cpu" else action.cpu()

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch
-from torch import Tensor
 
 from packtrain import trees
 from packtrain.envs.boundary import space_leaves
@@ -50,6 +49,7 @@ class Stream:
         self._actions = [ActionScale(space) for space in trees.flatten(space_leaves(columns.action_space))]
         self._structure = space_leaves(columns.action_space)
         self._row: Row | None = None
+        self.arrays: Row  # the current row as NumPy arrays, for a memory on the CPU; the tensors are views of them
         self._sent: Tree = None
         self._returns = {channel: np.zeros(size, np.float64) for channel in columns.reward_channels}
         self._lengths = np.zeros(size, np.int64)
@@ -60,8 +60,8 @@ class Stream:
         """Reset every environment; the first row. After `restore`, the row the snapshot was taken at."""
         if self._row is None:
             outcome = self.columns.reset()
-            zero = trees.map(lambda space: torch.zeros(self.size, *space.shape, dtype=_dtype(space)), self._structure)
-            self._row = self._tensors(outcome, zero)
+            self._show(outcome, trees.map(lambda s: np.zeros((self.size, *s.shape), _dtype(s)), self._structure))
+        assert self._row is not None
         return self._row
 
     def restart(self) -> None:
@@ -74,16 +74,15 @@ class Stream:
 
     def send(self, action: Tree) -> None:
         """Start a step with actions [B, ...] as the policy gave them."""
-        self._sent = action
-        leaves = zip(self._actions, trees.flatten(action), strict=True)
+        self._sent = trees.map(lambda leaf: leaf.numpy(), action)
+        leaves = zip(self._actions, trees.flatten(self._sent), strict=True)
         self.columns.send(trees.pack(self._structure, [scale.to_env(leaf) for scale, leaf in leaves]))
 
     def recv(self) -> Row:
         """The row after that step. Its arrays are valid until the next send."""
         outcome = self.columns.recv()
         self._count(outcome)
-        self._row = self._tensors(outcome, self._sent)
-        return self._row
+        return self._show(outcome, self._sent)
 
     def drain_finished(self) -> list[Finished]:
         """The episodes that finished since the last call, an entry for each step that ended some."""
@@ -101,7 +100,7 @@ class Stream:
             return None
         return {
             "columns": inner,
-            "row": trees.map(lambda leaf: leaf.clone(), self._row._asdict()),
+            "row": trees.map(np.copy, self.arrays._asdict()),
             "returns": {name: value.copy() for name, value in self._returns.items()},
             "lengths": self._lengths.copy(),
             "steps": self.steps,
@@ -111,7 +110,8 @@ class Stream:
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go back to a snapshot."""
         self.columns.restore(snapshot["columns"])
-        self._row = Row(**trees.map(torch.as_tensor, snapshot["row"]))
+        self.arrays = Row(**trees.map(np.copy, snapshot["row"]))
+        self._row = trees.map(torch.from_numpy, self.arrays)
         self._returns = {name: np.array(value) for name, value in snapshot["returns"].items()}
         self._lengths = np.array(snapshot["lengths"])
         self.steps = int(snapshot["steps"])
@@ -134,18 +134,13 @@ class Stream:
             value[ended] = 0.0
         self._lengths[ended] = 0
 
-    def _tensors(self, outcome: Outcome, action: Tree) -> Row:
-        first = torch.from_numpy(outcome.first)
+    def _show(self, outcome: Outcome, action: Tree) -> Row:
         if outcome.first.any():
-            action = trees.map(lambda leaf: leaf.masked_fill(first.view(-1, *[1] * (leaf.ndim - 1)), 0), action)
-        return Row(
-            obs=trees.map(torch.from_numpy, outcome.obs),
-            first=first,
-            last_action=action,
-            last_reward={name: torch.from_numpy(reward) for name, reward in outcome.rewards.items()},
-            terminated=torch.from_numpy(outcome.terminated),
-            truncated=torch.from_numpy(outcome.truncated),
-        )
+            kept = ~outcome.first
+            action = trees.map(lambda leaf: leaf * kept.reshape(-1, *[1] * (leaf.ndim - 1)), action)
+        self.arrays = Row(outcome.obs, outcome.first, action, outcome.rewards, outcome.terminated, outcome.truncated)  # type: ignore[arg-type]
+        self._row = trees.map(torch.from_numpy, self.arrays)
+        return self._row
 
 
 class ActionScale:
@@ -163,9 +158,8 @@ class ActionScale:
             high = np.where(self._finite, space.high, 1).astype(np.float64)
             self._middle, self._half = (high + low) / 2, (high - low) / 2
 
-    def to_env(self, action: Tensor) -> np.ndarray:
+    def to_env(self, array: np.ndarray) -> np.ndarray:
         """Actions [B, ...] for the environment."""
-        array = action.numpy()
         if isinstance(self._space, gym.spaces.Box):
             array = np.where(self._finite, np.clip(array, -1, 1), array)
             return (self._middle + self._half * array).astype(self._space.dtype)
@@ -173,5 +167,5 @@ class ActionScale:
         return array + start if np.any(start) else array
 
 
-def _dtype(space: gym.Space) -> torch.dtype:
-    return torch.float32 if isinstance(space, gym.spaces.Box) else torch.int64
+def _dtype(space: gym.Space) -> type:
+    return np.float32 if isinstance(space, gym.spaces.Box) else np.int64

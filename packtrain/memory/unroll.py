@@ -146,9 +146,10 @@ class UnrollQueue:
         with self._changed:
             return self._changed.wait_for(self.has_room, timeout)
 
-    def _allocate(self, row: Row, carry: Tree, extras: dict[str, Tensor]) -> None:
-        def arena(length: int, leaf: Tensor) -> Tensor:
-            return torch.zeros(length, self._slots, *leaf.shape[1:], dtype=leaf.dtype, device=self.device)
+    def _allocate(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
+        def arena(length: int, leaf: Any) -> Tensor:
+            dtype = torch.as_tensor(leaf).dtype
+            return torch.zeros(length, self._slots, *leaf.shape[1:], dtype=dtype, device=self.device)
 
         self._rows = Row(**trees.map(lambda leaf: arena(self.context + self.length + 1, leaf), row._asdict()))
         self._extras = {name: arena(self.length, leaf) for name, leaf in extras.items()}
@@ -217,13 +218,12 @@ class _GroupSink:
         rows = queue.context + self.position
         for writer, leaf in zip(queue._writers, trees.flatten(row), strict=True):
             writer[rows, self.slot] = _for(writer, leaf)
-        first = row.first.numpy()
-        if first.any():
-            queue._fillers[self.slot] += first & (self.position > 0)
+        if row.first.any():
+            queue._fillers[self.slot] += np.asarray(row.first) & (self.position > 0)
         finished = np.nonzero(self.position == queue.length)[0]
         if len(finished):
             self._move_on(finished, carry)
-            queue._begun[self.slot[finished]] = extras["weights_version"].numpy()[finished]
+            queue._begun[self.slot[finished]] = extras["weights_version"][finished]
         for name, leaf in extras.items():
             writer = queue._extra_writers[name]
             writer[self.position, self.slot] = _for(writer, leaf)
@@ -250,9 +250,11 @@ class _GroupSink:
             queue._changed.notify_all()
 
 
-def _for(writer: Any, leaf: Tensor) -> Any:
-    """A leaf as a writer takes it."""
-    return leaf.detach().numpy() if isinstance(writer, np.ndarray) else leaf.to(writer.device)
+def _for(writer: Any, leaf: Any) -> Any:
+    """A leaf as a writer takes it: arrays as they are on a CPU, tensors elsewhere."""
+    if isinstance(writer, np.ndarray):
+        return leaf if isinstance(leaf, np.ndarray) else leaf.detach().numpy()
+    return torch.as_tensor(leaf, device=writer.device)
 
 
 def _trajectory(rows: Row, carry: Tree, extras: dict[str, Tensor], context: int) -> Trajectory:

@@ -69,8 +69,8 @@ class Categorical:
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
         """Gumbel-max with one draw for every logit: columns never share noise."""
-        noise = torch.empty_like(parameters, dtype=torch.float32).exponential_(generator=generator)
-        return (parameters.float() - noise.log()).argmax(-1)
+        noise = torch.empty(parameters.shape, device=parameters.device).exponential_(generator=generator)
+        return (parameters - noise.log_()).argmax(-1)
 
     def mode(self, parameters: Tensor) -> Tensor:
         """The likeliest action."""

@@ -226,7 +226,7 @@ def cut(trajectory, begin, end):
 def test_nothing_flows_back_over_a_boundary(column, at, goes_on):
     """Cutting a column after an end, a truncation or a lost life gives the two pieces; elsewhere it does not.
 
-    Mutation: a trace that is not cut where the clock ended the episode.
+    Mutation: a filler row whose ratio is not 0 and a truncation that does not cut the trace, together.
     """
     network = build()
     whole = hand_made(network)

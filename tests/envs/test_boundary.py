@@ -118,6 +118,21 @@ def test_bad_rewards(value, clipped):
     assert truncated.tolist() == [False, True] and not terminated.any()
 
 
+def test_faults_of_different_columns_in_one_step_are_all_answered():
+    """Mutation: only the last field that was looked at."""
+    space = Dict(a=Box(-1, 1, (1,)), b=Box(-1, 1, (1,)))
+    obs = {name: np.zeros((4, 1), np.float32) for name in "ab"}
+    obs["a"][0], obs["b"][1] = NAN, 5
+    no = np.zeros(4, bool)
+    one = boundary(space, "drop")
+    *_, truncated = one.cross(obs, rewards(0, 0, INF, 0), no, no)
+    assert truncated.tolist() == [True, True, True, False] and one.dropped == 3
+    one = boundary(space, "clip")
+    clipped, reward, *_ = one.cross(obs, rewards(0, 0, INF, 0), no, no)
+    assert clipped["a"].tolist() == [[0]] * 4 and clipped["b"].tolist() == [[0], [1], [0], [0]]
+    assert one.clipped == 3 and np.isfinite(reward["train"]).all()
+
+
 def test_a_bad_reward_of_a_named_channel_is_named():
     one = boundary(Box(-1, 1, (1,)))
     with pytest.raises(EnvError, match="a reward of nan in channel 'true'"):
@@ -389,6 +404,21 @@ def test_a_first_episode_that_begins_badly_is_counted_too():
     assert columns.boundary.dropped == 1
 
 
+def test_an_episode_is_not_begun_again_with_the_seed_that_began_it_badly():
+    """Mutation: the same seed gives the same observation, until the tries are spent."""
+
+    class BadSeed(Rotten):
+        def reset(self, *, seed=None, options=None):
+            obs, info = super().reset(seed=seed)
+            self._buffer[:] = 0 if seed is None else NAN
+            return obs, info
+
+    columns = GymnasiumColumns(
+        [Factory(BadSeed, "e", "drop", None)], [5], processes=False, deadline_secs=9, answer="drop", name="e"
+    )
+    assert columns.reset().obs.tolist() == [[0]] and columns.boundary.dropped == 1
+
+
 def test_an_environment_that_only_begins_badly_is_refused():
     with pytest.raises(EnvError, match=f"environment 0 .* reset to a bad observation {RESET_TRIES} times in a row"):
         rotten("drop", resets=range(100)).reset()
@@ -457,6 +487,8 @@ class RottenCore:
 def test_a_functional_core_meets_the_same_border(fault):
     with pytest.raises(EnvError, match=r"environment 1 \(Rotten, group seed 4\) at its step 2 gave an? .*(NaN|nan)"):
         live(FunctionalColumns(RottenCore(fault, at=2), 2, 4, "raise", "Rotten"))
+    with pytest.raises(EnvError, match="environment 1 .* at its step 5 gave"):  # the reset between was no step
+        live(FunctionalColumns(RottenCore(fault, at=6), 2, 4, "raise", "Rotten"))
     columns = FunctionalColumns(RottenCore(fault, at=2), 2, 4, "clip", "Rotten")
     rows = live(columns, turns=5)
     assert [row[0][1, 0] for row in rows] == [0, 1, 0 if fault == "obs" else 2, 3, 0, 1]

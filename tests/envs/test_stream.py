@@ -192,7 +192,7 @@ def test_continuous_actions_are_stretched_to_their_bounds():
     """Mutation: without the clip 5.0 leaves the space; without the middle [0, 10] is centred on 0."""
     space = Box(np.array([-2, 0, -np.inf, -np.inf], np.float32), np.array([2, 10, np.inf, 5], np.float32))
     got = ActionScale(space).to_env(
-        torch.tensor([[-1.0, -1, -1, -1], [0, 0, 0, 0], [0.5, 0.5, 0.5, 0.5], [5, 5, 5, 5]])
+        np.array([[-1.0, -1, -1, -1], [0, 0, 0, 0], [0.5, 0.5, 0.5, 0.5], [5, 5, 5, 5]], np.float32)
     )
     assert got.dtype == np.float32
     assert got.tolist() == [[-2, 0, -1, -1], [0, 5, 0, 0], [1, 7.5, 0.5, 0.5], [2, 10, 5, 5]]
@@ -200,13 +200,13 @@ def test_continuous_actions_are_stretched_to_their_bounds():
 
 def test_bounds_of_many_axes():
     space = Box(np.array([[0, -np.inf], [-4, -1]], np.float32), np.array([[10, np.inf], [4, 3]], np.float32))
-    got = ActionScale(space).to_env(torch.full((2, 2, 2), 0.5))
+    got = ActionScale(space).to_env(np.full((2, 2, 2), 0.5, np.float32))
     assert got.tolist() == [[[7.5, 0.5], [2, 2]]] * 2
 
 
 def test_very_wide_bounds_do_not_overflow():
     largest = float(np.finfo(np.float32).max)
-    got = ActionScale(Box(-largest, largest, (1,))).to_env(torch.tensor([[1.0], [-1.0], [0.0]]))
+    got = ActionScale(Box(-largest, largest, (1,))).to_env(np.array([[1.0], [-1.0], [0.0]], np.float32))
     assert np.isfinite(got).all() and got[2] == 0
 
 
@@ -222,7 +222,7 @@ def test_very_wide_bounds_do_not_overflow():
     ids=str,
 )
 def test_discrete_actions_are_shifted_to_their_start(space, action, want):
-    assert ActionScale(space).to_env(torch.tensor(action)).tolist() == want
+    assert ActionScale(space).to_env(np.array(action)).tolist() == want
 
 
 class Echo(gym.Env):

@@ -28,7 +28,7 @@ class Tape:
 
     def add(self, row, carry, extras):
         def copy(tree):
-            return trees.map(lambda leaf: leaf.detach().clone(), tree)
+            return trees.map(lambda leaf: torch.as_tensor(leaf).detach().clone(), tree)
 
         self.rows.append(copy(row))
         self.carries.append(copy(carry))
@@ -438,21 +438,21 @@ def test_a_batch_that_could_never_be_full_is_refused():
 # -- saving
 
 
-@pytest.mark.parametrize("turns", [1, 7, 8, 23])
+@pytest.mark.parametrize("turns", [1, 7, 8, 13])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_restored_queue_goes_on_as_if_nothing_had_happened(turns, groups):
     """Mutations: a snapshot without positions, without fillers, without the waiting slots, or that shares memory."""
     core = Counting(length=3)
-    path = Path(5, 4, 2, groups, core=core, num_buffers=40)
+    path = Path(5, 4, 2, groups, core=core, num_buffers=20)
     for _ in range(turns):
         path.actor.turn()
     actor, queue = path.actor.snapshot(), path.queue.snapshot()
-    want = path.samples(10)
+    want = path.samples(20)  # more unrolls than there are slots: all of them are used again
 
-    other = Path(5, 4, 2, groups, core=core, num_buffers=40)
+    other = Path(5, 4, 2, groups, core=core, num_buffers=20)
     other.actor.restore(actor)
     other.queue.restore(queue)
-    got = other.samples(10)
+    got = other.samples(20)
     for one, two in zip(got, want, strict=True):
         assert_equal_trees(one.trajectory._asdict(), two.trajectory._asdict())
         assert one.steps == two.steps and torch.equal(one.lag, two.lag)
