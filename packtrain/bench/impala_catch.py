@@ -1,10 +1,16 @@
-"""How fast IMPALA trains on Catch with `impala/catch`'s sizes, beside what its parts allow."""
+"""How fast IMPALA trains on Catch with `impala/catch`'s sizes, beside what its parts allow.
+
+Parts and whole take turns in short rounds, because a shared machine's speed changes within seconds; the result is the
+round with the median ratio.
+"""
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +18,12 @@ import torch
 
 from packtrain import knobs
 from packtrain.bench.measure import measure, result
-from packtrain.config import Configuration
-from packtrain.metrics.reading import read_metrics
 from packtrain.runtime import command, local
-from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.training import Parts, Training
-from packtrain.types import Sample, Spec
+from packtrain.types import Sample
+
+ROUNDS = 5
 
 
 class _Silent:
@@ -27,20 +32,42 @@ class _Silent:
 
 
 def run(secs: float) -> dict[str, Any]:
-    """Measure the parts alone, then the local runtime for about as long as one of them, in one process."""
+    """Measure the parts alone and the local runtime, in turn, for about `secs` seconds each."""
     path, _ = knobs.find_config("impala/catch")
-    configuration, experiment, spec = command.prepare([path], [], {"eval_every": 0, "total_steps": 10**9}, 0, True)
+    values = {"eval_every": 0, "total_steps": 10**9, "log_every": 10**9}
+    configuration, experiment, spec = command.prepare([path], [], values, 0, True)
     torch.set_num_threads(1)
-    parts = Parts(experiment, spec, torch.device("cpu"))
+    device = torch.device("cpu")
+    act, learn, step_environments = _parts(Parts(experiment, spec, device), experiment.streams.num_actors)
+    rounds = []
+    with tempfile.TemporaryDirectory() as name:
+        training = Training(experiment, spec, RunFolder(Path(name)), configuration, device, _Silent(), None)  # type: ignore[arg-type]
+        _train(training, 1.0)  # warm up
+        for _ in range(ROUNDS):
+            parts = [measure(n, call, secs / ROUNDS) for n, call in (("act", act), ("learn", learn))]
+            rate, busy = _train(training, secs / ROUNDS)
+            rounds.append(result("impala_catch", rate, parts, **busy))
+        training.close()
+    median = sorted(rounds, key=lambda one: one["ratio"])[len(rounds) // 2]
+    median["ratios"] = [round(one["ratio"], 3) for one in rounds]
+    for key in ("actor_busy", "learner_busy"):
+        median[key] = statistics.fmean(one[key] for one in rounds)
+    median["within_act"] = [measure("environments", step_environments, secs / ROUNDS).__dict__]
+    return median
+
+
+def _parts(parts: Parts, columns: int) -> tuple[Callable[[], int], Callable[[], int], Callable[[], int]]:
+    """What an actor does and what a learner does, each as a call that returns how many steps it did."""
     (memory,) = parts.memories.values()
     (learner,) = parts.learners.values()
-    columns = experiment.streams.num_actors
     samples: list[Sample] = []
+    action = torch.zeros(columns, dtype=torch.int64)
 
     def act() -> int:
         parts.actor.turn()
+        parts.actor.drain_finished()
         if memory.ready():
-            samples[:] = [s for s in [memory.sample(learner.updates)] if s is not None]
+            samples[:] = [sample for sample in [memory.sample(learner.updates)] if sample is not None]
         return columns
 
     def learn() -> int:
@@ -49,40 +76,29 @@ def run(secs: float) -> dict[str, Any]:
         return samples[0].steps
 
     def step_environments() -> int:
-        stream = parts.streams[0]
-        stream.send(action)
-        stream.recv()
+        parts.streams[0].send(action)
+        parts.streams[0].recv()
         return columns
 
-    acting = measure("act (policy, env, memory)", act, secs / 3)
-    learning = measure("learn", learn, secs / 3)
-    action = torch.zeros(columns, dtype=torch.int64)
-    environments = measure("  env alone, within act", step_environments, secs / 6)
-    rate, busy = _train(configuration, experiment, spec, secs)
-    content = result("impala_catch", rate, [acting, learning], **busy)
-    content["within"] = [environments.__dict__]
-    return content
+    while not samples:
+        act()
+    return act, learn, step_environments
 
 
-def _train(
-    configuration: Configuration, experiment: Experiment, spec: Spec, secs: float
-) -> tuple[float, dict[str, float]]:
-    """Steps per second of the local runtime over `secs`, after a second of warming up, and how busy its loops were."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = RunFolder(Path(name))
-        training = Training(experiment, spec, folder, configuration, torch.device("cpu"), _Silent(), None)  # type: ignore[arg-type]
-        marks: list[tuple[float, int]] = []
+def _train(training: Training, secs: float) -> tuple[float, dict[str, float]]:
+    """The local runtime for a while: its rate, and how busy its two loops were."""
+    training.stop = None
+    training.actor_busy.share(), training.learner_busy.share()
+    marks: list[tuple[float, int]] = []
 
-        def stop_later() -> None:
-            for pause in (1.0, secs):
-                time.sleep(pause)
-                marks.append((time.monotonic(), training.step))
-            training.stop = KeyboardInterrupt()
+    def stop_later() -> None:
+        for pause in (0.2, secs):  # the first moments fill the queue
+            time.sleep(pause)
+            marks.append((time.monotonic(), training.step))
+        training.stop = KeyboardInterrupt()
 
-        threading.Thread(target=stop_later, daemon=True).start()
-        local.run(training)
-        training.close()
-        (begin, first), (end, last) = marks
-        rows = [row for row in read_metrics(Path(name)) if row["kind"] == "train"][1:]
-        busy = {key: sum(row[key] for row in rows) / len(rows) for key in ("actor_busy", "learner_busy")}
-        return (last - first) / (end - begin), busy
+    threading.Thread(target=stop_later, daemon=True).start()
+    local.run(training)
+    (begin, first), (end, last) = marks
+    busy = {"actor_busy": training.actor_busy.share(), "learner_busy": training.learner_busy.share()}
+    return (last - first) / (end - begin), busy

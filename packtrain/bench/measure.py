@@ -10,10 +10,11 @@ torch's profiler finds inside top-level operators.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -48,13 +49,26 @@ def measure(name: str, call: Callable[[], int], secs: float) -> Part:
 
 
 def _operator_share(call: Callable[[], int]) -> float:
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with _quiet(), profile(activities=[ProfilerActivity.CPU]) as profiler:
         begin = time.perf_counter()
         for _ in range(20):
             call()
         wall = time.perf_counter() - begin
     events = [event for event in profiler.events() if event.cpu_parent is None]
     return min(1.0, sum(event.cpu_time_total for event in events) * 1e-6 / wall)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the profiler's native code writes to standard error."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def bound(parts: list[Part], cores: int) -> tuple[float, str]:
@@ -102,6 +116,8 @@ def table(content: dict[str, Any]) -> str:
         f"bound  {content['bound']:>12,.0f} steps/s, by {content['limited_by']}",
         f"ratio  {content['ratio']:>12.2f}",
     ]
+    if "ratios" in content:
+        lines[-1] += f"   the median of {', '.join(f'{ratio:.2f}' for ratio in content['ratios'])}"
     if "actor_busy" in content:
         lines.append(f"busy   actor {content['actor_busy']:.0%}, learner {content['learner_busy']:.0%}")
     return "\n".join(lines)

@@ -187,9 +187,9 @@ class UnrollQueue:
         """Go on from a snapshot of a queue of the same sizes."""
         if not snapshot:
             return
-        self._rows = Row(**trees.map(lambda leaf: leaf.to(self.device), snapshot["rows"]))
-        self._extras = {name: leaf.to(self.device) for name, leaf in snapshot["extras"].items()}
-        self._carry = trees.map(lambda leaf: leaf.to(self.device), snapshot["carry"])
+        self._rows = Row(**trees.map(lambda leaf: leaf.to(self.device, copy=True), snapshot["rows"]))
+        self._extras = {name: leaf.to(self.device, copy=True) for name, leaf in snapshot["extras"].items()}
+        self._carry = trees.map(lambda leaf: leaf.to(self.device, copy=True), snapshot["carry"])
         self._make_writers()
         self._fillers, self._begun = snapshot["fillers"].copy(), snapshot["begun"].copy()
         self._full = collections.deque(int(slot) for slot in snapshot["full"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 
@@ -16,6 +17,11 @@ from packtrain.runtime.watchdog import Watchdog
 log = logging.getLogger("packtrain")
 LOOK_SECS = 0.2  # how often a waiting loop looks whether the run is to end
 STARVED_SECS = 60.0  # after which a waiting loop says for what it waits
+# How long one thread may keep the interpreter from another that asks for it. Both threads give it up inside every torch
+# operator and want it back right after; with Python's 5 ms, a learner of small operators waits for the actor's NumPy
+# more than it computes. Measured on 2 cores with impala/catch: the two loops together do 1.62 times the work of one
+# alone at 5 ms, 1.88 times at 0.1 ms.
+SWITCH_SECS = 1e-4
 
 
 def run(training: Training) -> None:
@@ -30,6 +36,8 @@ def run(training: Training) -> None:
     def on_hang(error: EnvError) -> None:
         faults.append(error)
 
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECS)
     over = threading.Event()
     actor = threading.Thread(target=_act_until, args=(training, over, faults), name="actor", daemon=True)
     with Watchdog(columns, environment.step_deadline_secs, environment.id, on_hang):
@@ -41,6 +49,7 @@ def run(training: Training) -> None:
         finally:
             over.set()
             actor.join(5.0 if faults else 30.0)
+            sys.setswitchinterval(before)
     if faults:
         training.save(with_actor=False)
         raise faults[0]
