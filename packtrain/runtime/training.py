@@ -296,13 +296,14 @@ class Training:
         if not due or self._evaluator.active or self._results:  # type: ignore[union-attr]
             return False
         every = self.experiment.evaluation.every
-        self._next_eval = (self.step // every + 1) * every
-        self._last_eval = self.step
         with self.gate.held():
             (learner,) = self.parts.learners.values()
             self._evaluation_network.load_state_dict(learner.network.state_dict())  # type: ignore[union-attr]
+            # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
             self._evaluated = (self.step, self._state(with_actor=True))
             self._evaluator.begin()  # type: ignore[union-attr]
+        self._next_eval = (self.step // every + 1) * every
+        self._last_eval = self.step
         return True
 
     def collect_evaluation(self) -> None:
@@ -317,7 +318,6 @@ class Training:
             self._write("eval", result, step)
             best = checkpoint.best(self.folder.checkpoints)
             if best is None or result["return_mean"] > best["score"]:
-                state["run"]["metrics_bytes"] = self._writers[0].bytes
                 self._join_saving()
                 checkpoint.save(self.folder.checkpoints, step, state)
                 checkpoint.mark_best(self.folder.checkpoints, step, result["return_mean"])
@@ -375,8 +375,8 @@ class Training:
             "step": self.step,
             "wall_s": self.wall_s(),
             "metrics_bytes": self._writers[0].bytes,
-            "next_eval": self._next_eval,
-            "last_eval": self._last_eval,
+            "next_eval": self._last_eval if self.evaluating else self._next_eval,  # one under way is begun again
+            "last_eval": -1 if self.evaluating else self._last_eval,
             "env_steps": self.parts.actor.steps,
             "identity": self._configuration.identity(),
         }

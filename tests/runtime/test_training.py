@@ -10,7 +10,7 @@ import torch
 from packtrain import knobs
 from packtrain.errors import StalledError
 from packtrain.metrics.console import PlainConsole
-from packtrain.runtime import command, local
+from packtrain.runtime import checkpoint, command, local
 from packtrain.runtime.evaluation import summary
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.seeds import seed_for
@@ -175,6 +175,30 @@ def test_divergence_stops_the_run(tmp_path):
         local.run(run)
     with pytest.raises(StalledError, match="not finite"):
         run.save()
+    run.close()
+
+
+def test_a_best_checkpoint_knows_only_the_rows_before_it(tmp_path):
+    """Rows written while an evaluation ran belong to later steps. Mutation: taking the file's length at its end."""
+    run = training(tmp_path, eval_every=100, eval_episodes=2, log_every=20)
+    before = run._writers[0].bytes
+    assert run.begin_evaluation_if_due()
+    run._write("train", {"x": 1})
+    while run.evaluating:
+        run.tick_evaluation()
+        run.collect_evaluation()
+    step, state = checkpoint.choose(tmp_path / "checkpoints", "best")
+    assert step == 0 and state["run"]["metrics_bytes"] == before < run._writers[0].bytes
+    assert state["run"]["next_eval"] == 0, "a resumed run evaluates again"
+    assert not run.begin_evaluation_if_due()
+    run.close()
+
+
+def test_an_evaluation_under_way_is_begun_again_after_a_resume(tmp_path):
+    run = training(tmp_path, eval_every=100, eval_episodes=2)
+    assert run.begin_evaluation_if_due()
+    run.save()
+    assert checkpoint.load_newest(tmp_path / "checkpoints")[1]["run"]["next_eval"] == 0
     run.close()
 
 

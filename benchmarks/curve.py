@@ -1,0 +1,45 @@
+"""The curves shown in the docs: a picture and its data, from run folders.
+
+packtrain train impala/catch --num_seeds 5 --output_dir runs/catch
+python benchmarks/curve.py runs/catch --title 'Catch' --picture docs/images/catch.svg --data docs/results/catch.json
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from packtrain.metrics.reading import read_metrics, seed_folders, series
+from packtrain.studies.chart import Curve, line_chart
+from packtrain.studies.statistics import align, mean_interval
+
+
+def main() -> None:
+    """Read, average over seeds, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--kind", default="eval")
+    parser.add_argument("--metric", default="return_mean")
+    parser.add_argument("--title", default="")
+    parser.add_argument("--picture", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    arguments = parser.parse_args()
+    curves, data = [], {}
+    for run in arguments.runs:
+        seeds = [series(read_metrics(folder), arguments.kind, arguments.metric) for folder in seed_folders(Path(run))]
+        steps, columns = align(seeds)
+        means, lows, highs = zip(*[mean_interval(values) for values in columns], strict=True)
+        name = f"{Path(run).name}, {len(seeds)} seeds"
+        curves.append(Curve(name, list(steps), list(means), list(lows), list(highs)))
+        data[Path(run).name] = [{"step": s, "value": v} for s, v in seeds]
+    arguments.picture.parent.mkdir(parents=True, exist_ok=True)
+    arguments.picture.write_text(
+        line_chart(
+            curves, arguments.title, "steps", "return of greedy episodes", width=720, height=360, standalone=True
+        )
+    )
+    arguments.data.parent.mkdir(parents=True, exist_ok=True)
+    arguments.data.write_text(json.dumps({"kind": arguments.kind, "metric": arguments.metric, "runs": data}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
