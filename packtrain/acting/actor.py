@@ -75,7 +75,7 @@ class Actor:
 
     def snapshot(self) -> dict[str, Any] | None:
         """Where every group stands, settled; None if some environment cannot be saved."""
-        if not self._started:
+        if not self._started or not all(stream.columns.savable for stream in self._streams):
             return None
         self.settle()
         streams = [stream.snapshot() for stream in self._streams]

@@ -48,6 +48,11 @@ class Columns(Protocol):
     action_space: gym.Space
     reward_channels: tuple[str, ...]
     boundary: Boundary
+
+    @property
+    def savable(self) -> bool:
+        """Whether `snapshot` gives anything."""
+
     overlaps: bool  # whether environments run while Python does something else
     busy_since: float | None  # time.monotonic() when the call under way began: for the watchdog
 
@@ -76,6 +81,7 @@ class Columns(Protocol):
 class FunctionalColumns:
     """B states of a functional core, stepped as arrays."""
 
+    savable = True
     overlaps = False
 
     def __init__(self, core: Core, size: int, seed: int, answer: Answer, name: str):
@@ -396,9 +402,14 @@ class GymnasiumColumns:
             code = self._envs.processes[gone[0]].exitcode
         return EnvError(f"{self._describe(gone[0] if gone else 0)} died (its process left with code {code})")
 
+    @property
+    def savable(self) -> bool:
+        """Whether every environment runs in this process and offers `snapshot` and `restore`."""
+        return not self.overlaps and all(hasattr(env.unwrapped, "snapshot") for env in self._envs.envs)
+
     def snapshot(self) -> Tree | None:
-        """None unless every environment runs in this process and offers `snapshot` and `restore`."""
-        if self.overlaps or not all(hasattr(env.unwrapped, "snapshot") for env in self._envs.envs):
+        """None unless they are savable."""
+        if not self.savable:
             return None
         return {
             "envs": [env.unwrapped.snapshot() for env in self._envs.envs],

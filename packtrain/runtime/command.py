@@ -252,7 +252,7 @@ def evaluate(
 
     environment = experiment.streams.environment
     columns = [evaluator.stream.columns]
-    with contextlib.closing(evaluator), Watchdog(columns, environment.step_deadline_secs, environment.id, on_hang):
+    with contextlib.closing(evaluator), Watchdog(columns, environment.step_deadline_secs, on_hang):
         result = {**evaluator.run(), "checkpoint": step, "env": environment.id}
     with contextlib.suppress(OSError):  # somebody else's folder may be read-only
         (run / "eval.json").write_text(json.dumps(result) + "\n", encoding="utf-8")

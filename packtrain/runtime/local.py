@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from packtrain.errors import EnvError
+from packtrain.errors import EnvError, StalledError
 from packtrain.runtime.experiment import Collect, Repeat, Update
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog
@@ -30,22 +30,27 @@ def run(training: Training) -> None:
     A `Repeat` lets the actor run ahead as far as the memory has room; what comes before it runs in order.
     """
     environment = training.experiment.streams.environment
-    columns = [stream.columns for stream in training.parts.streams]
     faults: list[BaseException] = []
 
     def on_hang(error: EnvError) -> None:
         faults.append(error)
+        training.gate.stuck = True
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_SECS)
     over = threading.Event()
     actor = threading.Thread(target=_act_until, args=(training, over, faults), name="actor", daemon=True)
-    with Watchdog(columns, environment.step_deadline_secs, environment.id, on_hang):
+    with Watchdog(training.columns(), environment.step_deadline_secs, on_hang):
         actor.start()
         try:
             for stage in training.experiment.schedule:
                 _learn(training, stage, faults)
             _last_evaluation(training, faults)
+        except EnvError as error:  # met while saving or evaluating
+            faults.append(error)
+        except StalledError:
+            if not faults:  # waiting for an actor whose environment hangs: the fault says more
+                raise
         finally:
             over.set()
             actor.join(5.0 if faults else 30.0)

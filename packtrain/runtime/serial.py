@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from packtrain.errors import EnvError, Error
+from packtrain.errors import EnvError
 from packtrain.runtime.experiment import Collect, Repeat, Update
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog
@@ -16,7 +16,6 @@ log = logging.getLogger("packtrain")
 def run(training: Training) -> None:
     """Run the schedule to the end, or until `training.stop` is set."""
     environment = training.experiment.streams.environment
-    columns = [stream.columns for stream in training.parts.streams]
 
     def on_hang(error: EnvError) -> None:
         # The only thread is stuck inside the environment: nothing else moves, so this one may save and must end it.
@@ -25,10 +24,14 @@ def run(training: Training) -> None:
         training.save(with_actor=False)
         os._exit(error.exit_code)
 
-    with Watchdog(columns, environment.step_deadline_secs, environment.id, on_hang):
-        _evaluate_if_due(training)
-        for stage in training.experiment.schedule:
-            _run_stage(training, stage)
+    with Watchdog(training.columns(), environment.step_deadline_secs, on_hang):
+        try:
+            _evaluate_if_due(training)
+            for stage in training.experiment.schedule:
+                _run_stage(training, stage)
+        except EnvError:
+            training.save(with_actor=False)
+            raise
 
 
 def _run_stage(training: Training, stage: Collect | Update | Repeat) -> None:
@@ -40,21 +43,13 @@ def _run_stage(training: Training, stage: Collect | Update | Repeat) -> None:
         memory = training.parts.memories[stage.memory]
         while not memory.ready() and training.stop is None:
             with training.learner_busy.waiting():
-                _act(training)
+                training.act()
     else:
         for _ in range(stage.count):
             with training.actor_busy.waiting():
                 if training.stop is None and training.update(stage.learner):
                     _evaluate_if_due(training)
                     training.save_if_due(background=False)
-
-
-def _act(training: Training) -> None:
-    try:
-        training.act()
-    except Error:
-        training.save(with_actor=False)
-        raise
 
 
 def _evaluate_if_due(training: Training) -> None:

@@ -19,6 +19,7 @@ from packtrain import trees
 from packtrain.acting.actor import Actor
 from packtrain.acting.policy import NetworkPolicy
 from packtrain.config import Configuration, Travelling
+from packtrain.envs.columns import Columns
 from packtrain.envs.environment import Environment
 from packtrain.envs.stream import Stream
 from packtrain.errors import StalledError
@@ -125,6 +126,7 @@ class Gate:
     def __init__(self) -> None:
         self._holders = 0
         self._inside = False
+        self.stuck = False  # set when the turn under way is known not to end
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -140,13 +142,13 @@ class Gate:
             self._inside = False
 
     @contextlib.contextmanager
-    def held(self, timeout: float = 30.0) -> Iterator[None]:
+    def held(self, timeout: float) -> Iterator[None]:
         """No turn begins, and none is under way; StalledError if the current one does not end."""
         self._holders += 1
         try:
             end = time.monotonic() + timeout
             while self._inside:
-                if time.monotonic() > end:
+                if self.stuck or time.monotonic() > end:
                     raise StalledError(f"the actor did not finish its turn within {timeout:g} s")
                 time.sleep(0.0005)
             yield
@@ -199,6 +201,7 @@ class Training:
         self.step = 0  # decisions learned from
         self.stop: BaseException | None = None  # why the run should end early
         self.gate = Gate()
+        self._patience = experiment.streams.environment.step_deadline_secs + 30  # for a turn to end
         self.actor_busy, self.learner_busy = Busy(since=time.perf_counter()), Busy(since=time.perf_counter())
         self._recorder = Recorder(experiment.run.log_every)
         self._episodes: collections.deque = collections.deque()  # from the actor's thread to the learner's
@@ -220,6 +223,11 @@ class Training:
         self._last_save = time.monotonic()
         self._saving: threading.Thread | None = None
         self._process = psutil.Process()
+
+    def columns(self) -> list[Columns]:
+        """All groups of environments, those of evaluations included: what a watchdog watches."""
+        evaluated = [self._evaluator.stream] if self._evaluator is not None else []
+        return [stream.columns for stream in [*self.parts.streams, *evaluated]]
 
     # -- acting
 
@@ -296,7 +304,7 @@ class Training:
         if not due or self._evaluator.active or self._results:  # type: ignore[union-attr]
             return False
         every = self.experiment.evaluation.every
-        with self.gate.held():
+        with self.gate.held(self._patience):
             (learner,) = self.parts.learners.values()
             self._evaluation_network.load_state_dict(learner.network.state_dict())  # type: ignore[union-attr]
             # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
@@ -336,7 +344,7 @@ class Training:
 
     def save(self, background: bool = False, with_actor: bool = True) -> None:
         """Write a checkpoint of this moment; in the background, only the copying holds up training."""
-        with self.gate.held() if with_actor else contextlib.nullcontext():
+        with self.gate.held(self._patience) if with_actor else contextlib.nullcontext():
             state = self._state(with_actor)
         for name, weights in state["weights"].items():
             if not all(bool(torch.isfinite(leaf).all()) for leaf in trees.flatten(weights) if leaf.is_floating_point()):

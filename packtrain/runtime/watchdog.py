@@ -13,8 +13,8 @@ from packtrain.errors import EnvError
 class Watchdog:
     """Calls `on_hang` once if a step takes longer than the deadline."""
 
-    def __init__(self, columns: list[Columns], deadline_secs: float, name: str, on_hang: Callable[[EnvError], None]):
-        self._columns, self._deadline, self._name, self._on_hang = columns, deadline_secs, name, on_hang
+    def __init__(self, columns: list[Columns], deadline_secs: float, on_hang: Callable[[EnvError], None]):
+        self._columns, self._deadline, self._on_hang = columns, deadline_secs, on_hang
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -28,12 +28,8 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._stop.wait(min(1.0, self._deadline / 4)):
             now = time.monotonic()
-            for group, columns in enumerate(self._columns):
+            for columns in self._columns:
                 since = columns.busy_since
                 if since is not None and now - since > self._deadline:
-                    self._on_hang(
-                        EnvError(
-                            f"{columns.describe_busy()} (group {group}) did not answer within {self._deadline:g} s"
-                        )
-                    )
+                    self._on_hang(EnvError(f"{columns.describe_busy()} did not answer within {self._deadline:g} s"))
                     return

@@ -16,7 +16,7 @@ def run_faulty(tmp_path, fault, runtime, processes, at_step=200, deadline=2.0):
         f"Environment.kwargs = {{'fault': '{fault}', 'at_step': {at_step}}}\n"
         f"Environment.step_deadline_secs = {deadline}\n"
     )
-    argv = ["train", "mine.gin", "--output_dir", "run", "--runtime", runtime, *SMALL]
+    argv = ["train", "mine.gin", "--output_dir", "run", "--runtime", runtime, *SMALL, "--checkpoint_secs", "0.05"]
     return chaos.Command([*argv, "--env_processes", str(processes)], tmp_path)
 
 
@@ -51,7 +51,8 @@ def test_bad_values_and_raises_in_process(tmp_path, runtime, fault, parts):
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["local", "serial"])
 def test_a_hang_in_process_is_noticed_by_the_watchdog(tmp_path, runtime):
-    """Mutation: a watchdog that only watches subprocesses."""
+    """Checkpoints are due all the time, so one waits for the turn that hangs. Mutations: a watchdog that only watches
+    subprocesses; a saving thread that reports its own wait instead of the hang."""
     begin = time.monotonic()
     check_stop(tmp_path, run_faulty(tmp_path, "hang", runtime, False), "did not answer within 2 s")
     assert time.monotonic() - begin < 30

@@ -78,7 +78,7 @@ def test_the_gate_holds_an_actor_between_turns():
     thread = threading.Thread(target=act)
     thread.start()
     for _ in range(20):
-        with gate.held():
+        with gate.held(5):
             overlaps.append(len(inside))
             time.sleep(0.001)
             overlaps.append(len(inside))
@@ -122,7 +122,7 @@ def test_the_watchdog_names_who_hangs():
             return "environment 3 (X, seed 5) at its step 7"
 
     told = []
-    with Watchdog([Stuck()], 0.2, "X", told.append):
+    with Watchdog([Stuck()], 0.2, told.append):
         time.sleep(0.6)
     assert len(told) == 1 and "environment 3 (X, seed 5) at its step 7" in str(told[0])
 
@@ -132,7 +132,7 @@ def test_the_watchdog_lets_slow_steps_pass():
         busy_since = None
 
     told = []
-    with Watchdog([Slow()], 0.1, "X", told.append):
+    with Watchdog([Slow()], 0.1, told.append):
         time.sleep(0.3)
     assert not told
 
