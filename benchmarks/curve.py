@@ -27,7 +27,7 @@ def main() -> None:
     for run in arguments.runs:
         seeds = [series(read_metrics(folder), arguments.kind, arguments.metric) for folder in seed_folders(Path(run))]
         steps, columns = align(seeds)
-        means, lows, highs = zip(*[mean_interval(values) for values in columns], strict=True)
+        means, lows, highs = zip(*[mean_interval(values) for values in zip(*columns, strict=True)], strict=True)
         name = f"{Path(run).name}, {len(seeds)} seeds"
         curves.append(Curve(name, list(steps), list(means), list(lows), list(highs)))
         data[Path(run).name] = [{"step": s, "value": v} for s, v in seeds]

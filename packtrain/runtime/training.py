@@ -301,7 +301,7 @@ class Training:
         due = self._evaluator is not None and (
             self.step >= self._next_eval or (self.finished and self._last_eval != self.step)
         )
-        if not due or self._evaluator.active or self._results:  # type: ignore[union-attr]
+        if not due or self.evaluating:
             return False
         every = self.experiment.evaluation.every
         with self.gate.held(self._patience):
@@ -332,8 +332,8 @@ class Training:
 
     @property
     def evaluating(self) -> bool:
-        """Whether an evaluation is under way or waits to be written."""
-        return bool(self._results) or (self._evaluator is not None and self._evaluator.active)
+        """Whether an evaluation has been begun and its row is not written yet."""
+        return self._evaluated is not None
 
     # -- saving
 

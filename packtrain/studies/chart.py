@@ -81,7 +81,7 @@ def line_chart(
         drawn, top = _legend(lines, top, width)
         head += drawn
     left = 10 + _CHARACTER * max((len(text) for text in tick_labels(y_ticks)), default=1)
-    right, top, bottom = width - 12, top + 6, height - (40 if x_label else 24)
+    right, top, bottom = width - 20, top + 6, height - (40 if x_label else 24)
     frame = _Frame(left, right, top, max(bottom, top + 20), x_low, x_high, y_low, y_high)
 
     axes = _axes(frame, x_ticks, y_ticks, ink)

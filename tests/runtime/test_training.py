@@ -194,6 +194,17 @@ def test_a_best_checkpoint_knows_only_the_rows_before_it(tmp_path):
     run.close()
 
 
+def test_an_evaluation_counts_as_under_way_until_its_row_is_written(tmp_path):
+    """Mutation: asking the evaluator, which is through before its result has been handed over: the last row is lost."""
+    run = training(tmp_path, eval_every=100, eval_episodes=2)
+    assert run.begin_evaluation_if_due()
+    while run._evaluator.active:
+        run.tick_evaluation()
+    run._results.clear()  # the moment between the last step and the hand-over
+    assert run.evaluating
+    run.close()
+
+
 def test_an_evaluation_under_way_is_begun_again_after_a_resume(tmp_path):
     run = training(tmp_path, eval_every=100, eval_episodes=2)
     assert run.begin_evaluation_if_due()
