@@ -55,11 +55,6 @@ class Actor:
         self._next = (group + 1) % len(self._streams)
 
     @property
-    def next_group(self) -> int:
-        """The group that the next turn serves."""
-        return self._next
-
-    @property
     def steps(self) -> int:
         """Decisions that reached an environment."""
         return sum(stream.steps for stream in self._streams)

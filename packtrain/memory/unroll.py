@@ -86,11 +86,6 @@ class UnrollQueue:
 
     # -- the learner's side
 
-    @property
-    def batch_steps(self) -> int:
-        """T·B."""
-        return self.length * self._batch
-
     def ready(self) -> bool:
         """Whether a batch can be taken."""
         return len(self._full) >= self._batch

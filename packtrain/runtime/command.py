@@ -107,7 +107,14 @@ def _train_one(request: TrainRequest) -> int:
         folder.config.write_text(configuration.text(), encoding="utf-8")
         if request.latest_in is not None:
             _point_latest(request.latest_in, folder.path)
-        log.info("packtrain %s, torch %s, %s runtime on %s", __version__, torch.__version__, request.runtime, device)
+        log.info(
+            "packtrain %s, torch %s, %s runtime on %s, configuration %s",
+            __version__,
+            torch.__version__,
+            request.runtime,
+            device,
+            configuration.hash()[:12],
+        )
         console = open_console(str(folder.path), experiment.run.total_steps)
         training = Training(experiment, spec, folder, configuration, device, console, saved, request.tensorboard)
         with contextlib.closing(training), _signals(training) as received:

@@ -15,7 +15,6 @@ class Evaluator:
 
     def __init__(self, stream: Stream, policy: NetworkPolicy, num_episodes: int):
         self.stream, self._policy = stream, policy
-        self._num_episodes = num_episodes
         self._share = [num_episodes // stream.size + (c < num_episodes % stream.size) for c in range(stream.size)]
         self._played: list[list[Episode]] = []
         self.active = False

@@ -48,7 +48,7 @@ class LearnerUse:
 
     learner: LearnerDescription
     memory: str  # a name in Experiment.memories
-    publishes: tuple[str, ...] = ("policy",)  # the weights that actors pick up
+    publishes: tuple[str, ...] = ("policy",)  # the names of its weights; actors pick up "policy"
 
 
 @configurable
@@ -135,6 +135,9 @@ class Experiment:
         for name, use in self.learners.items():
             if use.memory not in self.memories:
                 raise ConfigError(f"learner {name!r} wants memory {use.memory!r}; there are {sorted(self.memories)}")
+        policies = [name for name, use in self.learners.items() if "policy" in use.publishes]
+        if len(policies) != 1:
+            raise ConfigError(f"one learner must publish 'policy', the weights that act; here {policies} do")
         stages = [inner for s in self.schedule for inner in (s.stages if isinstance(s, Repeat) else (s,))]
         for stage in stages:
             if isinstance(stage, Update) and stage.learner not in self.learners:

@@ -56,6 +56,7 @@ class Parts:
         total = experiment.run.total_steps
         self.learners = {name: use.learner.build(network, total) for name, use in experiment.learners.items()}
         self.weights = Weights()
+        self._published = [(self.learners[name], use.publishes) for name, use in experiment.learners.items()]
         self.publish(0)
         self._version = -1
         (memory,) = self.memories.values()
@@ -63,8 +64,9 @@ class Parts:
 
     def publish(self, version: int) -> None:
         """Make the learners' weights the newest version."""
-        for learner in self.learners.values():
-            self.weights.publish("policy", learner.network, version)
+        for learner, names in self._published:
+            for name in names:
+                self.weights.publish(name, learner.network, version)
 
     def _refresh(self) -> int:
         self._version = self.weights.pull("policy", self.policy.network, self._version)

@@ -107,15 +107,6 @@ def test_one_group_is_served_alone():
     assert tape == ["reset A", "refresh", "act", "store A", "send A", "recv A", "refresh", "act", "store A", "send A"]
 
 
-def test_the_next_group_is_known():
-    actor, _ = taped(3)
-    seen = []
-    for _ in range(4):
-        seen.append(actor.next_group)
-        actor.turn()
-    assert seen == [0, 1, 2, 0]
-
-
 def test_nothing_starts_before_the_first_turn():
     actor, tape = taped(2)
     assert tape == [] and actor.steps == 0
@@ -211,7 +202,7 @@ def test_a_restored_actor_goes_on_bit_for_bit(make, turns):
     other, others = make()
     other._policy.generator.manual_seed(99)
     other.restore(snapshot)
-    assert other.next_group == turns % 2
+    assert other._next == turns % 2
     for _ in range(15):
         other.turn()
     for got, expected in zip(others, want, strict=True):
