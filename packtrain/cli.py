@@ -103,7 +103,11 @@ def _train_parser(known: dict[str, knobs.Knob], title: str) -> _Parser:
     )
     group.add_argument("--tensorboard", action="store_true", help="write RUN/tensorboard too")
     group.add_argument(
-        "--trust-config", "--trust_config", dest="trust_config", action="store_true", help=argparse.SUPPRESS
+        "--trust-config",
+        "--trust_config",
+        dest="trust_config",
+        action="store_true",
+        help="let a configuration in a run folder import anything",
     )
     for later in ("--address", "--restarts", "--mode", "--num_episodes"):
         group.add_argument(later, help=argparse.SUPPRESS)
@@ -185,6 +189,8 @@ def _train(argv: list[str]) -> int:
             raise ConfigError(f"--{flag} is not there yet; leave it out")
     if arguments.mode not in (None, "train", "test", "eval", "test_render"):
         raise ConfigError(f"--mode {arguments.mode!r} is not one of train, test, eval")
+    if "" in (arguments.output_dir, arguments.savedir, arguments.xpid):
+        raise ConfigError("--output_dir, --savedir and --xpid need a name; one of them is empty")
     if arguments.num_seeds is not None and arguments.num_seeds < 1:
         raise ConfigError(f"--num_seeds {arguments.num_seeds} must be at least 1")
     if arguments.output_dir and (arguments.savedir or arguments.xpid):

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import sys
 import tokenize
 import types
 import typing
@@ -192,7 +193,8 @@ def _fits(value: Any, hint: Any) -> bool:
         inner = typing.get_args(hint)[:1] or (Any,)
         return isinstance(value, (tuple, list)) and all(_fits(item, inner[0]) for item in value)
     if origin is dict:
-        return isinstance(value, dict)
+        inner = typing.get_args(hint)[1:] or (Any,)
+        return isinstance(value, dict) and all(_fits(item, inner[0]) for item in value.values())
     if origin is not None:  # Callable and the like
         return True
     if hint is float:
@@ -269,7 +271,8 @@ def _parse_text(configuration: Configuration, text: str, label: str, path: Path 
         for statement in config_parser.ConfigParser(text, _Names()):
             line = statement.location.line_num
             if isinstance(statement, config_parser.ImportStatement):
-                _import(configuration, statement, f"{label}:{line}" if path else label, trusted)
+                folder = path.resolve().parent if path else None
+                _import(configuration, statement, f"{label}:{line}" if path else label, folder, trusted)
             elif isinstance(statement, config_parser.IncludeStatement):
                 if path is None:
                     raise ConfigError(f"{label}: include belongs in a file")
@@ -292,18 +295,23 @@ def _parse_text(configuration: Configuration, text: str, label: str, path: Path 
         raise ConfigError(f"{label}{f':{line}' * bool(path)}: {_unknown(str(error))}") from None
 
 
-def _import(configuration: Configuration, statement: Any, place: str, trusted: bool) -> None:
+def _import(configuration: Configuration, statement: Any, place: str, folder: Path | None, trusted: bool) -> None:
     module = statement.module
     if not trusted and not (module.startswith("packtrain.") and not statement.is_from):
         raise ConfigError(
-            f"{place} imports {module!r}, and this file was not named on the command line; --trust-config allows it"
+            f"{place} imports {module!r}, and lies in a run folder, where somebody else may have put it; "
+            "--trust-config allows it"
         )
     if module.startswith("__gin__"):
         raise ConfigError(f"{place}: gin's dynamic registration is not supported; import the module and name the class")
+    if trusted and folder is not None and str(folder) not in sys.path:
+        sys.path.append(str(folder))  # the user's modules may lie beside the user's file
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{place} imports {module!r}, which failed: {error}") from error
+        raise ConfigError(
+            f"{place} imports {module!r}, which failed: {error}; is its folder on the PYTHONPATH?"
+        ) from error
     if module not in configuration.imports:
         configuration.imports.append(module)
 

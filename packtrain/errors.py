@@ -50,6 +50,18 @@ class EnvError(Error):
     exit_code = 3
 
 
+class SaveError(Error):
+    """A checkpoint that had to be written and could not be."""
+
+    exit_code = 3
+
+
+class DivergedError(Error):
+    """Learning that has left the finite numbers."""
+
+    exit_code = 3
+
+
 class StalledError(Error):
     """A part that made no progress within its deadline."""
 

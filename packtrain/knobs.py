@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,9 +52,11 @@ class Knob:
             return text
         if self.type in (int, float):
             try:
-                return self.type(text)
+                number = self.type(text)
             except ValueError:
-                pass
+                number = math.nan
+            if math.isfinite(number):
+                return number
             if self.type is int and re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", text) and float(text).is_integer():
                 return int(float(text))  # 1e6 steps
             what = "a whole number" if self.type is int else "a number"

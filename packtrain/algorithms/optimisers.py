@@ -122,7 +122,7 @@ def linear_decay(learning_rate: float, step: int, total_steps: int) -> float:
 
     Args:
       learning_rate: at step 0.
-      step: progress so far, in any unit; IMPALA counts agent steps, learner steps × T × B.
+      step: progress so far, in any unit; IMPALA counts decisions learned from.
       total_steps: where the rate reaches 0 and stays, same unit.
 
     Returns:

@@ -52,8 +52,8 @@ class Environment:
             raise ConfigError(f"Environment.step_deadline_secs = {self.step_deadline_secs} must be above 0")
         if not config.is_trusted() and (":" in self.id or self.id.startswith("GymV2")):
             raise ConfigError(
-                f"Environment.id = {self.id!r} names code outside packtrain, and this configuration was not named on "
-                "the command line; --trust-config allows it"
+                f"Environment.id = {self.id!r} names code outside packtrain, and this configuration lies in a run "
+                "folder, where somebody else may have put it; --trust-config allows it"
             )
         if "core" in self.kwargs:
             raise ConfigError("Environment.kwargs may not replace 'core'; register an environment of your own instead")

@@ -1,8 +1,8 @@
 """Environments as pure functions over arrays of states, and their face as a Gymnasium environment.
 
-A core is written once, for N states at a time. Four faces stand on it: a Gymnasium `Env` (here), a natively
-vectorised stream (`columns.FunctionalColumns`), and, for planners, a perfect model and snapshots. A core knows no
-clock: `max_steps` is applied by the faces, so that equal states are equal whatever the time.
+A core is written once, for N states at a time. Two faces stand on it: a Gymnasium `Env` (here) and a natively
+vectorised stream (`columns.FunctionalColumns`); planners will stand on the core itself. A core knows no clock:
+`max_steps` is applied by the faces, so that equal states are equal whatever the time.
 """
 
 from __future__ import annotations

@@ -52,6 +52,10 @@ class Unrolls:
         """How many finished unrolls may wait."""
         return self.num_buffers or max(2 * columns, self.batch_size)
 
+    def slots(self, columns: int) -> int:
+        """Unrolls the arena holds: one a column, the queue, those that join it together, a batch being copied out."""
+        return columns + self.bound(columns) + -(-columns // self.unroll_length) + self.batch_size
+
     def lag_limit(self, columns: int) -> int:
         """The lag above which an unroll is dropped: by default never less than what queue and columns can hold."""
         possible = -(-(self.bound(columns) + 2 * columns) // self.batch_size) + 1
@@ -66,9 +70,7 @@ class UnrollQueue:
         self.length, self._batch, self.context = sizes.unroll_length, sizes.batch_size, context
         self._bound, self._lag_limit = sizes.bound(columns), sizes.lag_limit(columns)
         self.device = device
-        at_once = -(-columns // self.length)  # columns that finish together
-        # In use at most: one a column, the queue, those that join it together, and a batch being copied out.
-        self._slots = columns + self._bound + at_once + self._batch
+        self._slots = sizes.slots(columns)
         self._rows: Row | None = None  # [C+T+1, slots, ...]
         self._extras: dict[str, Tensor] = {}  # [T, slots, ...]
         self._carry: Tree = ()  # [slots, ...]

@@ -96,7 +96,7 @@ def line(row: dict[str, Any], total_steps: int) -> str:
     """A row as one line of text."""
     head = f"step {row['step']:>9,} of {total_steps:,}  {duration(row['wall_s'])}"
     if row["kind"] == "eval":
-        spread = f" ± {amount(row['return_std'])} over {row['episodes']} episodes"
+        spread = f", standard deviation {amount(row['return_std'])} over {row['episodes']} episodes"
         return f"{head}  evaluation: return {amount(row['return_mean'])}{spread}"
     return (
         f"{head}  return {amount(row.get('episode_return'))}  {amount(row.get('steps_per_second'))} steps/s  "

@@ -45,9 +45,9 @@ class Conv:
 
     def __post_init__(self) -> None:
         if not len(self.channels) == len(self.kernels) == len(self.strides) > 0:
-            raise ConfigError("Conv.channels , Conv.kernels and Conv.strides need one number a layer, and a layer")
+            raise ConfigError("Conv.channels, Conv.kernels and Conv.strides need one number a layer, and a layer")
         if min(*self.channels, *self.kernels, *self.strides) < 1:
-            raise ConfigError("Conv.channels , Conv.kernels and Conv.strides must be at least 1")
+            raise ConfigError("Conv.channels, Conv.kernels and Conv.strides must be at least 1")
 
     def build(self, space: gym.Space) -> nn.Module:
         """The module; EnvSetupError if there is not exactly one picture."""

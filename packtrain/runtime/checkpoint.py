@@ -109,6 +109,7 @@ def load_newest(folder: Path) -> tuple[int, dict[str, Any]] | None:
     Raises:
       CheckpointError: there are checkpoints, but none is whole.
     """
+    _recover(folder)
     found = steps(folder)
     for step in reversed(found):
         try:
@@ -121,6 +122,16 @@ def load_newest(folder: Path) -> tuple[int, dict[str, Any]] | None:
             "--fresh starts anew beside them and deletes nothing"
         )
     return None
+
+
+def _recover(folder: Path) -> None:
+    """Put back a checkpoint that a crash caught between being moved aside and being replaced by one of its step."""
+    for old in folder.glob(".old-*"):
+        final = folder / old.name.split("-")[1]
+        if final.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.rename(old, final)
 
 
 def choose(folder: Path, which: str) -> tuple[int, dict[str, Any]]:

@@ -1,10 +1,11 @@
-"""`train` and `eval` from a checked request to an exit code: nothing is written before everything has been checked."""
+"""`train` and `eval` from a parsed request to an exit code; what can be checked is, before anything is written."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -14,9 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import torch
 
-from packtrain import __version__, config, knobs
+from packtrain import __version__, config, knobs, trees
+from packtrain.envs.boundary import space_leaves
 from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunFolderError
 from packtrain.metrics.console import amount, duration, open_console
 from packtrain.metrics.writers import TensorBoardWriter
@@ -73,14 +77,18 @@ def train(request: TrainRequest) -> int:
     """Train one seed, or several one after another; returns the exit code."""
     if request.num_seeds is None:
         return _train_one(request)
-    first = request.seed or 0
+    first = request.seed
+    if first is None:
+        _, experiment, _ = prepare(request.files, request.bindings, request.knobs, None, request.trusted)
+        first = experiment.seed
+    root = _beside(request.output) if request.fresh else request.output
     for k in range(request.num_seeds):
-        one = replace(request, output=request.output / f"seed_{k}", seed=first + k, num_seeds=None, latest_in=None)
+        one = replace(request, output=root / f"seed_{k}", seed=first + k, num_seeds=None, latest_in=None, fresh=False)
         code = _train_one(one)
         if code:
             return code
     if request.latest_in is not None:
-        _point_latest(request.latest_in, request.output)
+        _point_latest(request.latest_in, root)
     return 0
 
 
@@ -102,7 +110,7 @@ def _train_one(request: TrainRequest) -> int:
             if saved[0] >= experiment.run.total_steps:
                 print(f"{folder.path} is finished: {saved[0]:,} of {experiment.run.total_steps:,} steps")
                 return 0
-            _log_changes(folder, configuration)
+            _log_changes(saved[1]["run"]["values"], configuration)
             print(f"{folder.path}: going on from step {saved[0]:,}")
         folder.config.write_text(configuration.text(), encoding="utf-8")
         if request.latest_in is not None:
@@ -119,7 +127,7 @@ def _train_one(request: TrainRequest) -> int:
         training = Training(experiment, spec, folder, configuration, device, console, saved, request.tensorboard)
         with contextlib.closing(training), _signals(training) as received:
             RUNTIMES[request.runtime](training)
-            training.save()
+            training.save(required=True)
         console.close()
         if received:
             print(f"stopped by {received[0].name}: saved at step {training.step:,}; the same command goes on")
@@ -150,8 +158,28 @@ def prepare(
     configuration = config.load(files, bindings, values, trusted)
     experiment = config.build(configuration)
     spec = experiment.streams.environment.probe()
-    experiment.policy.build(spec)
+    try:
+        experiment.policy.build(spec)
+    except RuntimeError as error:  # torch's word for a size that does not fit
+        raise ConfigError(f"the network cannot be built: {str(error).splitlines()[0]}; lower hidden_size") from error
+    _refuse_too_large(experiment, spec)
     return configuration, experiment, spec
+
+
+def _refuse_too_large(experiment: Experiment, spec: Spec) -> None:
+    """ConfigError if the memories would not fit; they are the one part whose size is a product of knobs."""
+    leaves = trees.flatten([space_leaves(spec.obs), space_leaves(spec.action)])
+    row = sum(math.prod(leaf.shape or (1,)) * np.dtype(leaf.dtype or np.int64).itemsize for leaf in leaves) + 32
+    planned = sum(
+        memory.slots(experiment.streams.num_actors) * (memory.unroll_length + 1) * row
+        for memory in experiment.memories.values()
+    )
+    free = psutil.virtual_memory().available
+    if planned > 0.8 * free:
+        raise ConfigError(
+            f"the unroll queue would take {planned / 2**30:,.1f} GiB and {free / 2**30:,.1f} GiB are free; "
+            "lower num_actors, num_buffers, batch_size or unroll_length"
+        )
 
 
 def find_device(name: str) -> torch.device:
@@ -180,13 +208,11 @@ def refuse_other(path: Path, state: dict[str, Any], configuration: config.Config
         )
 
 
-def _log_changes(folder: RunFolder, configuration: config.Configuration) -> None:
+def _log_changes(before: dict[str, str], configuration: config.Configuration) -> None:
     """Note in the log what was changed that may be: run length, logging, evaluation."""
-    before = folder.config.read_text(encoding="utf-8").splitlines() if folder.config.exists() else []
-    bindings = {line.split("#")[0].strip() for line in before if line.startswith(config.CHANGEABLE)}
     for name, text in sorted(configuration.values.items()):
-        if name.startswith(config.CHANGEABLE) and f"{name} = {text}" not in bindings:
-            log.info("now %s = %s", name, text)
+        if name.startswith(config.CHANGEABLE) and before.get(name) != text:
+            log.info("now %s = %s, before %s", name, text, before.get(name, "absent"))
 
 
 def _beside(path: Path) -> Path:
@@ -268,9 +294,10 @@ def evaluate(
 
 def describe_evaluation(run: str, result: dict[str, Any]) -> str:
     """The result as a line or two for people."""
+    interval = "" if result["return_ci95"] is None else f" ± {result['return_ci95']:.3f} (95 % interval)"
     text = (
-        f"{run} at step {result['checkpoint']:,}: return {result['return_mean']:.3f} ± {result['return_ci95']:.3f} "
-        f"(95 % interval, {result['episodes']} episodes of {result['length_mean']:.1f} steps)"
+        f"{run} at step {result['checkpoint']:,}: return {result['return_mean']:.3f}{interval} "
+        f"({result['episodes']} episodes of {result['length_mean']:.1f} steps)"
     )
     others = {name: value for name, value in result["rewards"].items() if name != "train"}
     return text + "".join(f"\n  {name}: {value:.3f}" for name, value in others.items())

@@ -60,7 +60,7 @@ def summary(episodes: list[Episode]) -> dict[str, Any]:
         "episodes": len(episodes),
         "return_mean": statistics.fmean(returns),
         "return_std": deviation,
-        "return_ci95": 1.96 * deviation / math.sqrt(len(returns)),
+        "return_ci95": 1.96 * deviation / math.sqrt(len(returns)) if len(returns) > 1 else None,
         "length_mean": statistics.fmean(episode.length for episode in episodes),
         "rewards": {
             name: statistics.fmean(episode.returns[name] for episode in episodes) for name in episodes[0].returns

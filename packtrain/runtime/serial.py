@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 
 from packtrain.errors import EnvError
 from packtrain.runtime.experiment import Collect, Repeat, Update
@@ -20,7 +21,7 @@ def run(training: Training) -> None:
     def on_hang(error: EnvError) -> None:
         # The only thread is stuck inside the environment: nothing else moves, so this one may save and must end it.
         log.error("%s", error)
-        print(f"packtrain: error: {error}", flush=True)
+        print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
         training.save(with_actor=False)
         os._exit(error.exit_code)
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil
@@ -22,7 +23,7 @@ from packtrain.config import Configuration, Travelling
 from packtrain.envs.columns import Columns
 from packtrain.envs.environment import Environment
 from packtrain.envs.stream import Stream
-from packtrain.errors import StalledError
+from packtrain.errors import CheckpointError, DivergedError, SaveError, StalledError
 from packtrain.metrics.console import PlainConsole, RichConsole
 from packtrain.metrics.recorder import Recorder
 from packtrain.metrics.writers import JsonlWriter, TensorBoardWriter
@@ -282,7 +283,7 @@ class Training:
         self._write("train", row)
         for name in ("total_loss", "grad_norm"):
             if name in row and not math.isfinite(row[name]):
-                raise StalledError(
+                raise DivergedError(
                     f"{name} is {row[name]} at step {self.step}: learning has diverged; lower the learning rate"
                 )
 
@@ -326,11 +327,21 @@ class Training:
             rewards = result.pop("rewards")
             result |= {f"reward/{name}": value for name, value in rewards.items() if name != "train"}
             self._write("eval", result, step)
-            best = checkpoint.best(self.folder.checkpoints)
-            if best is None or result["return_mean"] > best["score"]:
+            if result["return_mean"] > self._best_score():
                 self._join_saving()
-                checkpoint.save(self.folder.checkpoints, step, state)
-                checkpoint.mark_best(self.folder.checkpoints, step, result["return_mean"])
+                self._guarded(partial(self._keep_best, step, state, result["return_mean"]))()
+
+    def _best_score(self) -> float:
+        try:
+            best = checkpoint.best(self.folder.checkpoints)
+        except CheckpointError as error:
+            log.warning("%s; the next evaluation counts as the best", error)
+            best = None
+        return -math.inf if best is None else best["score"]
+
+    def _keep_best(self, step: int, state: dict[str, Any], score: float) -> None:
+        checkpoint.save(self.folder.checkpoints, step, state)
+        checkpoint.mark_best(self.folder.checkpoints, step, score)
 
     @property
     def evaluating(self) -> bool:
@@ -344,13 +355,16 @@ class Training:
         if time.monotonic() - self._last_save >= self.experiment.run.checkpoint_secs:
             self.save(background=background)
 
-    def save(self, background: bool = False, with_actor: bool = True) -> None:
-        """Write a checkpoint of this moment; in the background, only the copying holds up training."""
+    def save(self, background: bool = False, with_actor: bool = True, required: bool = False) -> None:
+        """Write a checkpoint of this moment; in the background, only the copying holds up training.
+
+        A disk that refuses is a warning, since the checkpoint before stands; SaveError if this one is `required`.
+        """
         with self.gate.held(self._patience) if with_actor else contextlib.nullcontext():
             state = self._state(with_actor)
         for name, weights in state["weights"].items():
             if not all(bool(torch.isfinite(leaf).all()) for leaf in trees.flatten(weights) if leaf.is_floating_point()):
-                raise StalledError(f"the weights of {name!r} are not finite at step {self.step}: not saved")
+                raise DivergedError(f"the weights of {name!r} are not finite at step {self.step}: not saved")
         self._join_saving()
         self._last_save = time.monotonic()
         step = self.step
@@ -362,8 +376,13 @@ class Training:
         if background:
             self._saving = threading.Thread(target=self._guarded(write), name="checkpoint")
             self._saving.start()
+        elif required:
+            try:
+                write()
+            except OSError as error:
+                raise SaveError(f"the checkpoint at step {step:,} could not be written: {error}") from error
         else:
-            write()
+            self._guarded(write)()
 
     def _guarded(self, write: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
@@ -389,6 +408,7 @@ class Training:
             "last_eval": -1 if self.evaluating else self._last_eval,
             "env_steps": self.parts.actor.steps,
             "identity": self._configuration.identity(),
+            "values": dict(self._configuration.values),
         }
         state["recorder"] = self._recorder.state_dict()
         return state

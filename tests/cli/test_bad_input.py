@@ -148,3 +148,18 @@ def test_no_good_checkpoint_left(capsys, tmp_path):
     assert main([*CATCH, *SMALL]) == 2
     assert "is whole" in capsys.readouterr().err
     assert main(["eval", "run"]) == 2
+
+
+@pytest.mark.parametrize(
+    "argv, parts",
+    [
+        ([*CATCH, "--learning_rate", "nan"], ["--learning_rate 'nan' is not a number"]),
+        ([*CATCH, "--config", "Experiment.memories = {'unrolls': 3}"], ["Experiment.memories", "is not"]),
+        ([*CATCH, "--unroll_length", "1000000000"], ["GiB", "lower num_actors"]),
+        ([*CATCH, "--hidden_size", "100000000000"], ["network cannot be built"]),
+        (["train", "impala/catch", "--output_dir", ""], ["need a name"]),
+    ],
+    ids=["nan", "dict item", "arena", "network", "empty folder"],
+)
+def test_sizes_and_values_that_cannot_be(capsys, tmp_path, argv, parts):
+    refused(capsys, tmp_path, argv, *parts)

@@ -315,3 +315,37 @@ def test_any_number_of_columns(tmp_path, num_actors):
     """1, odd, and fewer than batch_size."""
     assert main([*command("impala/catch", 400), "--num_actors", num_actors]) == 0
     assert checkpoint.steps(tmp_path / "run/checkpoints")[-1] >= 400
+
+
+def test_seeds_begin_at_the_configurations_and_fresh_goes_beside(tmp_path):
+    (tmp_path / "mine.gin").write_text("include 'impala/catch.gin'\nExperiment.seed = 7\n")
+    argv = [*command("mine.gin", 400, "many"), "--num_seeds", "2"]
+    assert main(argv) == 0 and main([*argv, "--fresh"]) == 0
+    for folder in ("many", "many-2"):
+        assert "Experiment.seed = 8" in (tmp_path / folder / "seed_1/config.gin").read_text()
+    assert sorted(p.name for p in (tmp_path / "many").glob("seed*")) == ["seed_0", "seed_1"]
+
+
+def test_a_bad_best_file_does_not_end_a_run(tmp_path):
+    assert main(command("impala/catch", 600)) == 0
+    (tmp_path / "run/checkpoints/best.json").write_text("{bad")
+    assert main(command("impala/catch", 1600)) == 0
+    assert "does not read as JSON" in (tmp_path / "run/log.txt").read_text()
+    assert checkpoint.best(tmp_path / "run/checkpoints") is not None
+
+
+def test_a_disk_that_refuses_is_one_line(tmp_path, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save", refuse)
+    assert main(command("impala/catch", 600)) == 3
+    captured = capsys.readouterr()
+    assert "could not be written" in captured.err and "Traceback" not in captured.err
+
+
+def test_an_unchanged_resume_logs_no_change(tmp_path):
+    assert main(command("impala/catch", 400)) == 0
+    assert main(command("impala/catch", 800)) == 0
+    log = (tmp_path / "run/log.txt").read_text()
+    assert "now Run.total_steps = 800, before 400" in log and "now Run.num_threads" not in log

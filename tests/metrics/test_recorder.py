@@ -80,4 +80,4 @@ def test_durations():
 
 def test_lines():
     row = {"step": 1000, "wall_s": 5, "kind": "eval", "return_mean": 0.5, "return_std": 0.1, "episodes": 4}
-    assert line(row, 2000).endswith("evaluation: return 0.5 ± 0.1 over 4 episodes")
+    assert line(row, 2000).endswith("evaluation: return 0.5, standard deviation 0.1 over 4 episodes")

@@ -147,6 +147,13 @@ def test_saving_the_same_step_again_replaces_it(tmp_path):
     assert checkpoint.load(tmp_path / "1")["run"] == {"step": 8}
 
 
+def test_a_crash_while_a_step_is_saved_again_loses_nothing(tmp_path):
+    """Mutation: leaving what was moved aside where nobody looks."""
+    checkpoint.save(tmp_path, 1, STATE)
+    (tmp_path / "1").rename(tmp_path / ".old-1-99999")
+    assert checkpoint.load_newest(tmp_path)[0] == 1
+
+
 def test_choose_by_name(tmp_path):
     for step in (1, 2, 3):
         checkpoint.save(tmp_path, step, {**STATE, "run": {"step": step}})

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from packtrain import knobs
-from packtrain.errors import StalledError
+from packtrain.errors import DivergedError, StalledError
 from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, command, local
 from packtrain.runtime.evaluation import summary
@@ -171,9 +171,9 @@ def test_divergence_stops_the_run(tmp_path):
     run = training(tmp_path, log_every=20)
     with torch.no_grad():
         run.parts.learners["impala"].network.value.weight.fill_(float("nan"))
-    with pytest.raises(StalledError, match="diverged"):
+    with pytest.raises(DivergedError, match="diverged"):
         local.run(run)
-    with pytest.raises(StalledError, match="not finite"):
+    with pytest.raises(DivergedError, match="not finite"):
         run.save()
     run.close()
 
