@@ -20,6 +20,7 @@ USAGE = """usage: packtrain COMMAND [ARGUMENTS]      (packtrain COMMAND --help s
   list                   the shipped configurations
   show-config CONFIG...  the configuration that would run
   report RUN...          one HTML page with the curves of one or more runs
+  convert MODEL.tar      a TorchBeast checkpoint as a run folder
   bench NAME             throughput beside its own limits
   doctor                 versions, devices, limits, and what is missing
 """
@@ -46,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         "list": _list,
         "show-config": _show_config,
         "report": _report,
+        "convert": _convert,
         "bench": _bench,
         "doctor": _doctor,
     }
@@ -298,21 +300,51 @@ def _report(argv: list[str]) -> int:
     return 0
 
 
+def _convert(argv: list[str]) -> int:
+    parser = _Parser(prog="packtrain convert", description="Make a run folder of a TorchBeast checkpoint.")
+    parser.add_argument("model", metavar="MODEL.tar", help="the checkpoint; nothing in it can run")
+    parser.add_argument(
+        "configs",
+        nargs="*",
+        metavar="CONFIG",
+        help="what to build on (default: impala/atari_paper for MonoBeast's network, impala/pong_deep for PolyBeast's)",
+    )
+    parser.add_argument("--output_dir", required=True, metavar="RUN", help="the run folder, which must not exist")
+    parser.add_argument("--env", metavar="ID", help="the game (default: what the checkpoint says)")
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="BINDING", help="one gin binding; may repeat; wins"
+    )
+    arguments = parser.parse_intermixed_args(argv)
+    found = [knobs.find_config(name) for name in arguments.configs]
+    for said in filter(None, (said for _, said in found)):
+        print(f"packtrain: {said}", file=sys.stderr)
+    if not arguments.output_dir:
+        raise ConfigError("--output_dir needs a name; it is empty")
+    from packtrain.runtime import torchbeast
+
+    files = [path for path, _ in found]
+    output = Path(arguments.output_dir).expanduser()
+    print(torchbeast.convert(Path(arguments.model).expanduser(), output, files, arguments.config, arguments.env))
+    return 0
+
+
 def _bench(argv: list[str]) -> int:
-    names = sorted(path.stem for path in (Path(__file__).parent / "bench").glob("[!_]*.py") if path.stem != "measure")
+    files = (Path(__file__).parent / "bench").glob("[!_]*.py")
+    names = sorted(path.stem for path in files if "\ndef run(" in path.read_text(encoding="utf-8"))
     parser = _Parser(prog="packtrain bench", description=f"Throughput beside its own limits. NAME: {', '.join(names)}")
     parser.add_argument("name", metavar="NAME", help="which bench")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--secs", type=float, default=10.0, metavar="S", help="seconds for each measurement (default: 10)"
     )
+    parser.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda, cuda:N (default: cpu)")
     arguments = parser.parse_args(argv)
     if arguments.name not in names:
         near = knobs.nearest(arguments.name, names)
         raise ConfigError(f"unknown bench {arguments.name!r}{near}; there are {', '.join(names)}")
     import importlib
 
-    result = importlib.import_module(f"packtrain.bench.{arguments.name}").run(arguments.secs)
+    result = importlib.import_module(f"packtrain.bench.{arguments.name}").run(arguments.secs, arguments.device)
     if arguments.json:
         print(json.dumps(result))
     else:

@@ -18,7 +18,10 @@ from packtrain.trees import Tree
 
 
 class Row(NamedTuple):
-    """What a policy sees of B environments at one moment: an observation and what led to it."""
+    """What a policy sees of B environments at one moment: an observation and what led to it.
+
+    Environments and memories hand rows around as NumPy arrays; a policy sees tensors, with context rows in front.
+    """
 
     obs: Tree  # [B, ...]
     first: Tensor  # [B] bool   a reset made this row
@@ -69,6 +72,7 @@ class Spec:
     obs: gym.Space
     action: gym.Space
     reward_channels: tuple[str, ...] = ("train",)  # "train" first
+    frames_per_step: int = 1  # emulator frames that one decision lasts
 
 
 class Policy(Protocol):
@@ -79,8 +83,8 @@ class Policy(Protocol):
     def initial_carry(self, batch: int) -> Tree:
         """The carry of a fresh episode for `batch` columns; () if there is none."""
 
-    def act(self, row: Row, carry: Tree) -> tuple[Tree, Tree, dict[str, Tensor]]:
-        """Actions [B, ...], the carry after the row, and extras [B, ...] to be stored with the action."""
+    def act(self, rows: Row, carry: Tree) -> tuple[Tree, Tree, dict[str, Tensor]]:
+        """Actions for the last of C+1 rows [C+1, B, ...], the carry after it, extras to be stored; each [B, ...]."""
 
 
 class Sink(Protocol):

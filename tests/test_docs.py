@@ -257,7 +257,7 @@ def nothing_runs(monkeypatch, tmp_path):
     """The command line as it is, up to where work would begin."""
     from packtrain import doctor
     from packtrain.bench import measure
-    from packtrain.runtime import command
+    from packtrain.runtime import command, torchbeast
     from packtrain.studies import report
 
     def train(request):
@@ -272,10 +272,13 @@ def nothing_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "evaluate", lambda *_, **__: {})
     monkeypatch.setattr(command, "describe_evaluation", lambda *_: "")
     monkeypatch.setattr(report, "write_report", lambda *_: "")
+    monkeypatch.setattr(torchbeast, "convert", lambda *_: "")
     monkeypatch.setattr(doctor, "run_doctor", lambda *_: 0)
     monkeypatch.setattr(measure, "table", lambda *_: "")
     for path in (ROOT / "packtrain" / "bench").glob("[!_]*.py"):
-        monkeypatch.setattr(importlib.import_module(f"packtrain.bench.{path.stem}"), "run", lambda _: {}, raising=False)
+        monkeypatch.setattr(
+            importlib.import_module(f"packtrain.bench.{path.stem}"), "run", lambda *_: {}, raising=False
+        )
 
 
 def try_command(argv: list[str]) -> int:
@@ -334,6 +337,8 @@ def test_commands_are_found():
         "packtrain eval runs/a --best",
         "packtrain bench nothing",
         "packtrain list --all",
+        "packtrain convert model.tar",
+        "packtrain convert model.tar impala/atri --output_dir runs/a",
     ],
 )
 def test_wrong_commands_are_not(nothing_runs, line):

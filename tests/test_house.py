@@ -12,9 +12,9 @@ PACKAGE = Path(packtrain.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 # A room may import from its own floor and the floors below it.
 FLOORS = [
-    {"types", "trees", "equations", "errors", "knobs"},
+    {"types", "trees", "equations", "errors", "knobs", "cores"},
     {"config", "metrics"},
-    {"networks", "envs", "memory", "planning"},
+    {"networks", "devices", "envs", "memory", "planning"},
     {"acting"},
     {"algorithms"},
     {"runtime"},
@@ -70,7 +70,7 @@ def test_no_drawers():
 
 
 def test_nothing_reads_code_from_files():
-    """X2. Mutation: any torch.load, pickle or eval call in the package is found."""
+    """X2. Mutation: any pickle, eval or torch.load without weights_only=True in the package is found."""
     forbidden = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
     hits = []
     for path in FILES:
@@ -82,6 +82,8 @@ def test_nothing_reads_code_from_files():
             elif isinstance(node, ast.Call):
                 name = ast.unparse(node.func)
                 bad = name in ("eval", "exec", "torch.load", "yaml.load", "compile", "os.system")
+                if name == "torch.load":  # old checkpoints are read, and nothing in them is run
+                    bad = not any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in node.keywords)
                 bad |= any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords)
                 bad |= any(k.arg == "shell" and ast.unparse(k.value) != "False" for k in node.keywords)
                 hits += [(path, name)] * bad

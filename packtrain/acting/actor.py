@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from packtrain import trees
 from packtrain.acting.policy import NetworkPolicy
+from packtrain.acting.seat import Seat
 from packtrain.envs.stream import Finished, Stream
-from packtrain.trees import Tree
 from packtrain.types import Row, Sink
 
 
@@ -33,7 +32,7 @@ class Actor:
             so weights never change inside one.
         """
         self._streams, self._policy, self._sinks, self._refresh = streams, policy, sinks, refresh
-        self._carries: list[Tree] = [policy.initial_carry(stream.size) for stream in streams]
+        self.seats = [Seat(policy, stream.size) for stream in streams]
         self._rows: list[Row | None] = [None] * len(streams)  # None: sent, the answer is still to come
         self._started = False
         self._next = 0
@@ -44,13 +43,17 @@ class Actor:
             self._rows = [stream.start() for stream in self._streams]
             self._started = True
         group = self._next
-        stream, carry = self._streams[group], self._carries[group]
+        stream = self._streams[group]
         row = self._rows[group] or stream.recv()
         version = self._refresh()
-        action, after, extras = self._policy.act(row, carry)
-        self._sinks[group].add(stream.arrays, carry, {**extras, "weights_version": np.full(stream.size, version)})
-        stream.send(action)
-        self._carries[group] = after
+        decision = self.seats[group].act(row)
+        extras = {**decision.extras, "weights_version": np.full(stream.size, version)}
+        if stream.columns.rows_last:  # environments need not wait until their last row is stored
+            stream.send(decision.action)
+            self._sinks[group].add(decision.row, decision.carry, extras)
+        else:
+            self._sinks[group].add(decision.row, decision.carry, extras)
+            stream.send(decision.action)
         self._rows[group] = None
         self._next = (group + 1) % len(self._streams)
 
@@ -68,6 +71,11 @@ class Actor:
         if self._started:
             self._rows = [row or stream.recv() for row, stream in zip(self._rows, self._streams, strict=True)]
 
+    def look(self) -> None:
+        """Go on from where the streams stand: somebody else has stepped them since, and nothing is under way."""
+        self._rows = [stream.start() for stream in self._streams]
+        self._started = True
+
     def snapshot(self) -> dict[str, Any] | None:
         """Where every group stands, settled; None if some environment cannot be saved."""
         if not self._started or not all(stream.columns.savable for stream in self._streams):
@@ -78,7 +86,7 @@ class Actor:
             return None
         return {
             "streams": streams,
-            "carries": trees.map(lambda leaf: leaf.clone(), self._carries),
+            "seats": [seat.snapshot() for seat in self.seats],
             "generator": self._policy.generator.get_state(),
             "next": self._next,
         }
@@ -87,11 +95,11 @@ class Actor:
         """Go on from a snapshot."""
         for stream, state in zip(self._streams, snapshot["streams"], strict=True):
             stream.restore(state)
-        self._carries = trees.map(lambda leaf: leaf.to(self._policy.device), snapshot["carries"])
+        for seat, state in zip(self.seats, snapshot["seats"], strict=True):
+            seat.restore(state)
         self._policy.generator.set_state(snapshot["generator"])
         self._next = int(snapshot["next"])
-        self._rows = [stream.start() for stream in self._streams]  # where the snapshot was taken, nothing under way
-        self._started = True
+        self.look()
 
     def close(self) -> None:
         """Close the environments."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from packtrain import trees
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.trees import Tree
 from packtrain.types import Row
@@ -14,10 +13,9 @@ from packtrain.types import Row
 class NetworkPolicy:
     """Acts for B columns with one forward pass. One generator serves all columns, so no two share their noise."""
 
-    context = 0
-
     def __init__(self, network: ActorCriticNetwork, seed: int, greedy: bool = False):
         self.network = network
+        self.context = network.context
         self.device = network.value.weight.device
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self._greedy = greedy
@@ -27,22 +25,18 @@ class NetworkPolicy:
         return self.network.initial_carry(batch)
 
     @torch.inference_mode()
-    def act(self, row: Row, carry: Tree) -> tuple[Tree, Tree, dict[str, Tensor]]:
-        """Actions, the carry after the row, and `behaviour_log_prob`, the log-probability of what was chosen."""
-        seen = row if self.device.type == "cpu" else trees.map(lambda leaf: leaf.to(self.device), row)
-        output = self.network(
-            trees.map(lambda leaf: leaf.unsqueeze(0), seen.obs),  # [B, ...] → [1, B, ...]
-            seen.first.unsqueeze(0),
-            seen.last_action.unsqueeze(0),
-            seen.last_reward["train"].unsqueeze(0),
-            carry,
-        )
+    def act(self, rows: Row, carry: Tree) -> tuple[Tree, Tree, dict[str, Tensor]]:
+        """Actions, the carry after the last row, and `behaviour_log_prob`, the log-probability of what was chosen.
+
+        Args:
+          rows: the context and the row to act on, [C+1, B, ...], on the policy's device.
+          carry: before the row to act on.
+        """
+        latest = slice(self.context, None)
+        output = self.network(rows.obs, rows.first, rows.last_action[latest], rows.last_reward["train"][latest], carry)
         parameters = output.parameters[0]
         distribution = self.network.distribution
         if self._greedy:
-            return self._home(distribution.mode(parameters)), output.carry, {}
+            return distribution.mode(parameters), output.carry, {}
         action = distribution.sample(parameters, self.generator)
-        return self._home(action), output.carry, {"behaviour_log_prob": distribution.log_prob(parameters, action)}
-
-    def _home(self, action: Tensor) -> Tensor:
-        return action if self.device.type == "cpu" else action.cpu()
+        return action, output.carry, {"behaviour_log_prob": distribution.log_prob(parameters, action)}

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from packtrain import trees
+from packtrain.devices.captured import Captured
 from packtrain.types import Sample, Trajectory
 
 Loss = Callable[[Any, Trajectory], tuple[Tensor, dict[str, Tensor]]]
@@ -23,6 +25,7 @@ class GradientLearner:
         optimiser: torch.optim.Optimizer,
         learning_rate: Callable[[int], float],
         grad_norm_clipping: float,
+        capture: bool = False,
     ):
         """A learner at its first step.
 
@@ -32,11 +35,18 @@ class GradientLearner:
           optimiser: over the network's parameters.
           learning_rate: decisions learned from so far → rate of the next step.
           grad_norm_clipping: the global gradient norm is scaled down to this.
+          capture: on a GPU, launch the whole update as one; the loss must not look at values on the host.
         """
         self.network = network
         self.optimiser = optimiser
         self._loss, self._rate, self._clip = loss, learning_rate, grad_norm_clipping
         self._parameters = [p for p in network.parameters() if p.requires_grad]
+        self._device = self._parameters[0].device
+        self._capture = capture and self._device.type == "cuda"
+        self._launch: Captured | None = None
+        self._trajectory: Trajectory | None = None  # what the captured update reads
+        self._metrics: Tensor | None = None  # and what it leaves
+        self._names: list[str] = []
         self.steps = 0  # decisions learned from
         self.updates = 0
 
@@ -44,15 +54,41 @@ class GradientLearner:
         """One optimiser step on one sample; the loss's metrics, the gradient norm before clipping, and the rate."""
         rate = self._rate(self.steps)
         for group in self.optimiser.param_groups:
-            group["lr"] = rate
-        total, metrics = self._loss(self.network, sample.trajectory)
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # where a captured update reads it
+            else:
+                group["lr"] = rate
+        metrics = self._replay(sample.trajectory) if self._capture else self._step(sample.trajectory)
+        self.steps += sample.steps
+        self.updates += 1
+        return {**metrics, "learning_rate": rate}
+
+    def _step(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        total, metrics = self._loss(self.network, trajectory)
         self.optimiser.zero_grad(set_to_none=False)
         total.backward()
         norm = nn.utils.clip_grad_norm_(self._parameters, self._clip)
         self.optimiser.step()
-        self.steps += sample.steps
-        self.updates += 1
-        return {**metrics, "grad_norm": norm.detach(), "learning_rate": rate}
+        return {**metrics, "grad_norm": norm.detach()}
+
+    def _replay(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        """The same on tensors that stay in place."""
+        if self._launch is None:
+            self._trajectory = trees.map(torch.clone, trajectory)
+            self._launch = Captured(self._step_in_place, self._device, "the update")
+        trees.map(lambda mine, given: mine.copy_(given), self._trajectory, trajectory)
+        self._launch()
+        assert self._metrics is not None
+        return dict(zip(self._names, self._metrics.clone().unbind(), strict=True))
+
+    def _step_in_place(self) -> None:
+        assert self._trajectory is not None
+        metrics = self._step(self._trajectory)
+        self._names = list(metrics)
+        packed = torch.stack([metric.float() for metric in metrics.values()])
+        if self._metrics is None:
+            self._metrics = packed
+        self._metrics.copy_(packed)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimiser state and counters."""

@@ -80,7 +80,14 @@ class Impala:
             linear = self.lr_schedule == "linear"
             return linear_decay(self.learning_rate, steps, total_steps) if linear else self.learning_rate
 
-        return GradientLearner(network, partial(loss, settings=self), optimiser, rate, self.grad_norm_clipping)
+        return GradientLearner(
+            network,
+            partial(loss, settings=self),
+            optimiser,
+            rate,
+            self.grad_norm_clipping,
+            capture=network.core is None,  # an LSTM cuts its rows where there were resets, which the host must see
+        )
 
 
 def loss(network: ActorCriticNetwork, trajectory: Trajectory, settings: Impala) -> tuple[Tensor, dict[str, Tensor]]:
@@ -89,10 +96,12 @@ def loss(network: ActorCriticNetwork, trajectory: Trajectory, settings: Impala) 
     Row t of the trajectory pairs V(x_t), π(·|x_t) with the action taken there and its consequence; row T only
     bootstraps. All T+1 rows run through the network once, from the carry stored with the unroll.
     """
-    output = network(trajectory.obs, trajectory.first, *trajectory.last_inputs(), trajectory.carry)
+    rows = slice(network.context, None)
+    last_action, last_reward = trajectory.last_inputs()
+    output = network(trajectory.obs, trajectory.first, last_action[rows], last_reward[rows], trajectory.carry)
     parameters, value = output.parameters[:-1], output.value  # [T, B, P], [T+1, B]
 
-    ends = boundaries(trajectory.first, trajectory.terminated, trajectory.truncated, settings.discounting)
+    ends = boundaries(trajectory.first[rows], trajectory.terminated, trajectory.truncated, settings.discounting)
     log_prob = network.distribution.log_prob(parameters, trajectory.action)
     returns = vtrace(
         v_tm1=value[:-1].detach(),

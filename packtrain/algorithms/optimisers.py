@@ -93,7 +93,7 @@ def make_optimiser(
     """The optimiser a configuration names.
 
     Args:
-      parameters: parameters or parameter groups, as torch.optim takes them.
+      parameters: at least one, all on one device.
       name: "rmsprop" (torch's, TorchBeast's), "rmsprop_tf" (the IMPALA paper's) or "adam".
       learning_rate: of the first step; `linear_decay` gives the later ones.
       alpha: decay of the second moment; the RMSProps only.
@@ -104,14 +104,17 @@ def make_optimiser(
     Returns:
       The optimiser, its updates multi-tensor.
     """
+    parameters = list(parameters)
+    on_gpu = parameters[0].is_cuda
+    # On a GPU the rate is a tensor, and steps are counted there: a captured update reads both where they lie.
+    rate: Any = torch.tensor(learning_rate, device=parameters[0].device) if on_gpu else learning_rate
+    more = {"foreach": True, "capturable": on_gpu}
     if name == "rmsprop":
-        return torch.optim.RMSprop(
-            parameters, lr=learning_rate, alpha=alpha, eps=epsilon, momentum=momentum, foreach=True
-        )
+        return torch.optim.RMSprop(parameters, lr=rate, alpha=alpha, eps=epsilon, momentum=momentum, **more)
     if name == "rmsprop_tf":
-        return RMSPropTF(parameters, lr=learning_rate, alpha=alpha, eps=epsilon, momentum=momentum)
+        return RMSPropTF(parameters, lr=rate, alpha=alpha, eps=epsilon, momentum=momentum)
     if name == "adam":
-        return torch.optim.Adam(parameters, lr=learning_rate, betas=betas, eps=epsilon, foreach=True)
+        return torch.optim.Adam(parameters, lr=rate, betas=betas, eps=epsilon, **more)
     raise ConfigError(f"the optimiser is {name!r}, expected one of {', '.join(OPTIMISERS)}")
 
 

@@ -4,8 +4,10 @@ On a CPU a run cannot be faster than its cores allow, nor than the one lock allo
 
     bound = min(cores / Σ core-seconds, 1 / Σ lock-held seconds)     per step, over the parts
 
-torch frees the lock inside its operators, NumPy mostly does not. So the time a part holds it is its time less what
-torch's profiler finds inside top-level operators.
+torch frees the lock inside its operators, NumPy mostly does not, and a thread that waits holds nothing. So the time a
+part holds it is the processor time of its thread less what torch's profiler finds inside top-level operators.
+
+With a GPU the parts run at the same time on things of their own, and the slowest of them alone is the bound.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from packtrain.cores import available_cores
+
+PROFILED_CALLS, PROFILED_SECS = 20, 2.0  # of the short stretch under the profiler, at most
 
 
 @dataclass(frozen=True)
@@ -40,22 +46,25 @@ def measure(name: str, call: Callable[[], int], secs: float) -> Part:
     """
     for _ in range(3):
         call()
-    steps, begin, cpu = 0, time.perf_counter(), time.process_time()
+    steps, begin, cpu, thread = 0, time.perf_counter(), time.process_time(), time.thread_time()
     while time.perf_counter() - begin < secs:
         steps += call()
     wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    thread = time.thread_time() - thread
     inside = _operator_share(call)
-    return Part(name, steps / wall, 1e6 * cpu / steps, 1e6 * wall * (1 - inside) / steps)
+    return Part(name, steps / wall, 1e6 * cpu / steps, 1e6 * thread * (1 - inside) / steps)
 
 
 def _operator_share(call: Callable[[], int]) -> float:
     with _quiet(), profile(activities=[ProfilerActivity.CPU]) as profiler:
-        begin = time.perf_counter()
-        for _ in range(20):
+        begin, thread = time.perf_counter(), time.thread_time()
+        for _ in range(PROFILED_CALLS):
             call()
-        wall = time.perf_counter() - begin
+            if time.perf_counter() - begin > PROFILED_SECS:
+                break
+        thread = time.thread_time() - thread
     events = [event for event in profiler.events() if event.cpu_parent is None]
-    return min(1.0, sum(event.cpu_time_total for event in events) * 1e-6 / wall)
+    return min(1.0, sum(event.cpu_time_total for event in events) * 1e-6 / thread)
 
 
 @contextlib.contextmanager
@@ -78,14 +87,15 @@ def bound(parts: list[Part], cores: int) -> tuple[float, str]:
     return (by_cores, f"{cores} cores") if by_cores <= by_lock else (by_lock, "the interpreter's lock")
 
 
-def cores() -> int:
-    """Processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def slowest(parts: list[Part]) -> tuple[float, str]:
+    """Steps per second of the slowest part alone, and its name: the bound of a machine with a GPU."""
+    part = min(parts, key=lambda part: part.steps_per_second)
+    return part.steps_per_second, f"{part.name} alone"
 
 
-def result(name: str, rate: float, parts: list[Part], **more: Any) -> dict[str, Any]:
+def result(name: str, rate: float, parts: list[Part], on_gpu: bool = False, **more: Any) -> dict[str, Any]:
     """The JSON of a bench: rate, bound, ratio, the parts, and where it was measured."""
-    limit, why = bound(parts, cores())
+    limit, why = slowest(parts) if on_gpu else bound(parts, available_cores())
     return {
         "bench": name,
         "rate": rate,
@@ -96,7 +106,8 @@ def result(name: str, rate: float, parts: list[Part], **more: Any) -> dict[str, 
         "parts": [asdict(part) for part in parts],
         "machine": {
             "processor": platform.processor() or platform.machine(),
-            "cores": cores(),
+            **({"gpu": torch.cuda.get_device_name()} if on_gpu else {}),
+            "cores": available_cores(),
             "python": platform.python_version(),
             "torch": torch.__version__,
         },
@@ -116,8 +127,13 @@ def table(content: dict[str, Any]) -> str:
         f"bound  {content['bound']:>12,.0f} steps/s, by {content['limited_by']}",
         f"ratio  {content['ratio']:>12.2f}",
     ]
+    if "times_baseline" in content:
+        rates = ", ".join(f"{rate:,.0f}" for rate in content["baseline_rates"])
+        lines.append(f"times  {content['times_baseline']:>12.2f}   the rate of {content['baseline']} ({rates} steps/s)")
     if "ratios" in content:
-        lines[-1] += f"   the median of {', '.join(f'{ratio:.2f}' for ratio in content['ratios'])}"
+        lines[-1 - ("times_baseline" in content)] += (
+            f"   the median of {', '.join(f'{ratio:.2f}' for ratio in content['ratios'])}"
+        )
     if "actor_busy" in content:
         lines.append(f"busy   actor {content['actor_busy']:.0%}, learner {content['learner_busy']:.0%}")
     return "\n".join(lines)

@@ -31,7 +31,7 @@ DROPPED = "packtrain/dropped"  # the info key under which a guard tells how many
 
 
 class Outcome(NamedTuple):
-    """What B environments answered to B actions, as NumPy arrays. Valid until the next send."""
+    """What B environments answered to B actions, as NumPy arrays. Valid until the next send, unless rows last."""
 
     obs: Tree  # [B, ...]
     first: np.ndarray  # [B] bool
@@ -39,6 +39,8 @@ class Outcome(NamedTuple):
     terminated: np.ndarray  # [B] bool
     truncated: np.ndarray  # [B] bool
     solved: np.ndarray | None  # [B] bool, where the environment reports it
+    over: np.ndarray | None = None  # [B] bool, a reset follows; None: wherever terminated or truncated
+    life_over: np.ndarray | None = None  # [B] bool, a life ended, the last of a game included; None: no lives
 
 
 class Columns(Protocol):
@@ -54,6 +56,7 @@ class Columns(Protocol):
         """Whether `snapshot` gives anything."""
 
     overlaps: bool  # whether environments run while Python does something else
+    rows_last: bool  # whether an outcome is sure to outlive the next send
     busy_since: float | None  # time.monotonic() when the call under way began: for the watchdog
 
     def reset(self) -> Outcome:
@@ -83,6 +86,7 @@ class FunctionalColumns:
 
     savable = True
     overlaps = False
+    rows_last = False  # a core may hand out its own arrays
 
     def __init__(self, core: Core, size: int, seed: int, answer: Answer, name: str):
         self.observation_space, self.action_space = core.observation_space, core.action_space
@@ -301,6 +305,8 @@ class _Processes(AsyncVectorEnv):
 
 class GymnasiumColumns:
     """B Gymnasium environments behind one of Gymnasium's vector environments."""
+
+    rows_last = False  # observations lie in a buffer that the environments write to
 
     def __init__(
         self,

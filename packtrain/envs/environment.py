@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import numpy as np
 
 from packtrain import config, knobs
 from packtrain.envs import ours  # noqa: F401  (registers our environments with Gymnasium)
+from packtrain.envs.atari import Atari, AtariColumns, find_game, is_atari
 from packtrain.envs.boundary import Boundary, batch_of_one, check_structure, space_leaves
 from packtrain.envs.columns import (
     Columns,
@@ -24,8 +24,9 @@ from packtrain.envs.columns import (
     make_gymnasium,
     reward_channels,
 )
+from packtrain.envs.envpool import EnvpoolColumns, check_options, find_task, is_envpool, probe_task
 from packtrain.envs.functional import load_core
-from packtrain.errors import ConfigError, EnvError, EnvSetupError, MissingExtraError
+from packtrain.errors import ConfigError, EnvError, EnvSetupError
 from packtrain.types import Spec
 
 STARTUP_SECS = 180
@@ -34,26 +35,39 @@ STARTUP_SECS = 180
 @config.configurable
 @dataclass(frozen=True)
 class Environment:
-    """One of ours by its short name ("Catch"), or any Gymnasium id, "module:id" included.
+    """One of ours by its short name ("Catch"), an Atari game, "envpool:TASK", or a Gymnasium id, "module:id" included.
 
-    Ours are functional cores and run as arrays in this process. Others run as Gymnasium environments, in this process
-    or, with `processes`, each in one of its own: slower for cheap environments, but it uses all cores, and one that
-    hangs or dies is noticed by name.
+    Ours are functional cores and run as arrays in this process. Atari games ("PongNoFrameskip-v4", "ALE/Pong-v5") run
+    in ALE's native threads, already scaled to single grey frames: see `envs/atari.py`. Tasks of envpool run in its
+    native threads: see `envs/envpool.py`. Others run as Gymnasium environments, in this process or, with `processes`,
+    each in one of its own: slower for cheap environments, but it uses all cores, and one that hangs or dies is noticed
+    by name.
     """
 
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to the environment
     processes: bool = False
     step_deadline_secs: float = 60.0
+    atari: Atari | None = None  # how Atari games are played; None: as their ids say
     on_bad_value: Literal["raise", "drop", "clip"] = "raise"  # NaN, infinity, outside the space: see envs/boundary.py
 
     def __post_init__(self) -> None:
+        if self.atari is None and (self.is_atari() or self.is_envpool()):
+            object.__setattr__(self, "atari", Atari())
         if self.step_deadline_secs <= 0:
             raise ConfigError(f"Environment.step_deadline_secs = {self.step_deadline_secs} must be above 0")
-        if not config.is_trusted() and (":" in self.id or self.id.startswith("GymV2")):
+        if self.is_envpool():
+            trusted = config.is_trusted()
+            check_options(self.id, self.kwargs, processes=self.processes, answer=self.on_bad_value, trusted=trusted)
+        elif not config.is_trusted() and (":" in self.id or self.id.startswith("GymV2")):
             raise ConfigError(
                 f"Environment.id = {self.id!r} names code outside packtrain, and this configuration lies in a run "
                 "folder, where somebody else may have put it; --trust-config allows it"
+            )
+        if self.is_atari() and (self.kwargs or self.processes):
+            raise ConfigError(
+                f"Environment.{'kwargs' if self.kwargs else 'processes'} does not apply to {self.id!r}: Atari games "
+                "run in native threads, and Atari.frame_skip and the like say how they are played"
             )
         if "core" in self.kwargs:
             raise ConfigError("Environment.kwargs may not replace 'core'; register an environment of your own instead")
@@ -61,6 +75,12 @@ class Environment:
     def registered_id(self) -> str:
         """The Gymnasium id meant by `id`; EnvSetupError with the nearest names if there is none."""
         module, _, name = self.id.rpartition(":")
+        if self.is_atari():
+            find_game(self.id)
+            return self.id
+        if self.is_envpool():
+            find_task(self.id)
+            return self.id
         try:
             if module:  # `gym.make` knows this form, `gym.spec` does not
                 importlib.import_module(module)
@@ -68,8 +88,6 @@ class Environment:
                 return f"packtrain/{name}-v0"
             gym.spec(name)
         except gym.error.Error as error:
-            if re.match(r"(ALE/|.*NoFrameskip-v\d$)", name):
-                raise MissingExtraError(f"the Atari environment {self.id!r}", "ale-py", "atari") from None
             short = [key.removeprefix("packtrain/").removesuffix("-v0") for key in gym.registry if "packtrain/" in key]
             near = knobs.nearest(name, [*gym.registry, *short])
             raise EnvSetupError(f"unknown environment {self.id!r}{near}: {str(error).splitlines()[0]}") from None
@@ -77,9 +95,26 @@ class Environment:
             raise EnvSetupError(f"environment {self.id!r} cannot be imported: {error}") from None
         return name
 
+    def is_atari(self) -> bool:
+        """Whether the environment is an Atari game."""
+        return is_atari(self.id)
+
+    def is_envpool(self) -> bool:
+        """Whether the environment is a task of envpool."""
+        return is_envpool(self.id)
+
     def is_functional(self) -> bool:
         """Whether the environment is a functional core."""
-        return "core" in gym.spec(self.registered_id()).kwargs
+        return not self.is_envpool() and "core" in gym.spec(self.registered_id()).kwargs
+
+    @property
+    def _atari(self) -> Atari:
+        assert self.atari is not None
+        return self.atari
+
+    def overlaps(self) -> bool:
+        """Whether environments run while Python does something else."""
+        return self.is_atari() or self.is_envpool() or (self.processes and not self.is_functional())
 
     def probe(self) -> Spec:
         """Make one environment, reset it once, check what it shows, and say what it is.
@@ -90,6 +125,11 @@ class Environment:
         return _within(STARTUP_SECS, self._probe, f"environment {self.id!r} did not start")
 
     def _probe(self) -> Spec:
+        if self.is_atari():
+            games = AtariColumns(self.id, self._atari, 1, 0, self.on_bad_value)
+            return Spec(games.observation_space, games.action_space, frames_per_step=self._atari.frame_skip)
+        if self.is_envpool():
+            return probe_task(self.id, self.kwargs, self._atari)
         env = self._maker()()
         try:
             for space, what in ((env.observation_space, "observation"), (env.action_space, "action")):
@@ -115,7 +155,9 @@ class Environment:
         finally:
             env.close()
 
-    def open(self, size: int, seed: int, spec: Spec, travelling: config.Travelling | None = None) -> Columns:
+    def open(
+        self, size: int, seed: int, spec: Spec, travelling: config.Travelling | None = None, groups: int = 1
+    ) -> Columns:
         """`size` environments side by side.
 
         Args:
@@ -123,8 +165,13 @@ class Environment:
           seed: of the group; each environment's own seed follows from it.
           spec: what `probe` found.
           travelling: the configuration, checked by child processes as they start.
+          groups: how many such groups share the cores.
         """
         registered = self.registered_id()
+        if self.is_atari():
+            return AtariColumns(self.id, self._atari, size, seed, self.on_bad_value, groups)
+        if self.is_envpool():
+            return EnvpoolColumns(self.id, self.kwargs, self._atari, size, seed, self.on_bad_value, groups)
         if self.is_functional():
             kwargs = {**gym.spec(registered).kwargs, **self.kwargs}
             core = load_core(kwargs.pop("core"), **kwargs)

@@ -1,4 +1,4 @@
-"""Step 1 of the walk: actions for B environments in, one row of experience for B environments out."""
+"""Step 1 of the walk: actions for B environments in, one row of experience for B environments out, as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-import torch
 
 from packtrain import trees
 from packtrain.envs.boundary import space_leaves
@@ -25,12 +24,13 @@ class Episode(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """The K episodes that finished in one step of a stream, as arrays."""
+    """The K episodes that finished in one step of a stream, as arrays, and the L lives that ended in it."""
 
     returns: dict[str, np.ndarray]  # {channel: [K] float64}
     length: np.ndarray  # [K] int64
     solved: np.ndarray  # [K] float64
     column: np.ndarray  # [K] int64
+    life_returns: np.ndarray  # [L] float64, training channel; empty where an environment has no lives
 
     def episodes(self) -> list[Episode]:
         """One by one."""
@@ -41,17 +41,17 @@ class Finished(NamedTuple):
 
 
 class Stream:
-    """B environment columns as rows of tensors, with the books of their episodes."""
+    """B environment columns as rows, with the books of their episodes."""
 
     def __init__(self, columns: Columns, size: int):
         self.size = size
         self.columns = columns
         self._actions = [ActionScale(space) for space in trees.flatten(space_leaves(columns.action_space))]
         self._structure = space_leaves(columns.action_space)
-        self._row: Row | None = None
-        self.arrays: Row  # the current row as NumPy arrays, for a memory on the CPU; the tensors are views of them
+        self._row: Row | None = None  # NumPy arrays in place of tensors
         self._sent: Tree = None
         self._returns = {channel: np.zeros(size, np.float64) for channel in columns.reward_channels}
+        self._life_returns = np.zeros(size, np.float64)
         self._lengths = np.zeros(size, np.int64)
         self._finished: list[Finished] = []
         self.steps = 0  # decisions that reached an environment; filler rows are not steps
@@ -69,12 +69,12 @@ class Stream:
         self._row = None
         self._finished = []
         self._lengths[:] = 0
-        for value in self._returns.values():
+        for value in (*self._returns.values(), self._life_returns):
             value[:] = 0.0
 
     def send(self, action: Tree) -> None:
         """Start a step with actions [B, ...] as the policy gave them."""
-        self._sent = trees.map(lambda leaf: leaf.numpy(), action)
+        self._sent = trees.map(np.asarray, action)
         leaves = zip(self._actions, trees.flatten(self._sent), strict=True)
         self.columns.send(trees.pack(self._structure, [scale.to_env(leaf) for scale, leaf in leaves]))
 
@@ -100,8 +100,9 @@ class Stream:
             return None
         return {
             "columns": inner,
-            "row": trees.map(np.copy, self.arrays._asdict()),
+            "row": trees.map(np.copy, self._row._asdict()),
             "returns": {name: value.copy() for name, value in self._returns.items()},
+            "life_returns": self._life_returns.copy(),
             "lengths": self._lengths.copy(),
             "steps": self.steps,
             "finished": [finished._asdict() for finished in self._finished],
@@ -110,9 +111,9 @@ class Stream:
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go back to a snapshot."""
         self.columns.restore(snapshot["columns"])
-        self.arrays = Row(**trees.map(np.copy, snapshot["row"]))
-        self._row = trees.map(torch.from_numpy, self.arrays)
+        self._row = Row(**trees.map(np.copy, snapshot["row"]))
         self._returns = {name: np.array(value) for name, value in snapshot["returns"].items()}
+        self._life_returns = np.array(snapshot["life_returns"])
         self._lengths = np.array(snapshot["lengths"])
         self.steps = int(snapshot["steps"])
         self._finished = [Finished(**finished) for finished in snapshot["finished"]]
@@ -123,23 +124,28 @@ class Stream:
         self._lengths += acted
         for channel, reward in outcome.rewards.items():
             self._returns[channel] += reward
-        ended = (outcome.terminated | outcome.truncated) & acted  # an episode dropped at its reset has not been one
-        if not ended.any():
+        if outcome.life_over is not None:
+            self._life_returns += outcome.rewards["train"]
+        over = outcome.terminated | outcome.truncated if outcome.over is None else outcome.over
+        ended = over & acted  # an episode dropped at its reset has not been one
+        lives = ended if outcome.life_over is None else outcome.life_over
+        if not lives.any():
             return
         columns = np.nonzero(ended)[0]
         solved = np.full(len(columns), np.nan) if outcome.solved is None else outcome.solved[columns].astype(np.float64)
         returns = {channel: value[columns] for channel, value in self._returns.items()}
-        self._finished.append(Finished(returns, self._lengths[columns], solved, columns))
+        life_returns = self._life_returns[lives] if outcome.life_over is not None else np.empty(0)
+        self._finished.append(Finished(returns, self._lengths[columns], solved, columns, life_returns))
         for value in self._returns.values():
             value[ended] = 0.0
         self._lengths[ended] = 0
+        self._life_returns[lives] = 0.0
 
     def _show(self, outcome: Outcome, action: Tree) -> Row:
         if outcome.first.any():
             kept = ~outcome.first
             action = trees.map(lambda leaf: leaf * kept.reshape(-1, *[1] * (leaf.ndim - 1)), action)
-        self.arrays = Row(outcome.obs, outcome.first, action, outcome.rewards, outcome.terminated, outcome.truncated)  # type: ignore[arg-type]
-        self._row = trees.map(torch.from_numpy, self.arrays)
+        self._row = Row(outcome.obs, outcome.first, action, outcome.rewards, outcome.terminated, outcome.truncated)  # type: ignore[arg-type]
         return self._row
 
 

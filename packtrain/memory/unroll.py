@@ -3,6 +3,9 @@
 Rows are written once, where they will be read: every column fills a slot of one arena [C+T+1, slots, ...]. A full slot
 joins the queue and the column goes on in a free one, its last rows copied over, so row T of an unroll is row 0 of the
 next. Column c starts its unrolls c·T/N steps after column 0, so batches do not arrive in bursts.
+
+With a GPU, observations and carries lie there, where acting has brought them already; the few bytes beside them stay on
+the host, where writing is cheap, and go up with each batch.
 """
 
 from __future__ import annotations
@@ -82,6 +85,7 @@ class UnrollQueue:
         self._free: collections.deque[int] = collections.deque(range(self._slots))
         self._changed = threading.Condition()
         self.dropped = 0  # unrolls over the lag limit
+        self._written = torch.cuda.Event() if device.type == "cuda" else None  # after the last rows of full slots
         starts = np.arange(columns) * self.length // columns
         first = np.cumsum([0, *groups])
         self.sinks = [_GroupSink(self, starts[a:b]) for a, b in zip(first[:-1], first[1:], strict=True)]
@@ -111,16 +115,34 @@ class UnrollQueue:
             if not self.ready():
                 return None
             slots = [self._full.popleft() for _ in range(self._batch)]
-        chosen = torch.tensor(slots, device=self.device)
-        rows = Row(**trees.map(lambda leaf: leaf.index_select(1, chosen), self._rows._asdict()))  # type: ignore[union-attr]
-        carry = trees.map(lambda leaf: leaf.index_select(0, chosen), self._carry)
-        extras = {name: leaf.index_select(1, chosen) for name, leaf in self._extras.items()}
+        rows, carry, extras = self._gather(slots)
         lag = version - self._begun[slots]
         steps = self.length * self._batch - int(self._fillers[slots].sum())
         with self._changed:
             self._free.extend(slots)
             self._changed.notify_all()
         return Sample(_trajectory(rows, carry, extras, self.context), steps, lag=torch.from_numpy(lag))
+
+    def _gather(self, slots: list[int]) -> tuple[Row, Tree, dict[str, Tensor]]:
+        """Copies of these slots, on the device; when it returns, the slots may be written again."""
+        here = torch.tensor(slots)
+        there = here.to(self.device)
+        if self._written is not None:
+            self._written.wait()
+
+        def pick(leaf: Tensor, axis: int) -> Tensor:
+            if leaf.device == self.device:
+                return leaf.index_select(axis, there)
+            return leaf.index_select(axis, here).to(self.device)
+
+        rows = Row(**trees.map(lambda leaf: pick(leaf, 1), self._rows._asdict()))  # type: ignore[union-attr]
+        carry = trees.map(lambda leaf: pick(leaf, 0), self._carry)
+        extras = {name: pick(leaf, 1) for name, leaf in self._extras.items()}
+        if self.device.type == "cuda":
+            done = torch.cuda.Event(blocking=True)  # sleeping leaves the core to the environments
+            done.record()
+            done.synchronize()
+        return rows, carry, extras
 
     def _drop_stale(self, version: int) -> None:
         while self._full:
@@ -145,8 +167,8 @@ class UnrollQueue:
 
     def _allocate(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
         def arena(length: int, leaf: Any) -> Tensor:
-            dtype = torch.as_tensor(leaf).dtype
-            return torch.zeros(length, self._slots, *leaf.shape[1:], dtype=dtype, device=self.device)
+            like = torch.as_tensor(leaf)
+            return torch.zeros(length, self._slots, *leaf.shape[1:], dtype=like.dtype, device=like.device)
 
         self._rows = Row(**trees.map(lambda leaf: arena(self.context + self.length + 1, leaf), row._asdict()))
         self._extras = {name: arena(self.length, leaf) for name, leaf in extras.items()}
@@ -155,9 +177,8 @@ class UnrollQueue:
 
     def _make_writers(self) -> None:
         """What rows are written through: on a CPU NumPy's view of the arena, whose small writes cost a third."""
-        on_cpu = self.device.type == "cpu"
-        self._writers = [leaf.numpy() if on_cpu else leaf for leaf in trees.flatten(self._rows)]
-        self._extra_writers = {name: leaf.numpy() if on_cpu else leaf for name, leaf in self._extras.items()}
+        self._writers = [leaf.numpy() if leaf.device.type == "cpu" else leaf for leaf in trees.flatten(self._rows)]
+        self._extra_writers = {name: leaf.numpy() for name, leaf in self._extras.items()}
 
     # -- saving
 
@@ -184,8 +205,10 @@ class UnrollQueue:
         """Go on from a snapshot of a queue of the same sizes."""
         if not snapshot:
             return
-        self._rows = Row(**trees.map(lambda leaf: leaf.to(self.device, copy=True), snapshot["rows"]))
-        self._extras = {name: leaf.to(self.device, copy=True) for name, leaf in snapshot["extras"].items()}
+        rows = trees.map(lambda leaf: leaf.cpu().clone(), snapshot["rows"])
+        rows["obs"] = trees.map(lambda leaf: leaf.to(self.device), rows["obs"])
+        self._rows = Row(**rows)
+        self._extras = {name: leaf.cpu().clone() for name, leaf in snapshot["extras"].items()}
         self._carry = trees.map(lambda leaf: leaf.to(self.device, copy=True), snapshot["carry"])
         self._make_writers()
         self._fillers, self._begun = snapshot["fillers"].copy(), snapshot["begun"].copy()
@@ -213,8 +236,13 @@ class _GroupSink:
         if queue._rows is None:
             queue._allocate(row, carry, extras)
         rows = queue.context + self.position
+        places: tuple[Tensor, ...] | None = None  # the same on the device
         for writer, leaf in zip(queue._writers, trees.flatten(row), strict=True):
-            writer[rows, self.slot] = _for(writer, leaf)
+            if isinstance(writer, np.ndarray):
+                writer[rows, self.slot] = _array(leaf)
+            else:
+                places = places or _sent(np.stack([rows, self.slot]), writer.device)
+                writer[places] = leaf
         if row.first.any():
             queue._fillers[self.slot] += np.asarray(row.first) & (self.position > 0)
         finished = np.nonzero(self.position == queue.length)[0]
@@ -222,8 +250,7 @@ class _GroupSink:
             self._move_on(finished, carry)
             queue._begun[self.slot[finished]] = extras["weights_version"][finished]
         for name, leaf in extras.items():
-            writer = queue._extra_writers[name]
-            writer[self.position, self.slot] = _for(writer, leaf)
+            queue._extra_writers[name][self.position, self.slot] = _array(leaf)
         self.position = self.position + 1
 
     def _move_on(self, columns: np.ndarray, carry: Tree) -> None:
@@ -233,25 +260,36 @@ class _GroupSink:
         with queue._changed:
             new = np.array([queue._free.popleft() for _ in columns], np.int64)
         for writer in queue._writers:
-            writer[: queue.context + 1, new] = writer[queue.length :, old]
-        which = torch.from_numpy(columns)
+            if isinstance(writer, np.ndarray):
+                writer[: queue.context + 1, new] = writer[queue.length :, old]
+            else:
+                there, here = _sent(np.stack([new, old]), writer.device)
+                writer[: queue.context + 1, there] = writer[queue.length :, here]
+        new_slots, which = torch.from_numpy(new), torch.from_numpy(columns)
         for arena, leaf in zip(trees.flatten(queue._carry), trees.flatten(carry), strict=True):
-            arena[torch.from_numpy(new)] = leaf[which].to(arena.device)
+            there, here = (
+                (new_slots, which) if arena.device.type == "cpu" else _sent(np.stack([new, columns]), arena.device)
+            )
+            arena[there] = leaf[here]
         queue._fillers[new] = 0
         self.slot[columns] = new
         self.position[columns] = 0
         early, self.early[columns] = self.early[columns], False
+        if queue._written is not None:
+            queue._written.record()
         with queue._changed:
             queue._full.extend(old[~early].tolist())
             queue._free.extend(old[early].tolist())
             queue._changed.notify_all()
 
 
-def _for(writer: Any, leaf: Any) -> Any:
-    """A leaf as a writer takes it: arrays as they are on a CPU, tensors elsewhere."""
-    if isinstance(writer, np.ndarray):
-        return leaf if isinstance(leaf, np.ndarray) else leaf.detach().numpy()
-    return torch.as_tensor(leaf, device=writer.device)
+def _sent(indices: np.ndarray, device: torch.device) -> tuple[Tensor, ...]:
+    """Rows of indices on a device, without waiting for it."""
+    return torch.from_numpy(indices).pin_memory().to(device, non_blocking=True).unbind()
+
+
+def _array(leaf: Any) -> np.ndarray:
+    return leaf if isinstance(leaf, np.ndarray) else leaf.detach().numpy()
 
 
 def _trajectory(rows: Row, carry: Tree, extras: dict[str, Tensor], context: int) -> Trajectory:

@@ -23,6 +23,7 @@ class Recorder:
         self._lag_sum, self._lag_max = 0.0, 0
         self._episodes = 0
         self._episode_sums: dict[str, float] = {}
+        self._lives, self._life_return_sum = 0, 0.0
 
     def update(self, metrics: dict[str, Any], lag: torch.Tensor | None) -> None:
         """Add one learner step."""
@@ -36,11 +37,13 @@ class Recorder:
         """Add finished episodes."""
         values = {"episode_return": finished.returns["train"], "episode_length": finished.length}
         values |= {f"episode_return/{name}": v for name, v in finished.returns.items() if name != "train"}
-        if not np.isnan(finished.solved[0]):
+        if len(finished.solved) and not np.isnan(finished.solved[0]):
             values["solved"] = finished.solved
         for name, value in values.items():
             self._episode_sums[name] = self._episode_sums.get(name, 0.0) + float(value.sum())
         self._episodes += len(finished.length)
+        self._lives += len(finished.life_returns)
+        self._life_return_sum += float(finished.life_returns.sum())
 
     def due(self, step: int) -> bool:
         """Whether a row should be written."""
@@ -52,9 +55,13 @@ class Recorder:
         row["policy_lag_mean"], row["policy_lag_max"] = self._lag_sum / len(self._updates), self._lag_max
         row["episodes"] = self._episodes
         row["episode_return"] = row["episode_length"] = None
-        row |= {name: total / self._episodes for name, total in self._episode_sums.items()}
+        if self._episodes:
+            row |= {name: total / self._episodes for name, total in self._episode_sums.items()}
+        if self._lives:
+            row["lives"], row["life_return"] = self._lives, self._life_return_sum / self._lives
         self._updates, self._lag_sum, self._lag_max = [], 0.0, 0
         self._episodes, self._episode_sums = 0, {}
+        self._lives, self._life_return_sum = 0, 0.0
         self._next = (step // self._every + 1) * self._every
         return row
 
@@ -67,6 +74,8 @@ class Recorder:
             "lag_max": self._lag_max,
             "episodes": self._episodes,
             "episode_sums": dict(self._episode_sums),
+            "lives": self._lives,
+            "life_return_sum": self._life_return_sum,
         }
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
@@ -75,6 +84,7 @@ class Recorder:
         self._updates = list(state["updates"])
         self._lag_sum, self._lag_max = state["lag_sum"], state["lag_max"]
         self._episodes, self._episode_sums = state["episodes"], dict(state["episode_sums"])
+        self._lives, self._life_return_sum = state.get("lives", 0), state.get("life_return_sum", 0.0)
 
 
 def _mean(values: list[Any]) -> float:

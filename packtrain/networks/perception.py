@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +20,14 @@ from packtrain.trees import Tree
 
 
 class Perception(Protocol):
-    """Builds a module that maps observations [N, ...] to features [N, width]; the module has `.width`."""
+    """Builds a module that maps observations [N, ...] to features [N, width]; the module has `.width`.
+
+    With `frames` above 1 it looks at stacks: pictures reach it as [N, frames, H, W].
+    """
+
+    @property
+    def frames(self) -> int:
+        """How many frames it looks at together."""
 
     def build(self, space: gym.Space) -> nn.Module:
         """The module for an observation space."""
@@ -29,6 +38,8 @@ class Perception(Protocol):
 class Flatten:
     """Every leaf of the observation laid flat and put side by side: vectors, one-hot numbers, small pictures."""
 
+    frames = 1
+
     def build(self, space: gym.Space) -> nn.Module:
         """A module without parameters."""
         return _Flatten(space)
@@ -37,8 +48,12 @@ class Flatten:
 @configurable
 @dataclass(frozen=True)
 class Conv:
-    """Convolutions over the one picture of the observation; what else there is, is laid flat beside their output."""
+    """Convolutions over the one picture of the observation; what else there is, is laid flat beside their output.
 
+    With four frames and three layers (32, 64, 64), (8, 4, 3), (4, 2, 1) these are TorchBeast's shallow AtariNet's.
+    """
+
+    frames: int = 1  # looked at together; above 1 for grey pictures [H, W]
     channels: tuple[int, ...] = (16, 32)
     kernels: tuple[int, ...] = (3, 3)
     strides: tuple[int, ...] = (1, 1)
@@ -48,10 +63,53 @@ class Conv:
             raise ConfigError("Conv.channels, Conv.kernels and Conv.strides need one number a layer, and a layer")
         if min(*self.channels, *self.kernels, *self.strides) < 1:
             raise ConfigError("Conv.channels, Conv.kernels and Conv.strides must be at least 1")
+        if self.frames < 1:
+            raise ConfigError(f"Conv.frames = {self.frames} must be at least 1")
 
     def build(self, space: gym.Space) -> nn.Module:
         """The module; EnvSetupError if there is not exactly one picture."""
-        return _Conv(space, self)
+        return _Pictures(space, self.frames, "Conv", self._layers)
+
+    def _layers(self, first: type[nn.Conv2d], channels: int, height: int, width: int) -> tuple[nn.Module, int]:
+        layers: list[nn.Module] = []
+        shape = (channels, height, width)
+        for out, kernel, stride in zip(self.channels, self.kernels, self.strides, strict=True):
+            kind = nn.Conv2d if layers else first
+            layers += [kind(channels, out, kernel, stride), nn.ReLU(inplace=True)]
+            channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            if height < 1 or width < 1:
+                raise ConfigError(f"Conv.kernels {self.kernels} leave nothing of a picture of shape {shape}")
+        return nn.Sequential(*layers, nn.Flatten()), channels * height * width
+
+
+@configurable
+@dataclass(frozen=True)
+class ResNet:
+    """IMPALA's deep network over the one picture: sections of a convolution, a halving pool and residual blocks."""
+
+    frames: int = 1  # looked at together; above 1 for grey pictures [H, W]
+    channels: tuple[int, ...] = (16, 32, 32)  # of each section
+    blocks: int = 2  # in each section, two convolutions each
+
+    def __post_init__(self) -> None:
+        if not self.channels or min(self.channels) < 1:
+            raise ConfigError(f"ResNet.channels = {self.channels} needs one number a section, each at least 1")
+        for name in ("frames", "blocks"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"ResNet.{name} = {getattr(self, name)} must be at least 1")
+
+    def build(self, space: gym.Space) -> nn.Module:
+        """The module; EnvSetupError if there is not exactly one picture."""
+        return _Pictures(space, self.frames, "ResNet", self._layers)
+
+    def _layers(self, first: type[nn.Conv2d], channels: int, height: int, width: int) -> tuple[nn.Module, int]:
+        layers: list[nn.Module] = []
+        for out in self.channels:
+            kind = nn.Conv2d if layers else first
+            layers += [kind(channels, out, 3, padding=1), nn.MaxPool2d(3, 2, padding=1)]
+            layers += [_Residual(out) for _ in range(self.blocks)]
+            channels, height, width = out, (height + 1) // 2, (width + 1) // 2
+        return nn.Sequential(*layers, nn.ReLU(inplace=True), nn.Flatten()), channels * height * width
 
 
 class _Flatten(nn.Module):
@@ -65,29 +123,56 @@ class _Flatten(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-class _Conv(nn.Module):
-    def __init__(self, space: gym.Space, description: Conv):
+class _ByteConv2d(nn.Conv2d):
+    """A convolution over bytes as if they had been divided by 255: the few weights are, not the many pixels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, self.weight / 255, self.bias)
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int):
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(channels, channels, 3, padding=1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+class _Pictures(nn.Module):
+    """Layers over the picture of an observation, in the memory format convolutions are fastest in."""
+
+    def __init__(
+        self,
+        space: gym.Space,
+        frames: int,
+        name: str,
+        layers: Callable[[type[nn.Conv2d], int, int, int], tuple[nn.Module, int]],
+    ):
         super().__init__()
         self._spaces = trees.flatten(space_leaves(space))
-        pictures = [i for i, leaf in enumerate(self._spaces) if _is_picture(leaf)]
+        pictures = [i for i, leaf in enumerate(self._spaces) if is_picture(leaf)]
         if len(pictures) != 1:
             raise EnvSetupError(
-                f"Conv looks at one picture, and the observation has {len(pictures)}; "
+                f"{name} looks at one picture, and the observation has {len(pictures)}; "
                 "try ActorCritic.perception = @Flatten()"
             )
         self._picture = pictures[0]
         shape = self._spaces[self._picture].shape
+        if frames > 1 and len(shape) != 2:
+            raise EnvSetupError(f"{name}.frames = {frames} stacks grey pictures [H, W], and this one is {shape}")
         self._channels_last = len(shape) == 3 and shape[2] in (1, 3, 4) and shape[0] not in (1, 3, 4)
         channels, height, width = _channel_first(shape, self._channels_last)
-        layers: list[nn.Module] = []
-        for out, kernel, stride in zip(description.channels, description.kernels, description.strides, strict=True):
-            layers += [nn.Conv2d(channels, out, kernel, stride), nn.ReLU()]
-            channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-            if height < 1 or width < 1:
-                raise ConfigError(f"Conv.kernels {description.kernels} leave nothing of a picture of shape {shape}")
-        self.convolutions = nn.Sequential(*layers, nn.Flatten())
+        first = _ByteConv2d if self._spaces[self._picture].dtype == np.uint8 else nn.Conv2d
+        convolutions, size = layers(first, channels * frames, height, width)
+        self.convolutions = convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._others = [i for i in range(len(self._spaces)) if i != self._picture]
-        self.width = channels * height * width + sum(_width(self._spaces[i]) for i in self._others)
+        self.width = size + sum(_width(self._spaces[i]) for i in self._others)
 
     def forward(self, obs: Tree) -> Tensor:
         leaves = trees.flatten(obs)
@@ -96,12 +181,15 @@ class _Conv(nn.Module):
             picture = picture.unsqueeze(1)  # [N, H, W] → [N, 1, H, W]
         if self._channels_last:
             picture = picture.permute(0, 3, 1, 2)  # [N, H, W, C] → [N, C, H, W]
-        features = [self.convolutions(_scaled(picture))]
+        kind = picture.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
+        features = [self.convolutions(picture.contiguous(memory_format=torch.channels_last).to(dtype))]
         features += [_flat(leaves[i], self._spaces[i]) for i in self._others]
         return features[0] if len(features) == 1 else torch.cat(features, -1)
 
 
-def _is_picture(space: gym.Space) -> bool:
+def is_picture(space: gym.Space) -> bool:
+    """Whether a leaf of an observation space is a picture, [H, W] or with channels first or last."""
     return isinstance(space, gym.spaces.Box) and len(space.shape) in (2, 3)
 
 
@@ -112,7 +200,7 @@ def _channel_first(shape: tuple[int, ...], channels_last: bool) -> tuple[int, in
 
 
 def _scaled(leaf: Tensor) -> Tensor:
-    return leaf.float() / 255 if leaf.dtype == torch.uint8 else leaf.float()
+    return leaf.float().div_(255) if leaf.dtype == torch.uint8 else leaf.float()
 
 
 def _width(space: gym.Space) -> int:

@@ -33,6 +33,7 @@ from packtrain.runtime.watchdog import Watchdog
 from packtrain.types import Spec
 
 log = logging.getLogger("packtrain")
+MANY_GAMES = 32  # from which on opening them takes long enough to say so
 RUNTIMES = {"local": local.run, "serial": serial.run}
 
 
@@ -97,6 +98,7 @@ def _train_one(request: TrainRequest) -> int:
         request.files, request.bindings, request.knobs, request.seed, request.trusted
     )
     device = find_device(request.device)
+    refuse_too_large(experiment, spec, device)
     if request.tensorboard:
         TensorBoardWriter.available()
     folder = RunFolder(_beside(request.output) if request.fresh else request.output)
@@ -123,6 +125,8 @@ def _train_one(request: TrainRequest) -> int:
             device,
             configuration.hash()[:12],
         )
+        if spec.frames_per_step > 1 and experiment.streams.num_actors >= MANY_GAMES:
+            print(f"opening {experiment.streams.num_actors} games, about a tenth of a second each", flush=True)
         console = open_console(str(folder.path), experiment.run.total_steps)
         training = Training(experiment, spec, folder, configuration, device, console, saved, request.tensorboard)
         with contextlib.closing(training), _signals(training) as received:
@@ -140,6 +144,12 @@ def _train_one(request: TrainRequest) -> int:
     except Error as error:
         log.error("%s", error)
         raise
+    except torch.OutOfMemoryError as error:
+        log.error("%s", error)
+        raise ConfigError(
+            f"the memory of {device} is full: {str(error).splitlines()[0]} "
+            "Lower batch_size, unroll_length or num_actors; a checkpoint that was written stands"
+        ) from error
     except Exception:
         log.exception("the run failed")
         raise
@@ -162,11 +172,10 @@ def prepare(
         experiment.policy.build(spec)
     except RuntimeError as error:  # torch's word for a size that does not fit
         raise ConfigError(f"the network cannot be built: {str(error).splitlines()[0]}; lower hidden_size") from error
-    _refuse_too_large(experiment, spec)
     return configuration, experiment, spec
 
 
-def _refuse_too_large(experiment: Experiment, spec: Spec) -> None:
+def refuse_too_large(experiment: Experiment, spec: Spec, device: torch.device) -> None:
     """ConfigError if the memories would not fit; they are the one part whose size is a product of knobs."""
     leaves = trees.flatten([space_leaves(spec.obs), space_leaves(spec.action)])
     row = sum(math.prod(leaf.shape or (1,)) * np.dtype(leaf.dtype or np.int64).itemsize for leaf in leaves) + 32
@@ -174,11 +183,12 @@ def _refuse_too_large(experiment: Experiment, spec: Spec) -> None:
         memory.slots(experiment.streams.num_actors) * (memory.unroll_length + 1) * row
         for memory in experiment.memories.values()
     )
-    free = psutil.virtual_memory().available
+    on_gpu = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
     if planned > 0.8 * free:
         raise ConfigError(
-            f"the unroll queue would take {planned / 2**30:,.1f} GiB and {free / 2**30:,.1f} GiB are free; "
-            "lower num_actors, num_buffers, batch_size or unroll_length"
+            f"the unroll queue would take {planned / 2**30:,.1f} GiB and {free / 2**30:,.1f} GiB are free"
+            f"{f' on {device}' if on_gpu else ''}; lower num_actors, num_buffers, batch_size or unroll_length"
         )
 
 
@@ -194,6 +204,7 @@ def find_device(name: str) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             raise ConfigError(f"--device {name!r}: torch sees {count} CUDA devices here; try --device cpu")
+        return torch.device("cuda", device.index or 0)  # "cuda" alone is not equal to the device of a tensor on it
     return device
 
 
@@ -268,6 +279,8 @@ def evaluate(
     seeds = sorted(run.glob("seed_*"), key=lambda path: path.name)
     if not (run / "config.gin").is_file():
         hint = f"it holds {len(seeds)} seeds: name one of them, such as {seeds[0]}" if seeds else "it has no config.gin"
+        if (run / "model.tar").is_file():
+            hint = f"it holds a TorchBeast checkpoint: packtrain convert {run / 'model.tar'} --output_dir ... makes one"
         raise RunFolderError(f"{run} is not a run folder: {hint}")
     configuration, experiment, spec = prepare([run / "config.gin"], [], {}, None, trusted)
     step, state = checkpoint.choose(run / "checkpoints", which)

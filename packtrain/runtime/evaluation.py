@@ -7,6 +7,7 @@ import statistics
 from typing import Any
 
 from packtrain.acting.policy import NetworkPolicy
+from packtrain.acting.seat import Seat
 from packtrain.envs.stream import Episode, Stream
 
 
@@ -14,7 +15,8 @@ class Evaluator:
     """Plays a fixed number of episodes, each column its share, so that short episodes are not over-counted."""
 
     def __init__(self, stream: Stream, policy: NetworkPolicy, num_episodes: int):
-        self.stream, self._policy = stream, policy
+        self.stream = stream
+        self._seat = Seat(policy, stream.size)
         self._share = [num_episodes // stream.size + (c < num_episodes % stream.size) for c in range(stream.size)]
         self._played: list[list[Episode]] = []
         self.active = False
@@ -22,15 +24,14 @@ class Evaluator:
     def begin(self) -> None:
         """Start over with the weights the policy has now, from the same seeds every time."""
         self.stream.restart()
-        self._carry = self._policy.initial_carry(self.stream.size)
+        self._seat.begin()
         self._row = self.stream.start()
         self._played = [[] for _ in range(self.stream.size)]
         self.active = True
 
     def tick(self) -> dict[str, Any] | None:
         """One step of every column; the result when the last episode is over."""
-        action, self._carry, _ = self._policy.act(self._row, self._carry)
-        self.stream.send(action)
+        self.stream.send(self._seat.act(self._row).action)
         self._row = self.stream.recv()
         for episode in self.stream.drain_episodes():
             if len(self._played[episode.column]) < self._share[episode.column]:

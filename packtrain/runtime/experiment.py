@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from packtrain.config import configurable
+from packtrain.devices.precision import Precision
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
 from packtrain.memory.unroll import Unrolls
@@ -29,8 +30,7 @@ class Streams:
 
     def group_sizes(self) -> list[int]:
         """Columns of each group."""
-        overlaps = self.environment.processes and not self.environment.is_functional()
-        groups = self.groups or min(2 if overlaps else 1, self.num_actors)
+        groups = self.groups or min(2 if self.environment.overlaps() else 1, self.num_actors)
         return [(self.num_actors + groups - 1 - g) // groups for g in range(groups)]
 
 
@@ -90,6 +90,7 @@ class Run:
     checkpoint_secs: float = 300.0
     keep_every: int | None = None  # steps; one checkpoint in each such span is kept for ever
     num_threads: int = 1  # the learner's intra-op threads
+    precision: Precision | None = None  # of the large layers: float32, bfloat16; None: bfloat16 where it pays
 
     def __post_init__(self) -> None:
         for name in ("total_steps", "log_every", "keep_every", "num_threads"):

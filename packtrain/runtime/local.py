@@ -66,17 +66,18 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
     memories = list(training.parts.memories.values())
     hungry = _Hunger("the actor", "room in the unroll queue: the learner is slower")
     try:
-        while not over.is_set():
-            with training.actor_busy.waiting():
-                patience = 0.0 if training.evaluating else LOOK_SECS
-                room = all(memory.wait_for_room(patience) for memory in memories)
-            with training.gate.turn():
-                if room and not over.is_set():
-                    hungry.fed()
-                    training.act()
-                training.tick_evaluation()
-            if not room:
-                hungry.look()
+        with training.parts.acting():
+            while not over.is_set():
+                with training.actor_busy.waiting():
+                    patience = 0.0 if training.evaluating else LOOK_SECS
+                    room = all(memory.wait_for_room(patience) for memory in memories)
+                with training.gate.turn():
+                    if room and not over.is_set():
+                        hungry.fed()
+                        training.act()
+                    training.tick_evaluation()
+                if not room:
+                    hungry.look()
     except BaseException as error:  # handed to the learner's thread, which saves and ends the run
         faults.append(error)
 

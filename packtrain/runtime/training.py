@@ -20,6 +20,8 @@ from packtrain import trees
 from packtrain.acting.actor import Actor
 from packtrain.acting.policy import NetworkPolicy
 from packtrain.config import Configuration, Travelling
+from packtrain.devices.allocator import keep_large_blocks
+from packtrain.devices.precision import choose_precision
 from packtrain.envs.columns import Columns
 from packtrain.envs.environment import Environment
 from packtrain.envs.stream import Stream
@@ -39,19 +41,43 @@ log = logging.getLogger("packtrain")
 EVALUATION_COLUMNS = 16
 
 
+def open_streams(experiment: Experiment, spec: Spec, travelling: Travelling | None = None) -> list[Stream]:
+    """The experiment's environments, a stream a group."""
+    sizes, seed, environment = experiment.streams.group_sizes(), experiment.seed, experiment.streams.environment
+    return [
+        Stream(environment.open(size, seed_for(seed, "environments", g), spec, travelling, len(sizes)), size)
+        for g, size in enumerate(sizes)
+    ]
+
+
 class Parts:
     """What an experiment consists of, alive: streams, actor, memories, learners, weights."""
 
-    def __init__(self, experiment: Experiment, spec: Spec, device: torch.device, travelling: Travelling | None = None):
+    def __init__(
+        self,
+        experiment: Experiment,
+        spec: Spec,
+        device: torch.device,
+        travelling: Travelling | None = None,
+        streams: list[Stream] | None = None,
+    ):
+        """Everything is made, nothing starts.
+
+        Args:
+          experiment: what to make.
+          spec: what its environment shows and takes.
+          device: where networks and memories live.
+          travelling: the configuration, for child processes.
+          streams: environments that are open already; their sizes are those of the experiment's groups.
+        """
         seed = experiment.seed
         torch.manual_seed(seed_for(seed, "weights"))
-        network = experiment.policy.build(spec).to(device)
-        acting_network = experiment.policy.build(spec).to(device)
+        torch.backends.cudnn.benchmark = True  # batches keep their shape: let cuDNN try which kernels are fastest
+        network, acting_network = (experiment.policy.build(spec).to(device) for _ in range(2))
+        self.precision = choose_precision(experiment.run.precision, network, spec, device)
+        network.precision = acting_network.precision = self.precision
         sizes = experiment.streams.group_sizes()
-        self.streams = [
-            Stream(experiment.streams.environment.open(size, seed_for(seed, "environments", g), spec, travelling), size)
-            for g, size in enumerate(sizes)
-        ]
+        self.streams = streams or open_streams(experiment, spec, travelling)
         self.policy = NetworkPolicy(acting_network, seed_for(seed, "actions"))
         self.memories = {n: m.build(sizes, self.policy.context, device) for n, m in experiment.memories.items()}
         total = experiment.run.total_steps
@@ -62,6 +88,12 @@ class Parts:
         self._version = -1
         (memory,) = self.memories.values()
         self.actor = Actor(self.streams, self.policy, memory.sinks, self._refresh)
+
+    def acting(self) -> contextlib.AbstractContextManager:
+        """Around a thread that acts: on a GPU, a stream of its own that goes before learning."""
+        if self.policy.device.type != "cuda":
+            return contextlib.nullcontext()
+        return torch.cuda.stream(torch.cuda.Stream(self.policy.device, priority=-1))
 
     def publish(self, version: int) -> None:
         """Make the learners' weights the newest version."""
@@ -109,10 +141,12 @@ def open_evaluator(
     device: torch.device,
     num_episodes: int,
     seed: int,
-    travelling: Travelling | None,
+    travelling: Travelling | None = None,
+    precision: torch.dtype | None = None,
 ) -> tuple[Evaluator, torch.nn.Module]:
     """An evaluator with environments and a network of its own, and that network."""
     network = experiment.policy.build(spec).to(device)
+    network.precision = precision
     size = min(num_episodes, EVALUATION_COLUMNS)
     environment: Environment = experiment.streams.environment
     stream = Stream(environment.open(size, seed_for(seed, "evaluation"), spec, travelling), size)
@@ -196,12 +230,15 @@ class Training:
         console: PlainConsole | RichConsole,
         saved: tuple[int, dict[str, Any]] | None,
         tensorboard: bool = False,
+        streams: list[Stream] | None = None,
     ):
         self.experiment, self.folder, self._configuration, self._console = experiment, folder, configuration, console
         torch.set_num_threads(experiment.run.num_threads)
+        keep_large_blocks()
         travelling = Travelling.pack(configuration.text())
-        self.parts = Parts(experiment, spec, device, travelling)
+        self.parts = Parts(experiment, spec, device, travelling, streams)
         self.step = 0  # decisions learned from
+        self._frames_per_step = spec.frames_per_step
         self.stop: BaseException | None = None  # why the run should end early
         self.gate = Gate()
         self._patience = experiment.streams.environment.step_deadline_secs + 30  # for a turn to end
@@ -217,7 +254,7 @@ class Training:
         if experiment.evaluation.every:
             count = experiment.evaluation.num_episodes
             self._evaluator, self._evaluation_network = open_evaluator(
-                experiment, spec, device, count, experiment.seed, travelling
+                experiment, spec, device, count, experiment.seed, travelling, self.parts.precision
             )
         keep = self._resume(*saved) if saved else 0
         self._writers: list[Any] = [JsonlWriter(folder.metrics, keep)]
@@ -273,12 +310,18 @@ class Training:
         row = self._recorder.row(self.step)
         now = time.monotonic()
         row["env_steps"] = self.parts.actor.steps
+        if self._frames_per_step > 1:
+            row["frames"] = self.step * self._frames_per_step
         row["unrolls_dropped"] = sum(memory.dropped for memory in self.parts.memories.values())
         row["episodes_dropped"] = sum(stream.columns.boundary.dropped for stream in self.parts.streams)
         row["values_clipped"] = sum(stream.columns.boundary.clipped for stream in self.parts.streams)
         row["steps_per_second"] = (self.step - self._row_step) / max(1e-9, now - self._row_time)
+        if self._frames_per_step > 1:
+            row["frames_per_second"] = row["steps_per_second"] * self._frames_per_step
         row["actor_busy"], row["learner_busy"] = self.actor_busy.share(), self.learner_busy.share()
         row["rss_mb"] = self._process.memory_info().rss / 2**20
+        if torch.cuda.is_initialized():
+            row["gpu_mb"] = torch.cuda.memory_reserved() / 2**20
         self._row_step, self._row_time = self.step, now
         self._write("train", row)
         for name in ("total_loss", "grad_norm"):
@@ -313,6 +356,8 @@ class Training:
             # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
             self._evaluated = (self.step, self._state(with_actor=True))
             self._evaluator.begin()  # type: ignore[union-attr]
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # the actor's stream plays on with what this one has prepared
         self._next_eval = (self.step // every + 1) * every
         self._last_eval = self.step
         return True

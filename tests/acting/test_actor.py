@@ -11,10 +11,12 @@ from torch import nn
 from packtrain import trees
 from packtrain.acting.actor import Actor
 from packtrain.acting.policy import NetworkPolicy
+from packtrain.envs.catch import Catch
 from packtrain.envs.columns import FunctionalColumns
 from packtrain.envs.stream import Stream
 from packtrain.networks.actor_critic import ActorCritic, Output
 from packtrain.networks.distributions import Categorical
+from packtrain.networks.perception import Conv
 from packtrain.runtime.weights import Weights
 from packtrain.testing.abilities import Counting, Memory
 from packtrain.testing.scripted import ScriptedPolicy
@@ -69,9 +71,9 @@ class TapedPolicy(ScriptedPolicy):
         super().__init__(Discrete(2))
         self._tape = tape
 
-    def act(self, row, carry):
+    def act(self, rows, carry):
         self._tape.append("act")
-        return super().act(row, carry)
+        return super().act(rows, carry)
 
 
 def taped(groups):
@@ -105,6 +107,14 @@ def test_one_group_is_served_alone():
     actor.turn()
     actor.turn()
     assert tape == ["reset A", "refresh", "act", "store A", "send A", "recv A", "refresh", "act", "store A", "send A"]
+
+
+def test_rows_that_last_are_stored_after_the_environments_have_begun():
+    """Mutation: storing first always, which keeps native environments waiting."""
+    actor, tape = taped(1)
+    actor._streams[0].columns._inner.rows_last = True
+    actor.turn()
+    assert tape == ["reset A", "refresh", "act", "send A", "store A"]
 
 
 def test_nothing_starts_before_the_first_turn():
@@ -186,10 +196,44 @@ def networked(use_lstm=True, groups=2, seed=0, network_seed=0):
     return Actor(streams, NetworkPolicy(network, seed), sinks, lambda: 0), sinks
 
 
-@pytest.mark.parametrize("make", [lambda: scripted(2), lambda: networked(), lambda: networked(use_lstm=False)])
+class Grey(Catch):
+    """Catch as one grey picture [H, W], which can be stacked."""
+
+    def __init__(self):
+        super().__init__(rows=5)
+        self.observation_space = Box(0, 255, (5, 5), np.uint8)
+
+    def observe(self, states):
+        return super().observe(states)[:, 0]
+
+
+def looking_back(use_lstm):
+    """Actors whose network looks at three frames."""
+    core = Grey()
+    torch.manual_seed(0)
+    conv = Conv(frames=3, channels=(4,), kernels=(3,), strides=(1,))
+    network = ActorCritic(conv, hidden_size=8, lstm_size=8, use_lstm=use_lstm).build(
+        Spec(core.observation_space, core.action_space)
+    )
+    streams = [Stream(FunctionalColumns(core, 3, g, "raise", "Grey"), 3) for g in range(2)]
+    sinks = [Sink() for _ in streams]
+    return Actor(streams, NetworkPolicy(network, 0), sinks, lambda: 0), sinks
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: scripted(2),
+        lambda: networked(),
+        lambda: networked(use_lstm=False),
+        lambda: looking_back(use_lstm=False),
+        lambda: looking_back(use_lstm=True),
+    ],
+    ids=["scripted", "lstm", "feed-forward", "frames", "frames and lstm"],
+)
 @pytest.mark.parametrize("turns", [1, 2, 7, 12])
 def test_a_restored_actor_goes_on_bit_for_bit(make, turns):
-    """Mutations: the generator, the carries, the rows under way or whose turn it is left out."""
+    """Mutations: the generator, the carries, the windows, the rows under way or whose turn it is left out."""
     actor, sinks = make()
     for _ in range(turns):
         actor.turn()
@@ -239,8 +283,8 @@ def test_an_actor_can_be_saved_right_after_it_was_restored():
     other.restore(snapshot)
     again = other.snapshot()
     assert again["next"] == snapshot["next"]
-    assert_same(again["carries"], snapshot["carries"])
-    one, two = ([trees.map(torch.as_tensor, s["row"]) for s in saved["streams"]] for saved in (again, snapshot))
+    assert_same(again["seats"], snapshot["seats"])
+    one, two = ([stream["row"] for stream in saved["streams"]] for saved in (again, snapshot))
     assert_same(one, two)
 
 
@@ -275,6 +319,8 @@ def test_the_version_that_decided_is_stored():
 
 class Version(nn.Module):
     """A network whose every parameter is the number of its version, and that says what it sees of them."""
+
+    context = 0
 
     def __init__(self):
         super().__init__()
@@ -360,14 +406,14 @@ def test_a_policy_acts_as_its_network_says():
     torch.manual_seed(0)
     network = ActorCritic(hidden_size=8).build(spec)
     stream = Stream(FunctionalColumns(Memory(), 3, 0, "raise", "Memory"), 3)
-    row = stream.start()
-    action, carry, extras = NetworkPolicy(network, 1).act(row, ())
+    rows = trees.map(lambda leaf: torch.from_numpy(leaf)[None], stream.start())  # [B, ...] → [1, B, ...]
+    action, carry, extras = NetworkPolicy(network, 1).act(rows, ())
     with torch.no_grad():
-        output = network(row.obs[None], row.first[None], row.last_action[None], row.last_reward["train"][None], ())
+        output = network(rows.obs, rows.first, rows.last_action, rows.last_reward["train"], ())
         want = output.parameters[0].log_softmax(-1).gather(-1, action[:, None])[:, 0]
     torch.testing.assert_close(extras["behaviour_log_prob"], want)
     assert carry == () and action.shape == (3,) and not extras["behaviour_log_prob"].requires_grad
-    greedy, _, nothing = NetworkPolicy(network, 1, greedy=True).act(row, ())
+    greedy, _, nothing = NetworkPolicy(network, 1, greedy=True).act(rows, ())
     assert torch.equal(greedy, output.parameters[0].argmax(-1)) and nothing == {}
 
 

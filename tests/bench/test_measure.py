@@ -18,8 +18,8 @@ def test_python_holds_the_lock_and_torch_does_not():
     """Mutation: counting all time as held, or none."""
 
     def python():
-        end = time.perf_counter() + 0.002
-        while time.perf_counter() < end:
+        end = time.thread_time() + 0.002
+        while time.thread_time() < end:
             pass
         return 1
 
@@ -30,7 +30,7 @@ def test_python_holds_the_lock_and_torch_does_not():
         return 1
 
     busy = measure("python", python, 0.2)
-    assert busy.lock_us > 0.8e6 / busy.steps_per_second
+    assert busy.lock_us > 0.8 * 2000
     free = measure("torch", operator, 0.2)
     assert free.lock_us < 0.5e6 / free.steps_per_second
 

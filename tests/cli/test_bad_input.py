@@ -1,6 +1,7 @@
 """Bad input: one line that names what, where and what to try, exit code 2, nothing written."""
 
 import os
+import sys
 
 import pytest
 
@@ -49,7 +50,6 @@ CATCH = ["train", "impala/catch", "--output_dir", "run"]
         ([*CATCH, "--config", "Conv.channels = 'wide'"], ["Conv.channels = 'wide' is not"]),
         ([*CATCH, "--config", "Impala.entropy_cost ="], ["syntax error"]),
         ([*CATCH, "--env", "Cacth"], ["unknown environment 'Cacth'", "did you mean 'Catch'"]),
-        ([*CATCH, "--env", "PongNoFrameskip-v4"], ["ale-py", "packtrain[atari]"]),
         ([*CATCH, "--env", "no_such_module:Env-v0"], ["no_such_module"]),
         ([*CATCH, "--total_steps", "0"], ["Run.total_steps = 0 must be at least 1"]),
         ([*CATCH, "--num_actors", "-1"], ["Streams.num_actors = -1"]),
@@ -123,10 +123,14 @@ def test_an_output_folder_that_cannot_be_written(capsys, tmp_path):
 
 
 def test_tensorboard_missing_names_its_extra(capsys, tmp_path, monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     refused(capsys, tmp_path, [*CATCH, *SMALL, "--tensorboard"], "packtrain[tensorboard]")
+
+
+@pytest.mark.parametrize("name", ["PongNoFrameskip-v4", "ALE/Pong-v5"])
+def test_atari_missing_names_its_extra(capsys, tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    refused(capsys, tmp_path, [*CATCH, "--env", name], "ale-py", "packtrain[atari]")
 
 
 def test_a_checkpoint_of_another_configuration(capsys, tmp_path):

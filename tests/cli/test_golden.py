@@ -24,6 +24,7 @@ def check(name, text):
         ("help", ["--help"]),
         ("train_help", ["train", "impala/catch", "--help"]),
         ("eval_help", ["eval", "--help"]),
+        ("convert_help", ["convert", "--help"]),
         ("list", ["list"]),
         ("show_config", ["show-config", "impala/catch", "--entropy_cost", "0.02", "--config", "Impala.c_bar = 0.9"]),
     ],

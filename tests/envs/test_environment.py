@@ -1,5 +1,6 @@
 """The description of an environment: names, what is refused before anything starts, and what is opened."""
 
+import sys
 import time
 from collections import OrderedDict
 
@@ -94,13 +95,13 @@ def test_a_module_that_does_not_exist_is_named():
 
 @pytest.mark.parametrize("name", ["ALE/Pong-v5", "PongNoFrameskip-v4"])
 def test_atari_without_its_package_names_the_extra(name, monkeypatch):
-    def unknown(_):
-        raise gym.error.NamespaceNotFound("Namespace ALE not found.")
-
-    monkeypatch.setattr(environment_module.gym, "spec", unknown)
-    with pytest.raises(MissingExtraError, match=r"'ale-py'; try: pip install 'packtrain\[atari\]'") as error:
-        Environment(name).probe()
-    assert error.value.exit_code == 2
+    """Asked for what it is, and for the columns themselves. Mutation: the package imported before it is looked for."""
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    spec = Spec(Box(0, 255, (84, 84), np.uint8), Discrete(6))
+    for ask in (Environment(name).probe, Environment(name).registered_id, lambda: Environment(name).open(1, 0, spec)):
+        with pytest.raises(MissingExtraError, match=r"'ale-py'; try: pip install 'packtrain\[atari\]'") as error:
+            ask()
+        assert error.value.exit_code == 2
 
 
 # -- trust

@@ -1,4 +1,4 @@
-"""The stream: rows of tensors, the books of the episodes, and actions on their way to the environment."""
+"""The stream: rows of arrays, the books of the episodes, and actions on their way to the environment."""
 
 import gymnasium as gym
 import numpy as np
@@ -7,7 +7,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from packtrain import trees
-from packtrain.envs.columns import Factory, FunctionalColumns, GymnasiumColumns
+from packtrain.envs.columns import Factory, FunctionalColumns, GymnasiumColumns, Outcome
 from packtrain.envs.stream import ActionScale, Stream
 from packtrain.testing.abilities import Counting
 from packtrain.types import Row
@@ -39,28 +39,28 @@ def told(size):
 
 def play(stream, actions):
     """Rows after each of a list of actions [B]; the stream is started first."""
-    rows = [trees.map(torch.clone, stream.start())]
+    rows = [trees.map(np.copy, stream.start())]
     for action in actions:
-        stream.send(torch.tensor(action))
-        rows.append(trees.map(torch.clone, stream.recv()))
+        stream.send(np.array(action))
+        rows.append(trees.map(np.copy, stream.recv()))
     return rows
 
 
 def test_the_first_row():
     row = told(3).start()
-    assert isinstance(row, Row)
+    assert isinstance(row, Row) and all(isinstance(leaf, np.ndarray) for leaf in trees.flatten(row))
     assert row.obs.tolist() == [[0], [0], [0]]
-    assert row.first.tolist() == [True] * 3 and row.first.dtype == torch.bool
-    assert row.last_action.tolist() == [0] * 3 and row.last_action.dtype == torch.int64
+    assert row.first.tolist() == [True] * 3 and row.first.dtype == bool
+    assert row.last_action.tolist() == [0] * 3 and row.last_action.dtype == np.int64
     assert list(row.last_reward) == ["train", "true", "cost"]
-    assert all(reward.tolist() == [0.0] * 3 and reward.dtype == torch.float32 for reward in row.last_reward.values())
+    assert all(reward.tolist() == [0.0] * 3 and reward.dtype == np.float32 for reward in row.last_reward.values())
     assert not row.terminated.any() and not row.truncated.any()
 
 
 def test_start_is_not_a_second_reset():
     stream = told(1)
     row = play(stream, [[0]])[-1]
-    assert torch.equal(stream.start().obs, row.obs)
+    assert np.array_equal(stream.start().obs, row.obs)
 
 
 def test_rows_say_what_led_to_them_and_nothing_after_a_reset():
@@ -145,7 +145,7 @@ def test_a_restart_begins_the_same_episodes_again():
     stream.restart()
     after = play(stream, [[0, 0]] * 5)
     for one, other in zip(before, after, strict=False):
-        assert torch.equal(one.obs, other.obs) and torch.equal(one.first, other.first)
+        assert np.array_equal(one.obs, other.obs) and np.array_equal(one.first, other.first)
     episodes = stream.drain_episodes()
     assert [episode.length for episode in episodes] == [4, 4] and episodes[0].returns["train"] == 10.0
 
@@ -156,8 +156,145 @@ def test_trees_of_observations_and_actions():
     assert row.last_action.shape == (2, 2)
     rows = play(stream, [[[1, 2], [0, 1]], [[1, 0], [1, 1]]])
     assert rows[1].obs["last_action"].tolist() == [[1, 2], [0, 1]]
-    assert torch.equal(rows[2].obs["last_action"], rows[2].last_action)
-    assert rows[2].obs["parts"][1].dtype == torch.uint8 and rows[2].obs["parts"][1].shape == (2, 1, 2, 2)
+    assert np.array_equal(rows[2].obs["last_action"], rows[2].last_action)
+    assert rows[2].obs["parts"][1].dtype == np.uint8 and rows[2].obs["parts"][1].shape == (2, 1, 2, 2)
+
+
+# -- lives
+
+
+class Lives:
+    """Columns that play a table: in each row what each column earned, and what ended with it.
+
+    "." nothing, "life" a life that was not the last, "game" the last life, "clock" a game that is truncated; "first" is
+    the row of a reset.
+    """
+
+    observation_space = Box(0, 100, (1,), np.int64)
+    action_space = Discrete(2)
+    reward_channels = ("train",)
+    savable = True
+
+    def __init__(self, table, life_loss=True):
+        self._table, self._life_loss = table, life_loss
+        self._row = 0
+
+    def reset(self):
+        self._row = 0
+        return self._outcome([(0, "first")] * len(self._table[0]))
+
+    def send(self, actions):
+        self._row += 1
+
+    def recv(self):
+        return self._outcome(self._table[self._row - 1])
+
+    def _outcome(self, cells):
+        def happened(*events):
+            return np.array([event in events for _, event in cells])
+
+        return Outcome(
+            obs=np.full((len(cells), 1), self._row),
+            first=happened("first"),
+            rewards={"train": np.array([reward for reward, _ in cells], np.float32)},
+            terminated=happened("life", "game") if self._life_loss else happened("game"),
+            truncated=happened("clock"),
+            solved=None,
+            over=happened("game", "clock"),
+            life_over=happened("life", "game", "clock"),
+        )
+
+    def snapshot(self):
+        return {"row": self._row}
+
+    def restore(self, snapshot):
+        self._row = snapshot["row"]
+
+
+GAMES = [
+    [(1, "."), (10, ".")],
+    [(2, "life"), (20, ".")],
+    [(4, "."), (30, "life")],
+    [(8, "game"), (40, "life")],
+    [(0, "first"), (50, "clock")],
+    [(16, "."), (0, "first")],
+    [(32, "life"), (60, "life")],
+]
+
+
+def told_of(finished):
+    return [
+        (one.returns["train"].tolist(), one.length.tolist(), one.column.tolist(), one.life_returns.tolist())
+        for one in finished
+    ]
+
+
+LIFE_BOOKS = [
+    ([], [], [], [1 + 2]),  # a life, but no game
+    ([], [], [], [10 + 20 + 30]),
+    ([1 + 2 + 4 + 8], [4], [0], [4 + 8, 40]),  # the last life closes both; the other column loses one in the same step
+    ([10 + 20 + 30 + 40 + 50], [5], [1], [50]),  # the clock does too
+    ([], [], [], [16 + 32, 60]),
+]
+
+
+@pytest.mark.parametrize("life_loss", [True, False], ids=["terminates", "goes on"])
+def test_a_game_goes_on_after_a_lost_life(life_loss):
+    """And both have their books. Mutations: an episode at every termination; a life's return that is never closed, or
+    closed in all columns; a `first` made from `terminated`.
+    """
+    stream = Stream(Lives(GAMES, life_loss), 2)
+    rows = play(stream, [[1, 1]] * 7)
+    assert [row.terminated.tolist() for row in rows[1:5]] == [
+        [False, False],
+        [life_loss, False],
+        [False, life_loss],
+        [True, life_loss],
+    ]
+    assert [row.first.tolist() for row in rows[1:]] == [
+        *[[False, False]] * 4,
+        [True, False],
+        [False, True],
+        [False, False],
+    ]
+    assert [row.last_action.tolist() for row in rows[3:7]] == [[1, 1], [1, 1], [0, 1], [1, 0]]
+    assert stream.steps == 2 * 7 - 2
+    assert told_of(stream.drain_finished()) == LIFE_BOOKS
+    assert stream.drain_finished() == []
+
+
+def test_lives_are_not_episodes():
+    stream = Stream(Lives(GAMES), 2)
+    play(stream, [[0, 0]] * 7)
+    assert [(e.column, e.length, e.returns["train"]) for e in stream.drain_episodes()] == [(0, 4, 15.0), (1, 5, 150.0)]
+
+
+def test_environments_without_lives_report_none():
+    stream = told(1)
+    play(stream, [[0], [1]])
+    (finished,) = stream.drain_finished()
+    assert finished.length.tolist() == [2] and finished.life_returns.tolist() == []
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3, 5])
+def test_a_restored_stream_goes_on_with_the_books_of_its_lives(turns):
+    """Mutation: the returns of lives under way left out of the snapshot, or shared with it."""
+    stream = Stream(Lives(GAMES), 2)
+    play(stream, [[0, 0]] * turns)
+    snapshot = stream.snapshot()
+    play(stream, [[0, 0]] * (7 - turns))
+    other = Stream(Lives(GAMES), 2)
+    other.restore(snapshot)
+    play(other, [[0, 0]] * (7 - turns))
+    assert told_of(other.drain_finished()) == told_of(stream.drain_finished()) == LIFE_BOOKS
+
+
+def test_a_restart_forgets_the_lives_under_way():
+    stream = Stream(Lives(GAMES), 2)
+    play(stream, [[0, 0]] * 3)
+    stream.restart()
+    play(stream, [[0, 0]] * 7)
+    assert told_of(stream.drain_finished()) == LIFE_BOOKS
 
 
 # -- saving
@@ -176,7 +313,7 @@ def test_a_restored_stream_goes_on_with_its_books(turns):
     got = play(other, actions[turns:])
     for one, two in zip(got, want, strict=True):
         for name, leaf in trees.named_leaves(two._asdict()).items():
-            assert torch.equal(trees.named_leaves(one._asdict())[name], leaf), name
+            assert np.array_equal(trees.named_leaves(one._asdict())[name], leaf), name
     assert other.steps == stream.steps
     assert other.drain_episodes() == stream.drain_episodes()
 
@@ -260,9 +397,10 @@ def test_environments_get_actions_of_their_own_space(space, action, shown):
         answer="raise",
         name="e",
     )
-    stream = Stream(columns, 1)
-    stream.start()
-    stream.send(torch.tensor(action))
-    row = stream.recv()
-    assert row.obs.tolist() == shown
-    assert row.last_action.tolist() == action
+    for kind in (torch.tensor, np.array):  # as a policy gives it, or a caller without one
+        stream = Stream(columns, 1)
+        stream.start()
+        stream.send(kind(action))
+        row = stream.recv()
+        assert row.obs.tolist() == shown
+        assert row.last_action.tolist() == action and isinstance(row.last_action, np.ndarray)

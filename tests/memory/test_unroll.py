@@ -478,7 +478,7 @@ def test_a_queue_that_has_seen_nothing_has_an_empty_snapshot():
 
 
 class Leaky(ScriptedPolicy):
-    """Forgets no_grad: what it gives out hangs on a parameter."""
+    """Forgets no_grad: the carry it gives out hangs on a parameter."""
 
     def __init__(self, action_space):
         super().__init__(action_space)
@@ -487,11 +487,27 @@ class Leaky(ScriptedPolicy):
     def initial_carry(self, batch):
         return {**super().initial_carry(batch), "state": torch.zeros(batch)}
 
-    def act(self, row, carry):
-        action, after, extras = super().act(row, carry)
-        extras["behaviour_log_prob"] = -self.weight * torch.ones(len(carry["rows"]))
-        assert extras["behaviour_log_prob"].requires_grad
+    def act(self, rows, carry):
+        action, after, extras = super().act(rows, carry)
         return action, {**after, "state": carry["state"] * 0.5 + self.weight}, extras
+
+
+class Hanging:
+    """A sink that hands on what it is given as tensors, all that can on a graph."""
+
+    def __init__(self, sink, weight):
+        self._sink, self._weight = sink, weight
+        self.hung = 0
+
+    def add(self, row, carry, extras):
+        row = row._replace(last_reward={"train": self._hang(row.last_reward["train"])})
+        extras = {name: torch.as_tensor(leaf) for name, leaf in extras.items()}
+        extras["behaviour_log_prob"] = self._hang(extras["noise"])
+        self.hung += sum(leaf.requires_grad for leaf in trees.flatten((row.last_reward, carry, extras)))
+        self._sink.add(trees.map(torch.as_tensor, row), carry, extras)
+
+    def _hang(self, leaf):
+        return torch.as_tensor(leaf) * self._weight
 
 
 def arena(queue):
@@ -501,10 +517,16 @@ def arena(queue):
 def test_the_arena_never_requires_grad():
     """Specs/impala.md 2.9.2. Mutation: writes outside no_grad make the arena part of a graph that only grows."""
     core = Counting(length=3)
-    path = Path(core=core, policy=Leaky(core.action_space))
+    policy = Leaky(core.action_space)
+    path = Path(core=core, policy=policy)
+    sinks = [Hanging(tape._sink, policy.weight) for tape in path.tapes]
+    for tape, sink in zip(path.tapes, sinks, strict=True):
+        tape._sink = sink
     for sample in path.samples(5):
         assert not any(leaf.requires_grad for leaf in trees.flatten(sample.trajectory))
+        assert torch.equal(sample.trajectory.extras["behaviour_log_prob"], sample.trajectory.extras["noise"])
     assert not any(leaf.requires_grad or leaf.grad_fn for leaf in arena(path.queue))
+    assert all(sink.hung >= 3 * (len(tape.rows) - 1) for sink, tape in zip(sinks, path.tapes, strict=True))
 
 
 def test_the_arena_does_not_grow():

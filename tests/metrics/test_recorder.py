@@ -22,6 +22,7 @@ def test_rows_are_due_at_multiples_and_hold_means():
         np.array([5, 7]),
         np.array([1.0, 0]),
         np.arange(2),
+        np.empty(0),
     )
     recorder.episodes(finished)
     row = recorder.row(130)
@@ -29,20 +30,62 @@ def test_rows_are_due_at_multiples_and_hold_means():
     assert row["policy_lag_mean"] == 3 and row["policy_lag_max"] == 4
     assert row["episode_return"] == 3 and row["episode_return/true"] == 2 and row["episode_length"] == 6
     assert row["solved"] == 0.5 and row["episodes"] == 2
+    assert not row.keys() & {"lives", "life_return"}  # an environment without lives has none to tell of
     recorder.update({"loss": torch.tensor(9.0)}, None)
     assert not recorder.due(199) and recorder.due(200)
     row = recorder.row(200)
     assert row["loss"] == 9 and row["episode_return"] is None and row["episodes"] == 0
 
 
+def lives(*life_returns, games=()):
+    """What finished in one step: lives, and the games some of them were the last of."""
+    count = len(games)
+    returns = {"train": np.array(games, np.float64)}
+    return Finished(returns, np.full(count, 9), np.full(count, np.nan), np.arange(count), np.array(life_returns))
+
+
+def test_lives_are_counted_apart_from_games():
+    """Mutations: a lost life as an episode; a mean over games; lives that are still there in the next row."""
+    recorder = Recorder(100)
+    recorder.update({"loss": 1.0}, None)
+    recorder.episodes(lives(2.0, 3.0))
+    recorder.episodes(lives(4.0, games=[9.0]))
+    row = recorder.row(100)
+    assert row["lives"] == 3 and row["life_return"] == 3.0
+    assert row["episodes"] == 1 and row["episode_return"] == 9.0 and row["episode_length"] == 9
+    assert "solved" not in row
+    recorder.update({"loss": 1.0}, None)
+    recorder.episodes(lives(5.0))
+    row = recorder.row(200)
+    assert row["lives"] == 1 and row["life_return"] == 5.0
+    assert row["episodes"] == 0 and row["episode_return"] is None and row["episode_length"] is None
+    recorder.update({"loss": 1.0}, None)
+    assert not recorder.row(300).keys() & {"lives", "life_return"}
+
+
 def test_state_goes_on_exactly():
+    """Mutation: a sum or a count left out of the state."""
     a = Recorder(100)
     a.update({"loss": torch.tensor(0.1), "rate": 0.1}, torch.tensor([1]))
+    a.episodes(lives(2.0, 6.0, games=[11.0]))
     b = Recorder(100)
     b.load_state_dict(a.state_dict(), 50)
     for recorder in (a, b):
         recorder.update({"loss": torch.tensor(0.2), "rate": 0.2}, torch.tensor([2]))
-    assert a.row(100) == b.row(100)
+        recorder.episodes(lives(1.0, games=[5.0]))
+    row = a.row(100)
+    assert row == b.row(100)
+    assert row["lives"] == 3 and row["life_return"] == 3.0 and row["episode_return"] == 8.0
+
+
+def test_a_state_from_before_lives_were_counted_is_read():
+    a = Recorder(100)
+    a.update({"loss": 1.0}, None)
+    state = {name: value for name, value in a.state_dict().items() if "li" not in name}
+    assert state.keys() == a.state_dict().keys() - {"lives", "life_return_sum"}
+    b = Recorder(100)
+    b.load_state_dict(state, 50)
+    assert b.row(100) == a.row(100)
 
 
 def test_a_changed_interval_counts_from_where_the_run_is():

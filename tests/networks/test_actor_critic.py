@@ -6,6 +6,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
+from packtrain import trees
 from packtrain.errors import ConfigError, EnvSetupError
 from packtrain.networks.actor_critic import ActorCritic
 from packtrain.networks.perception import Conv
@@ -150,6 +151,74 @@ def test_trees_of_observations_and_pictures():
     no = torch.zeros(T, B, dtype=torch.bool)
     output = network(obs, no, torch.zeros(T, B, dtype=torch.int64), torch.zeros(T, B), ())
     assert output.parameters.shape == (T, B, 2) and output.value.shape == (T, B)
+
+
+STACKED = gym.spaces.Dict(speed=Box(-9, 9, (2,)), picture=Box(0, 255, (6, 6), np.uint8))
+
+
+def stacked(use_lstm=False, **sizes):
+    """A network that looks at three frames, and C = 2 context rows in front of T others."""
+    torch.manual_seed(0)
+    conv = Conv(frames=3, channels=(4,), kernels=(3,), strides=(1,))
+    spec = Spec(STACKED, Discrete(3))
+    network = ActorCritic(conv, 16, use_lstm=use_lstm, lstm_size=None, lstm_layers=2, **sizes).build(spec)
+    picture = torch.randint(256, (2 + T, B, 6, 6), dtype=torch.uint8)
+    first = torch.zeros(2 + T, B, dtype=torch.bool)
+    carry = tuple(torch.randn(state.shape) for state in network.initial_carry(B))
+    rest = torch.randint(3, (T, B)), torch.randn(T, B), carry
+    return network, {"speed": torch.randn(2 + T, B, 2), "picture": picture}, first, rest
+
+
+def test_only_pictures_are_stacked():
+    """Value by value, over changed rows. Mutations: what is no picture taken from the context; a stack too long."""
+    network, obs, first, rest = stacked()
+    assert network.context == 2
+    first[4, 1] = True
+    before = network(obs, first, *rest).value
+    assert before.shape == (T, B)
+
+    def changed(leaf, row, column):
+        other = {name: value.clone() for name, value in obs.items()}
+        other[leaf][row, column] = other[leaf][row, column].flip(-1)
+        return (network(other, first, *rest).value != before).nonzero().tolist()
+
+    assert changed("speed", 1, 0) == [] and changed("speed", 2, 0) == [[0, 0]]  # row 2 is row 0 after the context
+    assert changed("picture", 0, 0) == [[0, 0]]
+    assert changed("picture", 3, 0) == [[1, 0], [2, 0], [3, 0]]
+    assert changed("picture", 3, 1) == [[1, 1]]  # the reset of row 4 cuts it off
+    assert changed("picture", 4, 1) == [[2, 1], [3, 1], [4, 1]]
+
+
+def test_an_lstm_may_be_as_wide_as_what_goes_in():
+    network, obs, first, rest = stacked(use_lstm=True)
+    width = 16 + 3 + 1  # features, last action, last reward
+    assert network.core.lstm.input_size == network.core.lstm.hidden_size == width == network.policy.in_features
+    assert [state.shape for state in network.initial_carry(B)] == [(B, 2, width)] * 2
+    assert [state.shape for state in network(obs, first, *rest).carry] == [(B, 2, width)] * 2
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["features alone", "last action and reward"])
+@pytest.mark.parametrize("use_lstm", [False, True], ids=["feed-forward", "lstm"])
+def test_in_bfloat16_only_perception_and_layers_compute(use_lstm, beside):
+    """Heads, carry and weights stay float32. Mutations: the precision ignored, or put around everything."""
+    network, obs, first, rest = stacked(use_lstm, use_last_action=beside, use_last_reward=beside)
+    exact = network(obs, first, *rest)
+    modules = {"convolutions": network.perception.convolutions, "body": network.body}
+    modules |= {"core": network.core.lstm} if use_lstm else {}
+    modules |= {"policy": network.policy, "value": network.value}
+    seen = {}
+    for name, module in modules.items():
+        module.register_forward_hook(lambda module, given, out, name=name: seen.update({name: trees.front(out).dtype}))
+    network.precision = torch.bfloat16
+    rough = network(obs, first, *rest)
+    low = {name for name, dtype in seen.items() if dtype == torch.bfloat16}
+    assert low == {"convolutions", "body"} and set(seen) == set(modules)
+    for one, other in zip((exact.value, *exact.carry), (rough.value, *rough.carry), strict=True):
+        assert other.dtype == torch.float32
+        torch.testing.assert_close(other, one, atol=0.05, rtol=0.05)
+    assert not torch.equal(exact.value, rough.value)
+    (rough.parameters.square().sum() + rough.value.square().sum()).backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.any() for p in network.parameters())
 
 
 def test_no_fully_connected_layer_is_allowed():

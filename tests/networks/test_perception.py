@@ -5,9 +5,15 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from torch.nn import functional
 
 from packtrain.errors import ConfigError, EnvSetupError
-from packtrain.networks.perception import Conv, Flatten
+from packtrain.networks.actor_critic import ActorCritic
+from packtrain.networks.perception import Conv, Flatten, ResNet
+from packtrain.types import Spec
+
+GREY = Box(0, 255, (84, 84), np.uint8)
+ATARI_NET = Conv(frames=4, channels=(32, 64, 64), kernels=(8, 4, 3), strides=(4, 2, 1))
 
 
 def features(description, space, obs):
@@ -137,8 +143,10 @@ def test_gradients_reach_the_convolutions():
     ids=["vector", "number", "two pictures", "four axes"],
 )
 def test_conv_wants_exactly_one_picture(space, count):
-    with pytest.raises(EnvSetupError, match=f"has {count}; try ActorCritic.perception = @Flatten"):
+    with pytest.raises(EnvSetupError, match=f"Conv .* has {count}; try ActorCritic.perception = @Flatten"):
         Conv().build(space)
+    with pytest.raises(EnvSetupError, match=f"ResNet .* has {count}; try ActorCritic.perception = @Flatten"):
+        ResNet().build(space)
 
 
 def test_flatten_takes_any_number_of_axes():
@@ -146,7 +154,7 @@ def test_flatten_takes_any_number_of_axes():
 
 
 @pytest.mark.parametrize("space", [gym.spaces.Text(4), gym.spaces.Graph(Box(0, 1, (1,)), None)], ids=["text", "graph"])
-@pytest.mark.parametrize("description", [Flatten(), Conv()], ids=["flatten", "conv"])
+@pytest.mark.parametrize("description", [Flatten(), Conv(), ResNet()], ids=["flatten", "conv", "resnet"])
 def test_spaces_that_are_not_arrays_are_refused(description, space):
     with pytest.raises(EnvSetupError, match="cannot be stored as arrays"):
         description.build(space)
@@ -171,3 +179,120 @@ def test_a_convolution_that_leaves_nothing_is_refused():
 def test_impossible_sizes_are_refused(numbers):
     with pytest.raises(ConfigError, match=r"Conv\.channels"):
         Conv(**numbers)
+
+
+# -- stacks of frames, and the deep network
+
+
+def plain(layer, picture):
+    """A convolution computed from weights and pictures in the ordinary memory format."""
+    weight, bias = layer.weight.detach().contiguous(), layer.bias.detach()
+    return functional.conv2d(picture.contiguous(), weight, bias, layer.stride, layer.padding)
+
+
+def convolutions(module):
+    return [layer for layer in module.modules() if isinstance(layer, torch.nn.Conv2d)]
+
+
+def test_a_stack_of_grey_frames():
+    """Each frame is a channel. Mutations: features in the order of memory; frames that are mixed up or not scaled."""
+    torch.manual_seed(0)
+    module = ATARI_NET.build(GREY)
+    stacks = torch.randint(256, (3, 4, 84, 84), dtype=torch.uint8)
+    with torch.no_grad():
+        out = module(stacks)
+    picture = stacks.float() / 255
+    for layer in convolutions(module):
+        picture = plain(layer, picture).relu()
+    assert [layer.in_channels for layer in convolutions(module)] == [4, 32, 64]
+    assert module.width == 64 * 7 * 7 and out.shape == (3, module.width)
+    torch.testing.assert_close(out, picture.flatten(1), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("frames, shape", [(4, (84, 84)), (2, (11, 7)), (1, (9, 16, 3)), (1, (3, 10, 12))], ids=str)
+def test_the_deep_network(frames, shape):
+    """By hand: convolution, pool, two residual blocks, three times; then ReLU. Odd sides are rounded up.
+
+    Mutations: the first ReLU of a block in place (it would change what is added); a pool without padding; no last ReLU.
+    """
+    torch.manual_seed(0)
+    module = ResNet(frames=frames).build(Box(0, 255, shape, np.uint8))
+    obs = torch.randint(256, (2, *([frames] if frames > 1 else []), *shape), dtype=torch.uint8)
+    with torch.no_grad():
+        out = module(obs)
+    picture = (obs.permute(0, 3, 1, 2) if shape[-1] == 3 else obs).float() / 255
+    layers = iter(convolutions(module))
+    for _ in range(3):
+        picture = functional.max_pool2d(plain(next(layers), picture), 3, 2, padding=1)
+        for _ in range(2):
+            inner = plain(next(layers), picture.relu())
+            picture = picture + plain(next(layers), inner.relu())
+    assert next(layers, None) is None
+    assert out.shape == (2, module.width)
+    torch.testing.assert_close(out, picture.relu().flatten(1), atol=1e-5, rtol=1e-4)
+
+
+def test_gradients_reach_the_deep_network():
+    torch.manual_seed(0)
+    module = ResNet(channels=(4, 4), blocks=1).build(Box(0, 255, (8, 8, 3), np.uint8))
+    module(pixels(2, 8, 8, 3)).sum().backward()
+    assert all((p.grad != 0).any() for p in module.parameters())
+
+
+@pytest.mark.parametrize("description", [ATARI_NET, ResNet()], ids=["conv", "resnet"])
+def test_weights_lie_channels_last(description):
+    """What is fast with tensor cores and on a CPU; that the numbers are the same is tested above."""
+    wide = [layer.weight for layer in convolutions(description.build(GREY)) if layer.in_channels > 1]
+    assert len(wide) >= 3
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in wide)
+
+
+SHALLOW = {"perception": ATARI_NET, "hidden_size": 512}
+SHALLOW_LSTM = {**SHALLOW, "use_lstm": True, "lstm_size": None, "lstm_layers": 2}
+DEEP = {"perception": ResNet(frames=4), "hidden_size": 256, "use_last_action": False}
+DEEP_LSTM = {**DEEP, "use_lstm": True, "lstm_size": 256}
+
+
+@pytest.mark.parametrize(
+    "sizes, actions, parameters",
+    [
+        pytest.param(SHALLOW, 6, 1_687_768, id="shallow, 6 actions"),
+        pytest.param(SHALLOW, 18, 1_694_236, id="shallow, 18 actions"),
+        pytest.param(SHALLOW_LSTM, 6, 6_005_848, id="shallow with LSTM, 6 actions"),
+        pytest.param(SHALLOW_LSTM, 18, 6_214_108, id="shallow with LSTM, 18 actions"),
+        pytest.param(DEEP, 6, 1_091_038, id="deep, 6 actions"),
+        pytest.param(DEEP, 18, 1_094_134, id="deep, 18 actions"),
+        pytest.param(DEEP_LSTM, 6, 1_618_391, id="deep with LSTM, 6 actions"),
+        pytest.param(DEEP_LSTM, 18, 1_621_475, id="deep with LSTM, 18 actions"),
+    ],
+)
+def test_the_networks_of_the_papers_have_the_papers_sizes(sizes, actions, parameters):
+    """TorchBeast's AtariNet and ResNet, counted there. Mutations: a bias, a layer or an input more or less."""
+    network = ActorCritic(**sizes).build(Spec(GREY, Discrete(actions)))
+    assert sum(p.numel() for p in network.parameters()) == parameters
+    assert network.context == 3
+
+
+@pytest.mark.parametrize("description", [Conv(frames=4), ResNet(frames=2)], ids=["conv", "resnet"])
+@pytest.mark.parametrize("shape", [(84, 84, 3), (4, 84, 84)], ids=str)
+def test_only_grey_pictures_are_stacked(description, shape):
+    with pytest.raises(EnvSetupError) as error:
+        description.build(Box(0, 255, shape, np.uint8))
+    given = f"{type(description).__name__}.frames = {description.frames}"
+    assert str(error.value) == f"{given} stacks grey pictures [H, W], and this one is {shape}"
+
+
+@pytest.mark.parametrize(
+    "make, named",
+    [
+        (lambda: Conv(frames=0), "Conv.frames = 0 must be at least 1"),
+        (lambda: ResNet(frames=-1), "ResNet.frames = -1 must be at least 1"),
+        (lambda: ResNet(blocks=0), "ResNet.blocks = 0 must be at least 1"),
+        (lambda: ResNet(channels=()), r"ResNet.channels = \(\)"),
+        (lambda: ResNet(channels=(16, 0)), r"ResNet.channels = \(16, 0\)"),
+    ],
+    ids=["frames", "deep frames", "blocks", "no section", "no channels"],
+)
+def test_impossible_stacks_and_sections_are_refused(make, named):
+    with pytest.raises(ConfigError, match=named):
+        make()

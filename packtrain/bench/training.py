@@ -1,0 +1,174 @@
+"""A training run taken apart for measuring: its actor and its learner as calls, and the local runtime for a while."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from packtrain import knobs
+from packtrain.config import Configuration
+from packtrain.envs.stream import Stream
+from packtrain.runtime import command, local
+from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.folder import RunFolder
+from packtrain.runtime.training import Parts, Training
+from packtrain.types import Sample, Spec
+
+WARM_UP_SECS = 0.2  # the first moments fill the queue
+
+
+class _Silent:
+    def show(self, row: dict[str, Any]) -> None:
+        """Show nothing."""
+
+
+class Subject(NamedTuple):
+    """What is measured."""
+
+    configuration: Configuration
+    experiment: Experiment
+    spec: Spec
+    device: torch.device
+
+
+class Calls(NamedTuple):
+    """Parts of a run as calls that return how many steps they did."""
+
+    act: Callable[[], int]
+    learn: Callable[[], int]
+    step_environments: Callable[[], int]
+    settle: Callable[[], None]  # after it, so that the actor can go on
+
+
+def prepare(config: str, values: dict[str, Any], device: str = "cpu") -> Subject:
+    """A shipped configuration without evaluation, rows and end."""
+    path, _ = knobs.find_config(config)
+    values = {"eval_every": 0, "total_steps": 10**9, "log_every": 10**9, "checkpoint_secs": 1e9, **values}
+    torch.set_num_threads(1)
+    return Subject(*command.prepare([path], [], values, 0, True), command.find_device(device))
+
+
+def take_apart(parts: Parts) -> Calls:
+    """The actor (environments, policy, memory) and the learner of a run that is not running, each alone."""
+    (memory,) = parts.memories.values()
+    (learner,) = parts.learners.values()
+    samples: list[Sample] = []
+    turn = 0
+    rng = np.random.default_rng(0)
+    (count,) = {int(stream.columns.action_space.n) for stream in parts.streams}  # type: ignore[attr-defined]
+
+    def act() -> int:
+        before = parts.actor.steps
+        parts.actor.turn()
+        parts.actor.drain_finished()
+        if memory.ready():
+            samples[:] = [sample for sample in [memory.sample(learner.updates)] if sample is not None]
+        return parts.actor.steps - before
+
+    def learn() -> int:
+        learner.update(samples[0])
+        parts.publish(learner.updates)
+        if parts.policy.device.type == "cuda":
+            torch.cuda.synchronize()
+        return samples[0].steps
+
+    def step_environments() -> int:
+        """Like `act` without a policy and a memory: wait for a group, send it on with random actions."""
+        nonlocal turn
+        parts.actor.settle()
+        stream = parts.streams[turn % len(parts.streams)]
+        if turn >= len(parts.streams):
+            stream.recv()
+        stream.send(rng.integers(0, count, stream.size))
+        turn += 1
+        return stream.size
+
+    def settle() -> None:
+        nonlocal turn
+        for stream in parts.streams[:turn]:
+            stream.recv()
+        turn = 0
+        parts.actor.look()
+
+    while not samples:
+        act()
+    return Calls(act, learn, step_environments, settle)
+
+
+def open_training(subject: Subject, folder: Path, streams: list[Stream] | None = None) -> Training:
+    """The whole, in a folder of its own, on environments that are open already if there are any."""
+    return Training(
+        subject.experiment,
+        subject.spec,
+        RunFolder(folder),
+        subject.configuration,
+        subject.device,
+        _Silent(),  # type: ignore[arg-type]
+        None,
+        streams=streams,
+    )
+
+
+def train(training: Training, secs: float, warm_up_secs: float = WARM_UP_SECS) -> tuple[float, dict[str, float]]:
+    """The local runtime for a while: its rate, and how busy its two loops were."""
+    training.stop = None
+    training.actor_busy.share(), training.learner_busy.share()
+    marks: list[tuple[float, int]] = []
+
+    def stop_later() -> None:
+        for pause in (warm_up_secs, secs):
+            time.sleep(pause)
+            marks.append((time.monotonic(), training.step))
+        training.stop = KeyboardInterrupt()
+
+    threading.Thread(target=stop_later, daemon=True).start()
+    local.run(training)
+    (begin, first), (end, last) = marks
+    busy = {"actor_busy": training.actor_busy.share(), "learner_busy": training.learner_busy.share()}
+    return (last - first) / (end - begin), busy
+
+
+def breakdown(training: Training, secs: float) -> dict[str, float]:
+    """Where the two loops spend their time while they run together: microseconds a step, by loop and part."""
+    parts = training.parts
+    (memory,), (learner,) = parts.memories.values(), parts.learners.values()
+    spent: dict[str, float] = {}
+    watched: list[tuple[Any, str]] = []
+
+    def watch(target: Any, method: str, label: str) -> None:
+        call = getattr(target, method)
+        spent[label] = 0.0
+
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return call(*arguments, **keywords)
+            finally:
+                spent[label] += time.perf_counter() - begin
+
+        setattr(target, method, timed)
+        watched.append((target, method))
+
+    for stream, seat, sink in zip(parts.streams, parts.actor.seats, memory.sinks, strict=True):
+        watch(stream, "recv", "actor: wait for environments")
+        watch(seat, "act", "actor: decide")
+        watch(sink, "add", "actor: store")
+        watch(stream, "send", "actor: send actions")
+    watch(parts.weights, "pull", "actor: new weights")
+    watch(memory, "wait_for_room", "actor: wait for room")
+    watch(memory, "wait_for_batch", "learner: wait for unrolls")
+    watch(memory, "sample", "learner: gather a batch")
+    watch(learner, "update", "learner: update")
+    watch(parts, "publish", "learner: publish weights")
+    begin = training.step
+    train(training, secs)
+    for target, method in watched:
+        delattr(target, method)
+    steps = max(1, training.step - begin)
+    return {label: 1e6 * seconds / steps for label, seconds in spent.items()}

@@ -1,0 +1,75 @@
+"""Work on a GPU recorded once and launched as a whole: hundreds of kernels for the price of one call.
+
+Captured work reads and writes the same memory every time, so its inputs are copied into place before each launch. What
+depends on data that only the host could look at (an LSTM cut at resets) cannot be captured.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+
+log = logging.getLogger("packtrain")
+WARM_UP = 3  # calls that run as usual, so that libraries have chosen their kernels and optimisers made their state
+_CAPTURING = threading.Lock()  # one at a time in a process
+
+
+class Captured:
+    """A call without arguments that is captured after a few times. On a CPU it stays what it is."""
+
+    def __init__(
+        self,
+        call: Callable[[], None],
+        device: torch.device,
+        name: str,
+        generators: Sequence[torch.Generator] = (),
+        urgent: bool = False,
+    ):
+        """Nothing runs yet.
+
+        Args:
+          call: reads and writes tensors that never move.
+          device: of these tensors.
+          name: for the log.
+          generators: whose numbers it draws.
+          urgent: whether its kernels go before those of others that wait.
+        """
+        self._call, self._name, self._generators = call, name, generators
+        self._left = WARM_UP if device.type == "cuda" else -1
+        # Kernels keep the priority of the stream in which they are captured, wherever they are launched.
+        self._stream = torch.cuda.Stream(device, priority=-urgent) if device.type == "cuda" else None
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        """Run it, captured if it can be."""
+        if self._graph is not None:
+            self._graph.replay()
+        elif self._stream is None or self._left < 0:
+            self._call()
+        elif self._left > 0:  # in the stream that will be captured: gradients remember where they were made
+            self._left -= 1
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._call()
+            torch.cuda.current_stream().wait_stream(self._stream)
+        else:
+            self._capture()
+            self()
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        for generator in self._generators:
+            graph.register_generator_state(generator)
+        try:
+            # thread_local: other threads may go on allocating and launching meanwhile.
+            with _CAPTURING, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                self._call()
+        except RuntimeError as error:
+            log.warning("%s runs kernel by kernel: it could not be captured: %s", self._name, str(error).split("\n")[0])
+            self._left = -1
+            return
+        log.info("%s is captured as one launch", self._name)
+        self._graph = graph

@@ -1,0 +1,68 @@
+"""Which precision convolutions and fully connected layers compute in: bfloat16 where the device has it and it pays."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from typing import Literal
+
+import torch
+
+from packtrain import trees
+from packtrain.envs.boundary import space_leaves
+from packtrain.networks.actor_critic import ActorCriticNetwork
+from packtrain.networks.perception import is_picture
+from packtrain.types import Spec
+
+log = logging.getLogger("packtrain")
+Precision = Literal["float32", "bfloat16"]
+ROWS = 64  # of the trial on a CPU
+WORTH = 1.1  # how much faster bfloat16 must be
+
+
+def choose_precision(
+    wanted: Precision | None, network: ActorCriticNetwork, spec: Spec, device: torch.device
+) -> torch.dtype | None:
+    """The dtype to compute in, None for float32, and a line in the log that says why.
+
+    Args:
+      wanted: by the configuration; None: bfloat16 on a GPU that has it; on a CPU that has it, if a trial is faster.
+      network: of the size that will be trained.
+      spec: of its environment. Networks that see no pictures are small and stay float32.
+      device: where it will be trained.
+    """
+    if wanted is not None:
+        return torch.bfloat16 if wanted == "bfloat16" else None
+    if not any(is_picture(leaf) and sorted(leaf.shape)[-2] >= 32 for leaf in trees.flatten(space_leaves(spec.obs))):
+        return None
+    if device.type == "cuda":
+        has = torch.cuda.is_bf16_supported(including_emulation=False)
+        log.info(
+            "computing in %s: %s", *(("bfloat16", "the GPU has it") if has else ("float32", "the GPU has no other"))
+        )
+        return torch.bfloat16 if has else None
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        log.info("computing in float32: the processor has no bfloat16")
+        return None
+    network = copy.deepcopy(network)
+    single, half = (min(_seconds(network, spec, dtype) for _ in range(3)) for dtype in (None, torch.bfloat16))
+    choice = torch.bfloat16 if single > WORTH * half else None
+    log.info("computing in %s: bfloat16 is %.2f times as fast here", "bfloat16" if choice else "float32", single / half)
+    return choice
+
+
+def _seconds(network: ActorCriticNetwork, spec: Spec, dtype: torch.dtype | None) -> float:
+    """One forward and backward pass over rows of noise."""
+    network.precision = dtype
+    rows = network.context + ROWS
+    obs = trees.map(lambda leaf: torch.as_tensor(leaf.sample()).expand(rows, 1, *leaf.shape), space_leaves(spec.obs))
+    action = trees.map(
+        lambda leaf: torch.as_tensor(leaf.sample()).expand(ROWS, 1, *leaf.shape), space_leaves(spec.action)
+    )
+    begin = time.perf_counter()
+    output = network(
+        obs, torch.zeros(rows, 1, dtype=torch.bool), action, torch.zeros(ROWS, 1), network.initial_carry(1)
+    )
+    (output.parameters.sum() + output.value.sum()).backward()
+    return time.perf_counter() - begin

@@ -1,0 +1,227 @@
+"""Atari games through ALE's own vector environment: native threads, single frames, next-step autoreset.
+
+The learner stacks frames and clips rewards; nothing here does. A lost life is `terminated` without a reset: the game,
+its return and the recurrent state go on (docs/atari.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from packtrain import knobs
+from packtrain.config import configurable
+from packtrain.cores import available_cores
+from packtrain.envs.boundary import Answer, Boundary
+from packtrain.envs.columns import Outcome
+from packtrain.errors import ConfigError, EnvError, EnvSetupError, MissingExtraError
+
+PLAYING_NICENESS = 5
+FIRE = 1  # its place in every action set that has it
+ATARI_ID = re.compile(r"ALE/\w+-v5|\w+NoFrameskip-v[04]")
+
+
+class Game(NamedTuple):
+    """What an id says: whose ROM, and how it is played if nobody says otherwise."""
+
+    rom: str
+    protocol: Literal["classic", "sticky"]
+    sticky_actions: float
+
+
+@configurable
+@dataclass(frozen=True)
+class Atari:
+    """How Atari games are played. What is None follows the protocol, and the protocol follows the id.
+
+    classic (PongNoFrameskip-v4; Mnih et al. 2015): the game's own actions, no-ops at the start, FIRE at the start and
+    after each lost life, a lost life terminates, no sticky actions.
+    sticky (ALE/Pong-v5; Machado et al. 2018): all 18 actions, sticky actions 0.25, whole games, nothing pressed at the
+    start.
+    """
+
+    protocol: Literal["classic", "sticky"] | None = None
+    sticky_actions: float | None = None  # probability that the emulator repeats the action before; 0, or 0.25
+    full_action_space: bool | None = None  # all 18, or those the game uses
+    life_loss: bool | None = None  # whether a lost life is a termination
+    noop_max: int | None = None  # raw frames without action at the start of a game: fewer than this many
+    fire_reset: bool | None = None  # press FIRE at the start of a game, and in the step after a lost life
+    frame_skip: int = 4  # frames a step; the last two are shown as their maximum
+    frame_size: int = 84  # pixels, both ways
+    max_frames: int = 108_000  # emulator frames of play after which a game is truncated: 30 minutes
+    num_threads: int | None = None  # native threads of each group; None: its share of the cores
+
+    def __post_init__(self) -> None:
+        for name in ("frame_skip", "frame_size", "max_frames", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"Atari.{name} = {value} must be at least 1")
+        if self.sticky_actions is not None and not 0 <= self.sticky_actions < 1:
+            raise ConfigError(f"Atari.sticky_actions = {self.sticky_actions} must lie in [0, 1)")
+        if self.noop_max is not None and self.noop_max < 0:
+            raise ConfigError(f"Atari.noop_max = {self.noop_max} must not be negative")
+
+    def resolve(self, game: Game) -> Atari:
+        """The same with nothing left open."""
+        protocol = self.protocol or game.protocol
+        classic = protocol == "classic"
+        sticky = game.sticky_actions if classic and self.protocol is None else 0.0 if classic else 0.25
+        defaults: dict[str, Any] = {
+            "protocol": protocol,
+            "sticky_actions": sticky,
+            "full_action_space": not classic,
+            "life_loss": classic,
+            "noop_max": 30 if classic else 0,
+            "fire_reset": classic,
+        }
+        return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
+
+
+def is_atari(name: str) -> bool:
+    """Whether an id means an Atari game in one of its two spellings."""
+    return ATARI_ID.fullmatch(name) is not None
+
+
+def find_game(name: str) -> Game:
+    """The game an id means; EnvSetupError with the nearest names if there is none, MissingExtraError without ALE."""
+    try:
+        import ale_py
+    except ImportError:
+        raise MissingExtraError(f"the Atari environment {name!r}", "ale-py", "atari") from None
+    gym.register_envs(ale_py)
+    if name not in gym.registry:
+        near = knobs.nearest(name, [key for key in gym.registry if is_atari(key)])
+        raise EnvSetupError(f"unknown Atari game {name!r}{near}")
+    kwargs = gym.spec(name).kwargs
+    return Game(kwargs["game"], "sticky" if name.startswith("ALE/") else "classic", kwargs["repeat_action_probability"])
+
+
+class AtariColumns:
+    """B games in one AtariVectorEnv. Rows are single frames [84, 84]."""
+
+    savable = False  # ALE's vector environment has no way to save a game
+    overlaps = True
+    rows_last = True  # ALE makes new arrays for every step
+
+    def __init__(self, name: str, atari: Atari, size: int, seed: int, answer: Answer, groups: int = 1):
+        game = find_game(name)  # first: it says which extra is missing
+        from ale_py import Action
+        from ale_py.vector_env import AtariVectorEnv
+
+        settings = atari.resolve(game)
+        self._name, self._size, self._seed, self._life_loss = name, size, seed, bool(settings.life_loss)
+        self._envs = with_patient_threads(
+            AtariVectorEnv,
+            game.rom,
+            size,
+            # More threads than cores, all groups together, cost a fifth: idle ones spin for a while.
+            num_threads=min(size, settings.num_threads or max(1, available_cores() // groups)),
+            max_num_frames_per_episode=settings.max_frames,
+            repeat_action_probability=settings.sticky_actions,
+            full_action_space=settings.full_action_space,
+            autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP,
+            img_height=settings.frame_size,
+            img_width=settings.frame_size,
+            stack_num=1,
+            frameskip=settings.frame_skip,
+            maxpool=settings.frame_skip > 1,
+            noop_max=settings.noop_max,
+            episodic_life=False,
+            life_loss_info=False,  # lives are counted here, and whether one terminates is decided here
+            reward_clipping=False,
+            use_fire_reset=settings.fire_reset,
+        )
+        frame = (settings.frame_size, settings.frame_size)
+        self.observation_space: gym.Space = gym.spaces.Box(0, 255, frame, np.uint8)
+        self.action_space = self._envs.single_action_space
+        self.reward_channels: tuple[str, ...] = ("train",)
+        self.busy_since: float | None = None
+        self.boundary = Boundary(self.observation_space, answer, self._describe)
+        self._lives = np.zeros(size, np.int32)
+        self._frames = np.zeros(size, np.int32)  # of the game under way
+        self._over = np.zeros(size, bool)
+        self._lost = np.zeros(size, bool)
+        self._serves = bool(settings.fire_reset) and Action.FIRE == self._envs.ale.get_action_set()[FIRE]
+        self._steps = 0
+
+    def _describe(self, column: int) -> str:
+        return f"environment {column} ({self._name}, group seed {self._seed}) at its step {self._steps}"
+
+    def reset(self) -> Outcome:
+        """The first frames; again from the seed."""
+        seeds = np.random.SeedSequence(self._seed).generate_state(self._size) % 2**31  # ALE takes C ints
+        obs, info = self._envs.reset(
+            seed=seeds.astype(np.int64)
+        )  # loads every ROM again: not watched, it may take long
+        self._lives, self._frames = info["lives"], info["episode_frame_number"]
+        self._over = self._lost = no = np.zeros(self._size, bool)
+        return Outcome(obs[:, 0], ~no, {"train": np.zeros(self._size, np.float32)}, no, no, None, over=no, life_over=no)
+
+    def send(self, actions: np.ndarray) -> None:
+        """Start the step; ALE's threads begin at once. After a lost life FIRE is pressed, whatever was chosen."""
+        self._envs.send(np.where(self._lost, FIRE, actions) if self._serves and self._lost.any() else actions)
+
+    def recv(self) -> Outcome:
+        """Wait for the step."""
+        self.busy_since = time.monotonic()
+        try:
+            obs, reward, terminated, truncated, info = self._envs.recv()
+        except Exception as error:
+            raise EnvError(f"{self._describe(0)} raised in step: {type(error).__name__}: {error}") from error
+        self.busy_since = None
+        self._steps += 1
+        first, lives = self._over, info["lives"]
+        frames = info["episode_frame_number"]
+        if np.any(unannounced := (frames < self._frames) & ~first):  # the emulator's clock knows of every reset
+            column = int(np.nonzero(unannounced)[0][0])
+            raise EnvError(f"{self._describe(column)} began a new game without saying that the last one was over")
+        over = terminated | truncated
+        lost = (lives < self._lives) & (lives > 0) & ~over & ~first
+        if self._life_loss:
+            terminated = terminated | lost
+        self._lives, self._frames, self._over, self._lost = lives, frames, over, lost
+        rewards = {"train": reward.astype(np.float32)}
+        frame, rewards, terminated, truncated = self.boundary.cross(obs[:, 0], rewards, terminated, truncated)
+        return Outcome(frame, first, rewards, terminated, truncated, None, over=over, life_over=over | lost)
+
+    def snapshot(self) -> None:
+        """ALE's vector environment cannot be saved."""
+
+    def restore(self, snapshot: Any) -> None:
+        """Never called: there is no snapshot."""
+        raise NotImplementedError("Atari groups cannot be restored")
+
+    def describe_busy(self) -> str:
+        """The whole group: its threads share the work."""
+        return self._describe(0)
+
+    def close(self) -> None:
+        """End the threads; ALE does so when the object goes."""
+        del self._envs
+
+
+def with_patient_threads(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Make something whose threads give way to ours.
+
+    Games keep every core busy. An actor that has to queue for one between two batches keeps all of them waiting, so the
+    threads that play run at a lower priority: they inherit it from the thread that makes them.
+    """
+
+    def give_way() -> None:
+        if sys.platform == "linux":  # where a priority belongs to a thread
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PLAYING_NICENESS)
+
+    with ThreadPoolExecutor(1, initializer=give_way) as maker:
+        return maker.submit(make, *arguments, **options).result()

@@ -1,0 +1,314 @@
+"""Environments of the package envpool by "envpool:TASK": native threads, next-step autoreset, columns in order.
+
+Atari games among them are played as `Atari` says and shown as ALE shows them in `envs/atari.py`: single grey frames,
+rewards as they are, a lost life `terminated` without a reset. What differs is said at `_atari_options`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from packtrain import knobs, trees
+from packtrain.cores import available_cores
+from packtrain.envs.atari import FIRE, Atari, Game, with_patient_threads
+from packtrain.envs.boundary import Answer, Boundary, space_leaves
+from packtrain.envs.columns import Outcome
+from packtrain.errors import ConfigError, EnvError, EnvSetupError, MissingExtraError
+from packtrain.trees import Tree
+from packtrain.types import Spec
+
+PREFIX = "envpool:"
+# What says which task, how many and from which seed is said elsewhere; the rest of envpool's options are free.
+RESERVED = (
+    "task_id env_type num_envs batch_size seed env_seed max_num_players gym_reset_return_info task render_mode".split()
+)
+# Games whose own action set has something else in FIRE's place; envpool does not tell what its actions mean.
+WITHOUT_FIRE = frozenset(
+    "Asterix-v5 Backgammon-v5 CrazyClimber-v5 Freeway-v5 Frogger-v5 JourneyEscape-v5 Koolaid-v5 KungFuMaster-v5 "
+    "LostLuggage-v5 MsPacman-v5 Pacman-v5 Skiing-v5 Surround-v5 Tutankham-v5 VideoCheckers-v5".split()
+)
+
+
+def is_envpool(name: str) -> bool:
+    """Whether an id means a task of envpool."""
+    return name.startswith(PREFIX)
+
+
+def check_options(name: str, kwargs: dict[str, Any], *, processes: bool, answer: Answer, trusted: bool) -> None:
+    """ConfigError for what a task of envpool cannot take, as far as that can be told without the package."""
+    for key in RESERVED:
+        if key in kwargs:
+            raise ConfigError(f"Environment.kwargs may not set {key!r} of {name!r}: packtrain does")
+    threads = kwargs.get("num_threads", 1)
+    if type(threads) is not int or threads < 1:
+        raise ConfigError(f"Environment.kwargs: num_threads = {threads!r} must be a whole number of at least 1")
+    # Some options name files that envpool reads, writes or, for Doom, runs; all of them are strings.
+    if not trusted and (texts := [key for key, value in kwargs.items() if not _is_number(value)]):
+        raise ConfigError(
+            f"Environment.kwargs: {texts[0]!r} is not a number, and this configuration lies in a run folder, where "
+            "somebody else may have put it; --trust-config allows it"
+        )
+    if processes:
+        raise ConfigError(f"Environment.processes does not apply to {name!r}: envpool runs in native threads")
+    if answer == "drop":
+        raise ConfigError(
+            f"Environment.on_bad_value = 'drop' does not apply to {name!r}: envpool cannot be told to end an episode; "
+            "'raise' and 'clip' do"
+        )
+
+
+def find_task(name: str) -> str:
+    """The task an id means; EnvSetupError with the nearest name if there is none, MissingExtraError without envpool."""
+    try:
+        import envpool
+    except ImportError:
+        raise MissingExtraError(f"the environment {name!r}", "envpool", "envpool") from None
+    task = name.removeprefix(PREFIX)
+    tasks = envpool.list_all_envs()
+    if task not in tasks:
+        raise EnvSetupError(f"envpool has no task {task!r}{knobs.nearest(task, tasks)}")
+    return task
+
+
+def probe_task(name: str, kwargs: dict[str, Any], atari: Atari) -> Spec:
+    """Make one environment, reset it once, check what it shows, and say what it is."""
+    columns = EnvpoolColumns(name, kwargs, atari, 1, 0, "raise")
+    try:
+        columns.reset()
+    except EnvError as error:
+        raise EnvSetupError(f"the first reset of {name!r}: {str(error).partition(';')[0]}") from None
+    finally:
+        columns.close()
+    return Spec(columns.observation_space, columns.action_space, frames_per_step=columns.frames_per_step)
+
+
+class EnvpoolColumns:
+    """B environments in one pool, all stepped at once."""
+
+    savable = False  # envpool has no way to save an environment
+    overlaps = True
+    rows_last = True  # envpool makes new arrays for every step
+
+    def __init__(
+        self, name: str, kwargs: dict[str, Any], atari: Atari, size: int, seed: int, answer: Answer, groups: int = 1
+    ):
+        self._task = find_task(name)  # first: it says that the extra is missing
+        self._name, self._size, self._seed = name, size, seed
+        self.frames_per_step = 1
+        self._has_lives = self._life_loss = self._serves = False
+        frame: gym.Space | None = None
+        threads = None
+        if self._is_game():
+            settings = atari.resolve(Game(self._task, "classic", 0.0))  # what envpool's own defaults come closest to
+            options = _atari_options(settings)
+            if doubled := sorted((options.keys() | {"num_threads"}) & kwargs.keys()):
+                raise ConfigError(
+                    f"Environment.kwargs may not set {doubled[0]!r} of {name!r}: "
+                    "Atari.frame_skip and the like say how games are played"
+                )
+            kwargs, threads = {**kwargs, **options}, settings.num_threads
+            self.frames_per_step = settings.frame_skip
+            self._has_lives, self._life_loss = True, bool(settings.life_loss)
+            has_fire = settings.full_action_space or self._task not in WITHOUT_FIRE
+            self._serves = bool(settings.fire_reset and has_fire)
+            frame = gym.spaces.Box(0, 255, (settings.frame_size, settings.frame_size), np.uint8)
+        self._options = {"num_threads": min(size, threads or max(1, available_cores() // groups)), **kwargs}
+        self._envs = self._make()
+        self._used = False
+        observation_space, action_space = self._envs.observation_space, self._envs.action_space
+        if self._envs.config["max_num_players"] != 1 or isinstance(action_space, gym.spaces.Dict):
+            raise EnvSetupError(f"{name!r} is a task for several players; packtrain has one")
+        self.observation_space: gym.Space = frame or _without_sentinels(observation_space)
+        self.action_space: gym.Space = _countable(_without_sentinels(action_space))
+        self._leaves = _leaves(self.observation_space, f"the observation space of {name!r}")
+        _leaves(self.action_space, f"the action space of {name!r}")
+        self.reward_channels: tuple[str, ...] = ("train",)
+        self.busy_since: float | None = None
+        self.boundary = Boundary(self.observation_space, answer, self._describe)
+        self._lives = np.zeros(size, np.int32)
+        self._elapsed = np.zeros(size, np.int32)  # steps of the episode under way
+        self._over = np.zeros(size, bool)
+        self._lost = np.zeros(size, bool)
+        self._steps = 0
+
+    def _is_game(self) -> bool:
+        """Whether the task is an Atari game: only their emulator has sticky actions and lives that end episodes."""
+        import envpool
+
+        try:
+            fields = envpool.make_spec(self._task).config._fields
+        except Exception as error:  # such as a system library that is missing
+            raise self._cannot_be_made(error) from error
+        return {"repeat_action_probability", "episodic_life"} <= set(fields)
+
+    def _make(self) -> Any:
+        import envpool
+
+        # Every pool makes its spaces anew, at its first step, with bounds in float64 and a warning for each.
+        warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+        seeds = np.random.SeedSequence(self._seed).generate_state(self._size) % 2**31  # envpool takes C ints
+        try:
+            return with_patient_threads(
+                envpool.make,
+                self._task,
+                env_type="gymnasium",
+                num_envs=self._size,
+                seed=seeds.tolist(),
+                **self._options,
+            )
+        except Exception as error:
+            raise self._cannot_be_made(error) from error
+
+    def _cannot_be_made(self, error: Exception) -> EnvSetupError:
+        first = (str(error).splitlines() or [""])[0]
+        return EnvSetupError(f"{self._name!r} cannot be made: {type(error).__name__}: {first}")
+
+    def _describe(self, column: int) -> str:
+        return f"environment {column} ({self._name}, group seed {self._seed}) at its step {self._steps}"
+
+    def reset(self) -> Outcome:
+        """The first rows; again from the seed, which envpool takes when a pool is made and never later."""
+        if self._used:
+            self._envs = self._make()  # not watched: many games take long to load
+        self._used = True
+        self.busy_since = time.monotonic()
+        obs, info = self._envs.reset()
+        self.busy_since = None
+        obs, info = _in_order((obs, info), info["env_id"])
+        self._elapsed = info["elapsed_step"]
+        if self._has_lives:
+            self._lives = info["lives"]
+        self._over = self._lost = no = np.zeros(self._size, bool)
+        rewards = {"train": np.zeros(self._size, np.float32)}
+        obs, rewards, *_ = self.boundary.cross(self._fit(obs), rewards, no, no)
+        lives = {"over": no, "life_over": no} if self._has_lives else {}
+        return Outcome(obs, ~no, rewards, no, no, None, **lives)
+
+    def send(self, actions: np.ndarray) -> None:
+        """Start the step; envpool's threads begin at once. After a lost life FIRE is pressed, whatever was chosen."""
+        self._envs.send(np.where(self._lost, FIRE, actions) if self._serves and self._lost.any() else actions)
+
+    def recv(self) -> Outcome:
+        """Wait for the step."""
+        self.busy_since = time.monotonic()
+        try:
+            obs, reward, ended, truncated, info = self._envs.recv()
+        except Exception as error:
+            raise EnvError(f"{self._describe(0)} raised in step: {type(error).__name__}: {error}") from error
+        self.busy_since = None
+        self._steps += 1
+        obs, reward, ended, truncated, info = _in_order((obs, reward, ended, truncated, info), info["env_id"])
+        first, elapsed = self._over, info["elapsed_step"]
+        if np.any(wrong := np.where(first, elapsed != 0, elapsed < self._elapsed)):  # its clock knows of every reset
+            what = "did not begin a new episode after the last one" if first[wrong][0] else "began a new episode unsaid"
+            raise EnvError(f"{self._describe(int(np.nonzero(wrong)[0][0]))} {what}")
+        rewards = {"train": np.where(first, 0, reward).astype(np.float32)}
+        self._elapsed, self._over = elapsed, ended | truncated
+        terminated, more = ended, {}
+        if self._has_lives:
+            lives = info["lives"]
+            lost = (lives < self._lives) & (lives > 0) & ~self._over & ~first  # and the game goes on
+            terminated = ended | lost if self._life_loss else ended
+            more = {"over": self._over, "life_over": self._over | lost}
+            self._lives, self._lost = lives, lost
+        obs, rewards, terminated, truncated = self.boundary.cross(self._fit(obs), rewards, terminated, truncated)
+        return Outcome(obs, first, rewards, terminated, truncated, None, **more)
+
+    def _fit(self, obs: Tree) -> Tree:
+        """Observations with the shapes and dtypes of their spaces: envpool adds axes of 1, and has int32 and bool."""
+
+        def fit(space: gym.Space, leaf: np.ndarray) -> np.ndarray:
+            return leaf.reshape(self._size, *space.shape or ()).astype(space.dtype, copy=False)
+
+        try:
+            return trees.map(fit, self._leaves, obs)
+        except ValueError as error:  # another size, or another structure
+            raise EnvError(f"{self._describe(0)} gave an observation that is not of its space: {error}") from None
+
+    def snapshot(self) -> None:
+        """A pool cannot be saved."""
+
+    def restore(self, snapshot: Any) -> None:
+        """Never called: there is no snapshot."""
+        raise NotImplementedError("pools of envpool cannot be restored")
+
+    def describe_busy(self) -> str:
+        """The whole group: its threads share the work."""
+        return self._describe(0)
+
+    def close(self) -> None:
+        """End the threads; envpool does so when the pool goes."""
+        del self._envs
+
+
+def _atari_options(settings: Atari) -> dict[str, Any]:
+    """How envpool is told to play. Three things are not quite as ALE's own vector environment does them.
+
+    A game begins with one frame of no-op or FIRE at least, and FIRE counts among the no-ops. The clock counts steps, so
+    that the last of them is a whole one. The last frame of a lost game may be mixed with an older one.
+    """
+    assert settings.noop_max is not None
+    return {
+        "stack_num": 1,
+        "frame_skip": settings.frame_skip,
+        "noop_max": max(1, settings.noop_max),  # with 0, envpool's reset never returns
+        "use_fire_reset": settings.fire_reset,
+        "img_height": settings.frame_size,
+        "img_width": settings.frame_size,
+        "gray_scale": True,
+        "full_action_space": settings.full_action_space,
+        "repeat_action_probability": settings.sticky_actions,
+        "max_episode_steps": math.ceil(settings.max_frames / settings.frame_skip),
+        "episodic_life": False,
+        "zero_discount_on_life_loss": False,
+        "reward_clip": False,
+    }
+
+
+def _in_order(answer: Any, env_id: np.ndarray) -> Any:
+    """An answer of B environments with environment b in column b."""
+    if np.array_equal(env_id, np.arange(len(env_id))):
+        return answer
+    order = np.argsort(env_id)
+    if not np.array_equal(env_id[order], np.arange(len(env_id))):
+        raise EnvError(f"envpool answered for the environments {env_id.tolist()}, not once for each of {len(env_id)}")
+    return trees.map(lambda leaf: leaf[order], answer)
+
+
+def _leaves(space: gym.Space, where: str) -> Tree:
+    try:
+        return space_leaves(space)
+    except EnvSetupError as error:
+        raise EnvSetupError(f"{where}: {error}") from None
+
+
+def _without_sentinels(space: gym.Space) -> gym.Space:
+    """The space with infinite bounds where envpool wrote the ends of the dtype.
+
+    For the lower one it takes C++'s numeric_limits::min, the smallest positive number: LunarLander would be refused.
+    """
+    if isinstance(space, gym.spaces.Dict):
+        return gym.spaces.Dict({key: _without_sentinels(inner) for key, inner in space.spaces.items()})
+    if not isinstance(space, gym.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        return space
+    ends = np.finfo(space.dtype)
+    low = np.where((space.low == ends.tiny) | (space.low == ends.min), -np.inf, space.low)
+    high = np.where(space.high == ends.max, np.inf, space.high)
+    return gym.spaces.Box(low.astype(space.dtype), high.astype(space.dtype), space.shape, space.dtype.type)
+
+
+def _countable(space: gym.Space) -> gym.Space:
+    """Several whole numbers as what they are; envpool calls them a Box."""
+    if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.integer):
+        return gym.spaces.MultiDiscrete(space.high.astype(np.int64) - space.low + 1, start=space.low.astype(np.int64))
+    return space
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, list | tuple) and all(_is_number(v) for v in value))
