@@ -2,6 +2,8 @@
 
 packtrain train impala/catch --num_seeds 5 --output_dir runs/catch
 python benchmarks/curve.py runs/catch --title 'Catch' --picture docs/images/catch.svg --data docs/results/catch.json
+
+With --kind train --metric episode_return it draws what was played while training.
 """
 
 import argparse
@@ -19,6 +21,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--kind", default="eval")
     parser.add_argument("--metric", default="return_mean")
+    parser.add_argument("--label", default="return of greedy episodes", help="of the vertical axis")
     parser.add_argument("--title", default="")
     parser.add_argument("--picture", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
@@ -28,14 +31,12 @@ def main() -> None:
         seeds = [series(read_metrics(folder), arguments.kind, arguments.metric) for folder in seed_folders(Path(run))]
         steps, columns = align(seeds)
         means, lows, highs = zip(*[mean_interval(values) for values in zip(*columns, strict=True)], strict=True)
-        name = f"{Path(run).name}, {len(seeds)} seeds"
+        name = f"{Path(run).name}, {len(seeds)} seed{'s' * (len(seeds) > 1)}"
         curves.append(Curve(name, list(steps), list(means), list(lows), list(highs)))
         data[Path(run).name] = [{"step": s, "value": v} for s, v in seeds]
     arguments.picture.parent.mkdir(parents=True, exist_ok=True)
     arguments.picture.write_text(
-        line_chart(
-            curves, arguments.title, "steps", "return of greedy episodes", width=720, height=360, standalone=True
-        )
+        line_chart(curves, arguments.title, "steps", arguments.label, width=720, height=360, standalone=True)
     )
     arguments.data.parent.mkdir(parents=True, exist_ok=True)
     arguments.data.write_text(json.dumps({"kind": arguments.kind, "metric": arguments.metric, "runs": data}) + "\n")
