@@ -339,6 +339,8 @@ def _bench(argv: list[str]) -> int:
     )
     parser.add_argument("--device", default="cpu", metavar="D", help="cpu, cuda, cuda:N (default: cpu)")
     arguments = parser.parse_args(argv)
+    if not 0 < arguments.secs < float("inf"):
+        raise ConfigError(f"--secs {arguments.secs} must be above 0, and finite")
     if arguments.name not in names:
         near = knobs.nearest(arguments.name, names)
         raise ConfigError(f"unknown bench {arguments.name!r}{near}; there are {', '.join(names)}")

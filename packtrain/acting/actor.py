@@ -97,7 +97,10 @@ class Actor:
             stream.restore(state)
         for seat, state in zip(self.seats, snapshot["seats"], strict=True):
             seat.restore(state)
-        self._policy.generator.set_state(snapshot["generator"])
+        if len(snapshot["generator"]) == len(
+            self._policy.generator.get_state()
+        ):  # else it was another kind of device's
+            self._policy.generator.set_state(snapshot["generator"])
         self._next = int(snapshot["next"])
         self.look()
 

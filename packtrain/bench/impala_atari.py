@@ -15,12 +15,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from packtrain.bench.measure import measure, result
 from packtrain.bench.training import Subject, breakdown, open_training, prepare, take_apart, train
 from packtrain.envs.stream import Stream
 from packtrain.errors import StalledError
+from packtrain.runtime import command
 from packtrain.runtime.training import open_streams
 
 ROUNDS = 3
@@ -37,7 +36,7 @@ GPU_CASES = (
 
 def run(secs: float, device: str = "cpu") -> dict[str, Any]:
     """Measure for about `secs` seconds each: parts, whole and baseline on a CPU; parts and whole in cases on a GPU."""
-    return _on_gpu(secs, device) if torch.device(device).type == "cuda" else _on_cpu(secs)
+    return _on_gpu(secs, device) if command.find_device(device).type == "cuda" else _on_cpu(secs)
 
 
 def _on_cpu(secs: float) -> dict[str, Any]:

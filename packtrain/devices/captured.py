@@ -60,7 +60,7 @@ class Captured:
             self()
 
     def _capture(self) -> None:
-        graph = torch.cuda.CUDAGraph()
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         for generator in self._generators:
             graph.register_generator_state(generator)
         try:
@@ -68,6 +68,7 @@ class Captured:
             with _CAPTURING, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 self._call()
         except RuntimeError as error:
+            torch.cuda.set_stream(before)  # a capture that breaks off leaves its own stream behind
             log.warning("%s runs kernel by kernel: it could not be captured: %s", self._name, str(error).split("\n")[0])
             self._left = -1
             return

@@ -42,7 +42,7 @@ def choose_precision(
             "computing in %s: %s", *(("bfloat16", "the GPU has it") if has else ("float32", "the GPU has no other"))
         )
         return torch.bfloat16 if has else None
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         log.info("computing in float32: the processor has no bfloat16")
         return None
     network = copy.deepcopy(network)
@@ -58,7 +58,8 @@ def _seconds(network: ActorCriticNetwork, spec: Spec, dtype: torch.dtype | None)
     rows = network.context + ROWS
     obs = trees.map(lambda leaf: torch.as_tensor(leaf.sample()).expand(rows, 1, *leaf.shape), space_leaves(spec.obs))
     action = trees.map(
-        lambda leaf: torch.as_tensor(leaf.sample()).expand(ROWS, 1, *leaf.shape), space_leaves(spec.action)
+        lambda leaf: torch.zeros(ROWS, 1, *leaf.shape, dtype=torch.as_tensor(leaf.sample()).dtype),
+        space_leaves(spec.action),
     )
     begin = time.perf_counter()
     output = network(

@@ -121,27 +121,31 @@ class AtariColumns:
 
         settings = atari.resolve(game)
         self._name, self._size, self._seed, self._life_loss = name, size, seed, bool(settings.life_loss)
-        self._envs = with_patient_threads(
-            AtariVectorEnv,
-            game.rom,
-            size,
-            # More threads than cores, all groups together, cost a fifth: idle ones spin for a while.
-            num_threads=min(size, settings.num_threads or max(1, available_cores() // groups)),
-            max_num_frames_per_episode=settings.max_frames,
-            repeat_action_probability=settings.sticky_actions,
-            full_action_space=settings.full_action_space,
-            autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP,
-            img_height=settings.frame_size,
-            img_width=settings.frame_size,
-            stack_num=1,
-            frameskip=settings.frame_skip,
-            maxpool=settings.frame_skip > 1,
-            noop_max=settings.noop_max,
-            episodic_life=False,
-            life_loss_info=False,  # lives are counted here, and whether one terminates is decided here
-            reward_clipping=False,
-            use_fire_reset=settings.fire_reset,
-        )
+        try:
+            self._envs = with_patient_threads(
+                AtariVectorEnv,
+                game.rom,
+                size,
+                # More threads than cores, all groups together, cost a fifth: idle ones spin for a while.
+                num_threads=min(size, settings.num_threads or max(1, available_cores() // groups)),
+                max_num_frames_per_episode=settings.max_frames,
+                repeat_action_probability=settings.sticky_actions,
+                full_action_space=settings.full_action_space,
+                autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP,
+                img_height=settings.frame_size,
+                img_width=settings.frame_size,
+                stack_num=1,
+                frameskip=settings.frame_skip,
+                maxpool=settings.frame_skip > 1,
+                noop_max=settings.noop_max,
+                episodic_life=False,
+                life_loss_info=False,  # lives are counted here, and whether one terminates is decided here
+                reward_clipping=False,
+                use_fire_reset=settings.fire_reset,
+            )
+        except Exception as error:
+            what = str(error).splitlines()[0] if str(error) else "no reason given"
+            raise EnvSetupError(f"{name!r} cannot be made: {type(error).__name__}: {what}") from error
         frame = (settings.frame_size, settings.frame_size)
         self.observation_space: gym.Space = gym.spaces.Box(0, 255, frame, np.uint8)
         self.action_space = self._envs.single_action_space

@@ -89,5 +89,6 @@ class Recorder:
 
 def _mean(values: list[Any]) -> float:
     if isinstance(values[0], torch.Tensor):
-        return float(torch.stack(values).double().mean())
+        # Those of a checkpoint are on the CPU, those since then where the learner is.
+        return float(torch.stack([value.to(values[-1].device) for value in values]).double().mean())
     return sum(values) / len(values)

@@ -128,7 +128,10 @@ def _train_one(request: TrainRequest) -> int:
         if spec.frames_per_step > 1 and experiment.streams.num_actors >= MANY_GAMES:
             print(f"opening {experiment.streams.num_actors} games, about a tenth of a second each", flush=True)
         console = open_console(str(folder.path), experiment.run.total_steps)
-        training = Training(experiment, spec, folder, configuration, device, console, saved, request.tensorboard)
+        exact = request.runtime == "serial"
+        training = Training(
+            experiment, spec, folder, configuration, device, console, saved, request.tensorboard, exact=exact
+        )
         with contextlib.closing(training), _signals(training) as received:
             RUNTIMES[request.runtime](training)
             training.save(required=True)
@@ -204,6 +207,7 @@ def find_device(name: str) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             raise ConfigError(f"--device {name!r}: torch sees {count} CUDA devices here; try --device cpu")
+        torch.cuda.set_device(device.index or 0)  # events and streams that name no device mean this one
         return torch.device("cuda", device.index or 0)  # "cuda" alone is not equal to the device of a tensor on it
     return device
 

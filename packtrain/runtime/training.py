@@ -60,6 +60,7 @@ class Parts:
         device: torch.device,
         travelling: Travelling | None = None,
         streams: list[Stream] | None = None,
+        exact: bool = False,
     ):
         """Everything is made, nothing starts.
 
@@ -69,12 +70,15 @@ class Parts:
           device: where networks and memories live.
           travelling: the configuration, for child processes.
           streams: environments that are open already; their sizes are those of the experiment's groups.
+          exact: nothing may be chosen by how fast it is today, so that the same run gives the same numbers.
         """
         seed = experiment.seed
         torch.manual_seed(seed_for(seed, "weights"))
-        torch.backends.cudnn.benchmark = True  # batches keep their shape: let cuDNN try which kernels are fastest
+        torch.backends.cudnn.benchmark = not exact  # batches keep their shape: let cuDNN try which kernels are fastest
+        torch.backends.cudnn.deterministic = exact
         network, acting_network = (experiment.policy.build(spec).to(device) for _ in range(2))
-        self.precision = choose_precision(experiment.run.precision, network, spec, device)
+        wanted = experiment.run.precision or ("float32" if exact and device.type == "cpu" else None)
+        self.precision = choose_precision(wanted, network, spec, device)
         network.precision = acting_network.precision = self.precision
         sizes = experiment.streams.group_sizes()
         self.streams = streams or open_streams(experiment, spec, travelling)
@@ -151,6 +155,12 @@ def open_evaluator(
     environment: Environment = experiment.streams.environment
     stream = Stream(environment.open(size, seed_for(seed, "evaluation"), spec, travelling), size)
     return Evaluator(stream, NetworkPolicy(network, 0, greedy=True), num_episodes), network
+
+
+def _settle_gpu() -> None:
+    """Wait until a GPU has nothing left to do: one thread is about to touch what another's stream has worked on."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 class Gate:
@@ -231,12 +241,13 @@ class Training:
         saved: tuple[int, dict[str, Any]] | None,
         tensorboard: bool = False,
         streams: list[Stream] | None = None,
+        exact: bool = False,
     ):
         self.experiment, self.folder, self._configuration, self._console = experiment, folder, configuration, console
         torch.set_num_threads(experiment.run.num_threads)
         keep_large_blocks()
         travelling = Travelling.pack(configuration.text())
-        self.parts = Parts(experiment, spec, device, travelling, streams)
+        self.parts = Parts(experiment, spec, device, travelling, streams, exact)
         self.step = 0  # decisions learned from
         self._frames_per_step = spec.frames_per_step
         self.stop: BaseException | None = None  # why the run should end early
@@ -356,8 +367,7 @@ class Training:
             # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
             self._evaluated = (self.step, self._state(with_actor=True))
             self._evaluator.begin()  # type: ignore[union-attr]
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()  # the actor's stream plays on with what this one has prepared
+            _settle_gpu()  # the actor's stream plays on with what this one has prepared
         self._next_eval = (self.step // every + 1) * every
         self._last_eval = self.step
         return True
@@ -444,7 +454,10 @@ class Training:
             self._saving = None
 
     def _state(self, with_actor: bool) -> dict[str, Any]:
+        """Everything that must survive. The actor is held; what its stream has begun is waited for, and the copies."""
+        _settle_gpu()
         state = self.parts.state(with_actor)
+        _settle_gpu()
         state["run"] = {
             "step": self.step,
             "wall_s": self.wall_s(),

@@ -124,3 +124,17 @@ def test_durations():
 def test_lines():
     row = {"step": 1000, "wall_s": 5, "kind": "eval", "return_mean": 0.5, "return_std": 0.1, "episodes": 4}
     assert line(row, 2000).endswith("evaluation: return 0.5, standard deviation 0.1 over 4 episodes")
+
+
+def test_metrics_of_a_checkpoint_go_to_where_the_learner_is():
+    """A resumed run on a GPU has some on the CPU, some there. Mutation: stacked as they are, which torch refuses."""
+
+    class Elsewhere(torch.Tensor):
+        def to(self, device):
+            assert device == torch.device("cpu")
+            return torch.tensor(5.0)
+
+    recorder = Recorder(100)
+    recorder.update({"loss": torch.tensor(1.0).as_subclass(Elsewhere)}, None)
+    recorder.update({"loss": torch.tensor(3.0)}, None)
+    assert recorder.row(100)["loss"] == 4.0
