@@ -228,11 +228,12 @@ def _train(argv: list[str]) -> int:
 
 
 def _eval(argv: list[str]) -> int:
-    parser = _Parser(prog="packtrain eval", description="Play greedy episodes with a run's checkpoint.")
+    parser = _Parser(prog="packtrain eval", description="Play episodes with a run's checkpoint, greedily.")
     parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument("--num_episodes", type=int, default=100, metavar="N", help="(default: 100)")
     parser.add_argument("--checkpoint", default="latest", metavar="latest|best|STEP", help="(default: latest)")
     parser.add_argument("--seed", type=int, metavar="N", help="of the environments (default: the run's)")
+    parser.add_argument("--sampled", action="store_true", help="draw actions from the policy, as while training")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda", help="(default: cpu)")
     parser.add_argument(
         "--trust-config",
@@ -257,6 +258,7 @@ def _eval(argv: list[str]) -> int:
         seed=arguments.seed,
         device=arguments.device,
         trusted=arguments.trust_config,
+        greedy=not arguments.sampled,
     )
     if arguments.json:
         print(json.dumps(result))

@@ -25,6 +25,7 @@ from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunF
 from packtrain.metrics.console import amount, duration, open_console
 from packtrain.metrics.writers import TensorBoardWriter
 from packtrain.runtime import checkpoint, local, serial
+from packtrain.runtime.evaluation import Evaluator
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.seeds import seed_for
@@ -275,9 +276,9 @@ def _signals(training: Training) -> Iterator[list[signal.Signals]]:
 
 
 def evaluate(
-    run: Path, num_episodes: int, which: str, *, seed: int | None, device: str, trusted: bool
+    run: Path, num_episodes: int, which: str, *, seed: int | None, device: str, trusted: bool, greedy: bool = True
 ) -> dict[str, Any]:
-    """Play greedy episodes with a run's checkpoint; also left in RUN/eval.json. Nothing in the folder can run code."""
+    """Play episodes with a run's checkpoint; also left in RUN/eval.json. Nothing in the folder can run code."""
     if not run.is_dir():
         raise RunFolderError(f"{run} is not a run folder: it does not exist")
     seeds = sorted(run.glob("seed_*"), key=lambda path: path.name)
@@ -292,7 +293,7 @@ def evaluate(
     place = find_device(device)
     torch.set_num_threads(1)
     root = seed_for(experiment.seed if seed is None else seed, "eval")
-    evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, None)
+    evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, greedy=greedy)
     (weights,) = state["weights"].values()
     network.load_state_dict(weights)
 
@@ -303,9 +304,22 @@ def evaluate(
     environment = experiment.streams.environment
     columns = [evaluator.stream.columns]
     with contextlib.closing(evaluator), Watchdog(columns, environment.step_deadline_secs, on_hang):
-        result = {**evaluator.run(), "checkpoint": step, "env": environment.id}
+        result = {**_play(evaluator, num_episodes), "checkpoint": step, "env": environment.id, "greedy": greedy}
     with contextlib.suppress(OSError):  # somebody else's folder may be read-only
         (run / "eval.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
+    return result
+
+
+def _play(evaluator: Evaluator, num_episodes: int) -> dict[str, Any]:
+    """All episodes; on a terminal, with a line that counts them."""
+    shown = time.monotonic()
+    evaluator.begin()
+    while (result := evaluator.tick()) is None:
+        if sys.stderr.isatty() and time.monotonic() - shown > 1:
+            shown = time.monotonic()
+            print(f"\r{evaluator.played} of {num_episodes} episodes", end="", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
     return result
 
 

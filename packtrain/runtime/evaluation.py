@@ -41,12 +41,10 @@ class Evaluator:
         self.active = False
         return summary([episode for played in self._played for episode in played])
 
-    def run(self) -> dict[str, Any]:
-        """All episodes at once."""
-        self.begin()
-        while (result := self.tick()) is None:
-            pass
-        return result
+    @property
+    def played(self) -> int:
+        """Episodes that count so far."""
+        return sum(len(played) for played in self._played)
 
     def close(self) -> None:
         """Close the environments."""

@@ -147,6 +147,7 @@ def open_evaluator(
     seed: int,
     travelling: Travelling | None = None,
     precision: torch.dtype | None = None,
+    greedy: bool = True,
 ) -> tuple[Evaluator, torch.nn.Module]:
     """An evaluator with environments and a network of its own, and that network."""
     network = experiment.policy.build(spec).to(device)
@@ -154,7 +155,8 @@ def open_evaluator(
     size = min(num_episodes, EVALUATION_COLUMNS)
     environment: Environment = experiment.streams.environment
     stream = Stream(environment.open(size, seed_for(seed, "evaluation"), spec, travelling), size)
-    return Evaluator(stream, NetworkPolicy(network, 0, greedy=True), num_episodes), network
+    policy = NetworkPolicy(network, seed_for(seed, "evaluation", "actions"), greedy)
+    return Evaluator(stream, policy, num_episodes), network
 
 
 def _settle_gpu() -> None:
