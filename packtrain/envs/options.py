@@ -18,6 +18,14 @@ def whole_number(owner: str, name: str, value: Any, least: int) -> int:
     return int(value)
 
 
+def number(owner: str, name: str, value: Any) -> float:
+    """`value` as a float; EnvSetupError unless it is a finite number."""
+    known = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not known or not math.isfinite(value):
+        raise EnvSetupError(f"{owner}({name}={value!r}): {name} must be a finite number")
+    return float(value)
+
+
 def fraction(owner: str, name: str, value: Any) -> float:
     """`value` as a float; EnvSetupError unless it is a number from 0 to 1."""
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
