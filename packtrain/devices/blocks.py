@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from torch import Tensor
 
 from packtrain import trees
 from packtrain.trees import Tree
@@ -75,12 +72,3 @@ class Download:
             self._arrived.record()
             self._arrived.synchronize()
         return self._arrays
-
-
-def on_device(tree: Tree, device: torch.device) -> Tree:
-    """Arrays or tensors as tensors on a device."""
-
-    def move(leaf: Any) -> Tensor:
-        return torch.as_tensor(leaf).to(device, non_blocking=True)
-
-    return trees.map(move, tree)

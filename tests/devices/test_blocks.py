@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain import trees
-from packtrain.devices.blocks import ALIGNMENT, Block, Download, Upload, on_device
+from packtrain.devices.blocks import ALIGNMENT, Block, Download, Upload
 
 CPU = torch.device("cpu")
 DTYPES = [np.bool_, np.uint8, np.int64, np.float32]
@@ -126,10 +126,3 @@ def test_other_trees_are_refused(change):
         up(change(row(1)))
     with pytest.raises(ValueError):
         down.put(trees.map(torch.as_tensor, change(row(1))))
-
-
-def test_arrays_and_tensors_become_tensors_on_a_device():
-    tree = {"a": np.array([1, 2]), "b": (torch.tensor([True]), np.float32([0.5]))}
-    moved = on_device(tree, CPU)
-    assert all(isinstance(leaf, torch.Tensor) for leaf in trees.flatten(moved))
-    assert moved["a"].tolist() == [1, 2] and moved["b"][0].tolist() == [True] and moved["b"][1].dtype == torch.float32
