@@ -115,7 +115,9 @@ def result(name: str, rate: float, parts: list[Part], on_gpu: bool = False, **mo
 
 
 def table(content: dict[str, Any]) -> str:
-    """A bench's result for people."""
+    """A bench's result for people; one that has cases is one table for each."""
+    if "cases" in content:
+        return "\n\n".join(f"{case['case']}\n{table(case)}" for case in content["cases"])
     lines = [f"{'part':<24}{'steps/s alone':>16}{'core µs/step':>16}{'lock µs/step':>16}"]
     for part in content["parts"]:
         lines.append(
@@ -127,13 +129,14 @@ def table(content: dict[str, Any]) -> str:
         f"bound  {content['bound']:>12,.0f} steps/s, by {content['limited_by']}",
         f"ratio  {content['ratio']:>12.2f}",
     ]
+    if "ratios" in content:
+        lines[-1] += f"   the median of {', '.join(f'{ratio:.2f}' for ratio in content['ratios'])}"
+    if "times_environments" in content:
+        rates = ", ".join(f"{rate:,.0f}" for rate in content["environment_rates"])
+        lines.append(f"times  {content['times_environments']:>12.2f}   the rate of the environments ({rates} steps/s)")
     if "times_baseline" in content:
         rates = ", ".join(f"{rate:,.0f}" for rate in content["baseline_rates"])
         lines.append(f"times  {content['times_baseline']:>12.2f}   the rate of {content['baseline']} ({rates} steps/s)")
-    if "ratios" in content:
-        lines[-1 - ("times_baseline" in content)] += (
-            f"   the median of {', '.join(f'{ratio:.2f}' for ratio in content['ratios'])}"
-        )
     if "actor_busy" in content:
         lines.append(f"busy   actor {content['actor_busy']:.0%}, learner {content['learner_busy']:.0%}")
     return "\n".join(lines)

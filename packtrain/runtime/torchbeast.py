@@ -201,7 +201,6 @@ def _table(weights: dict[str, T]) -> dict[str, str]:
 def sizes(weights: dict[str, Tensor]) -> dict[str, Any]:
     """The knobs that say how large the network is, from weights under our names."""
     found: dict[str, Any] = {
-        "frames": weights["perception.convolutions.0.weight"].shape[1],
         "hidden_size": weights["body.0.weight"].shape[0],
         "num_layers": sum(re.fullmatch(r"body\.\d+\.weight", name) is not None for name in weights),
         "use_lstm": "core.lstm.weight_ih_l0" in weights,

@@ -35,6 +35,13 @@ def test_python_holds_the_lock_and_torch_does_not():
     assert free.lock_us < 0.5e6 / free.steps_per_second
 
 
+def test_cases_read_as_a_table_each():
+    """Mutation: the first case alone, as if the others had not been measured."""
+    one = result("x", 100.0, [Part("a", 200, 10, 10)]) | {"times_environments": 0.91, "environment_rates": [110, 111]}
+    text = table({**one, "cases": [{"case": "shallow", **one}, {"case": "deep", **one, "times_environments": 0.72}]})
+    assert text.index("shallow") < text.index("0.91") < text.index("deep") < text.index("0.72") and "110, 111" in text
+
+
 def test_results_read_as_a_table():
     content = result("x", 100.0, [Part("a", 200, 10, 10)], actor_busy=0.5, learner_busy=0.25)
     assert {"rate", "bound", "ratio", "parts"} <= set(content)
