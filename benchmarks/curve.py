@@ -3,7 +3,8 @@
 packtrain train impala/catch --num_seeds 5 --output_dir runs/catch
 python benchmarks/curve.py runs/catch --title 'Catch' --picture docs/images/catch.svg --data docs/results/catch.json
 
-With --kind train --metric episode_return it draws what was played while training.
+With --kind train --metric episode_return it draws what was played while training; with --panels each run has axes of
+its own, for games whose returns are of different sizes.
 """
 
 import argparse
@@ -15,6 +16,15 @@ from packtrain.studies.chart import Curve, line_chart
 from packtrain.studies.statistics import align, mean_interval
 
 
+def in_two_columns(charts: list[str], width: int = 420, height: int = 274) -> str:
+    """Standalone charts of one size as one picture."""
+    moved = [
+        f'<g transform="translate({i % 2 * width} {i // 2 * height})">{chart}</g>' for i, chart in enumerate(charts)
+    ]
+    size = f'width="{2 * width}" height="{(len(charts) + 1) // 2 * height}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(moved)}</svg>'
+
+
 def main() -> None:
     """Read, average over seeds, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -23,6 +33,7 @@ def main() -> None:
     parser.add_argument("--metric", default="return_mean")
     parser.add_argument("--label", default="return of greedy episodes", help="of the vertical axis")
     parser.add_argument("--title", default="")
+    parser.add_argument("--panels", action="store_true", help="a chart for each run")
     parser.add_argument("--picture", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     arguments = parser.parse_args()
@@ -35,9 +46,13 @@ def main() -> None:
         curves.append(Curve(name, list(steps), list(means), list(lows), list(highs)))
         data[Path(run).name] = [{"step": s, "value": v} for s, v in seeds]
     arguments.picture.parent.mkdir(parents=True, exist_ok=True)
-    arguments.picture.write_text(
-        line_chart(curves, arguments.title, "steps", arguments.label, width=720, height=360, standalone=True)
-    )
+    if arguments.panels:
+        picture = in_two_columns(
+            [line_chart([c], c.name, "steps", arguments.label, width=396, height=250, standalone=True) for c in curves]
+        )
+    else:
+        picture = line_chart(curves, arguments.title, "steps", arguments.label, width=720, height=360, standalone=True)
+    arguments.picture.write_text(picture)
     arguments.data.parent.mkdir(parents=True, exist_ok=True)
     arguments.data.write_text(json.dumps({"kind": arguments.kind, "metric": arguments.metric, "runs": data}) + "\n")
 

@@ -24,7 +24,7 @@ from packtrain.runtime.training import open_streams
 
 ROUNDS = 3
 CPU_ACTORS = 64  # games; two groups of 32
-GPU_ACTORS = 256  # two groups of 128
+GPU_ACTORS = 256  # four groups of 64
 GPU_ROUNDS = 3
 UNROLL = 80
 GPU_CASES = (

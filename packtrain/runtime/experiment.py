@@ -20,7 +20,7 @@ class Streams:
 
     environment: Environment
     num_actors: int = 4  # environment columns
-    groups: int | None = None  # served in turn; None: 2 where environments run by themselves, else 1
+    groups: int | None = None  # served in turn; None: 2, from 256 columns on 4, where environments run by themselves
 
     def __post_init__(self) -> None:
         if self.num_actors < 1:
@@ -30,7 +30,8 @@ class Streams:
 
     def group_sizes(self) -> list[int]:
         """Columns of each group."""
-        groups = self.groups or min(2 if self.environment.overlaps() else 1, self.num_actors)
+        several = 4 if self.num_actors >= 256 else 2
+        groups = self.groups or min(several if self.environment.overlaps() else 1, self.num_actors)
         return [(self.num_actors + groups - 1 - g) // groups for g in range(groups)]
 
 
