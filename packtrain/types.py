@@ -65,6 +65,13 @@ class Sample(NamedTuple):
     lag: Tensor | None = None  # [B] learner versions since the weights that chose the first action
 
 
+class Request(NamedTuple):
+    """A question to a named network. The answer is {head: array [M, ...]}; M may differ from request to request."""
+
+    network: str
+    inputs: Tree  # [M, ...] NumPy arrays
+
+
 @dataclass(frozen=True)
 class Spec:
     """What an environment shows and takes. Networks are built from it, checkpoints carry it."""

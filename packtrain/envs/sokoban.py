@@ -65,6 +65,8 @@ class Sokoban:
       max_steps: steps until truncation, 1 or more; None for no clock.
     """
 
+    changing = ("boxes", "player")  # what tells the states of one episode apart
+
     def __init__(
         self,
         height: int = 10,
