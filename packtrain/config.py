@@ -8,6 +8,7 @@ are refused after building; imports of a file that was not named by the user are
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -16,7 +17,7 @@ import sys
 import tokenize
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,10 +30,14 @@ from packtrain.errors import ConfigError, Error
 
 T = TypeVar("T", bound=Callable)
 
-CHANGEABLE = ("Run.", "Evaluation.")
+CHANGEABLE = (
+    *("Run.", "Evaluation.", "EvaluationCallback.", "TraceCallback."),
+    *("Runner.n_epochs", "Runner.total_steps", "Runner.callback_classes"),
+)
 """Parameters that may differ on resume: run length, logging, evaluation. Device and runtime are program flags."""
 
 _signatures: dict[str, list[str]] = {}  # configurable → its parameters, to suggest spellings from
+_recording = True
 _state: Configuration | None = None  # the one being built, so that configurables can record what they were given
 
 
@@ -113,14 +118,41 @@ def _is_literal(text: str) -> bool:
     return True
 
 
-def configurable(target: T) -> T:
-    """Register a class or function with gin under its own name, with its values checked against its annotations."""
+def configurable(target: T, module: str | None = None) -> T:
+    """Register a class or function with gin under its own name, with its values checked against its annotations.
+
+    Args:
+      target: what is registered.
+      module: how configurations may spell it out in front of the name; planners are "packtrain.agents", as they were
+        in Alpacka, and the rest is "packtrain".
+    """
     name = target.__name__
+    module = module or ("packtrain.agents" if target.__module__.startswith("packtrain.planning") else "packtrain")
     _signatures[name] = list(inspect.signature(target).parameters)
     if inspect.isclass(target):
         setattr(target, "__init__", _checked(target.__init__, name))  # noqa: B010  (mypy)
-        return typing.cast(T, gin.configurable(name, module="packtrain")(target))
-    return typing.cast(T, gin.configurable(name, module="packtrain")(_checked(target, name)))
+        return typing.cast(T, gin.configurable(name, module=module)(target))
+    return typing.cast(T, gin.configurable(name, module=module)(_checked(target, name)))
+
+
+def bind(target: Callable, **given: Any) -> Any:
+    """Call a configurable with some parameters given by code: what it notes are the others."""
+    result = target(**given)
+    if _state is not None:
+        for parameter in given:
+            _state.values.pop(f"{target.__name__}.{parameter}", None)
+    return result
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """What is built inside is not noted as a value of the configuration: it follows from values that are."""
+    global _recording
+    before, _recording = _recording, False
+    try:
+        yield
+    finally:
+        _recording = before
 
 
 def _checked(function: Callable, name: str) -> Callable:
@@ -136,7 +168,7 @@ def _checked(function: Callable, name: str) -> Callable:
                     f"{name}.{parameter} = {value!r} is not {_describe(hints[parameter])}; "
                     f"set in {_state.place(name, parameter) if _state else 'code'}"
                 )
-        if _state is not None:
+        if _state is not None and _recording:
             bound.apply_defaults()
             scope = gin.current_scope_str()
             for parameter, value in bound.arguments.items():
@@ -159,6 +191,8 @@ def _checked(function: Callable, name: str) -> Callable:
 
 def _written(value: Any) -> str:
     """A value as a configuration file writes it; something built, as a call of its name."""
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return f"@{value.__name__}"
     if is_dataclass(value):
         return f"@{type(value).__name__}()"
     if isinstance(value, dict):
@@ -242,7 +276,7 @@ def load(files: list[Path], bindings: list[str], knob_values: dict[str, Any], tr
     global _state
     gin.clear_config()
     configuration = _state = Configuration(sources=[knobs.shown(file) for file in files], trusted=trusted)
-    importlib.import_module("packtrain.runtime.experiment")  # registers Experiment, Run, Evaluation, Environment
+    importlib.import_module("packtrain.runtime.runner")  # registers Experiment, Run, Environment, Runner, planners, …
     known: dict[str, knobs.Knob] = {}
     for file in files:
         known.update(knobs.read_knobs(file))
@@ -348,14 +382,15 @@ def _unknown(message: str) -> str:
 
 
 def build(configuration: Configuration) -> Any:
-    """Call the configured `Experiment` and refuse bindings of the user's that nothing used.
+    """Call the configured `Experiment`, or `Runner`, and refuse bindings of the user's that nothing used.
 
     A shipped knob may go unused: a `--config` binding then took the place of the line that reads it.
     """
     global _state
     _state = configuration
+    root = "Runner" if any(owner == "Runner" for owner, _ in configuration.where) else "Experiment"
     try:
-        experiment = gin.get_configurable("packtrain.Experiment")()
+        experiment = gin.get_configurable(f"packtrain.{root}")()
     except Error as error:
         raise configuration.error or error from None
     except (TypeError, ValueError) as error:

@@ -36,7 +36,7 @@ CORE = (
 )
 EXTRAS: dict[str, tuple[str, ...]] = {
     "atari": ("ale-py>=0.12",),
-    "mujoco": ("mujoco>=3.3",),
+    "mujoco": ("mujoco>=3.3", "imageio"),
     "numba": ("numba",),
     "envpool": ("envpool",),
     "ray": ("ray>=2.52",),

@@ -79,9 +79,9 @@ def test_unknown_name_gets_the_nearest():
 
 
 def test_task_files_are_short():
-    """One base file a family; task files are differences."""
+    """One base file a family, or a few where it has branches; task files are differences."""
     for name in knobs.shipped():
-        if not name.endswith("/base"):
+        if not name.endswith("base"):
             lines = [x for x in (knobs.CONFIGS / f"{name}.gin").read_text().splitlines() if x.strip() and x[0] != "#"]
             assert len(lines) <= 25, name
 
@@ -89,7 +89,8 @@ def test_task_files_are_short():
 def test_every_shipped_config_has_the_common_knobs():
     for name in knobs.shipped():
         found = knobs.read_knobs(knobs.CONFIGS / f"{name}.gin")
-        assert {"checkpoint_secs", "total_steps", "env"} <= set(found)
+        assert {"checkpoint_secs", "total_steps"} <= set(found)
+        assert "env" in found or name.startswith("planning/"), name  # there an environment is a class with options
         assert all(knob.comment for knob in found.values()), name
 
 

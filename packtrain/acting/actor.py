@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
-from packtrain.acting.seat import Seat
 from packtrain.envs.stream import Finished, Stream
 from packtrain.types import Row, Sink
 
@@ -21,7 +21,13 @@ from packtrain.types import Row, Sink
 class Actor:
     """Walks groups of environments with one policy."""
 
-    def __init__(self, streams: list[Stream], policy: NetworkPolicy, sinks: Sequence[Sink], refresh: Callable[[], int]):
+    def __init__(
+        self,
+        streams: list[Stream],
+        policy: NetworkPolicy | PlannedPolicy,
+        sinks: Sequence[Sink],
+        refresh: Callable[[], int],
+    ):
         """Nothing starts before the first turn.
 
         Args:
@@ -32,7 +38,7 @@ class Actor:
             so weights never change inside one.
         """
         self._streams, self._policy, self._sinks, self._refresh = streams, policy, sinks, refresh
-        self.seats = [Seat(policy, stream.size) for stream in streams]
+        self.seats = [policy.seat(stream) for stream in streams]
         self._rows: list[Row | None] = [None] * len(streams)  # None: sent, the answer is still to come
         self._started = False
         self._next = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from packtrain.acting.seat import Seat
+from packtrain.envs.stream import Stream
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.trees import Tree
 from packtrain.types import Row
@@ -19,6 +21,10 @@ class NetworkPolicy:
         self.device = network.value.weight.device
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self._greedy = greedy
+
+    def seat(self, stream: Stream) -> Seat:
+        """The seat of one group."""
+        return Seat(self, stream.size)
 
     def initial_carry(self, batch: int) -> Tree:
         """The network's carry before the first row."""

@@ -7,17 +7,19 @@ launch, and actions come back in one copy.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from packtrain import trees
-from packtrain.acting.policy import NetworkPolicy
 from packtrain.devices.blocks import Download, Upload
 from packtrain.devices.captured import Captured
 from packtrain.trees import Tree
 from packtrain.types import Row
+
+if TYPE_CHECKING:
+    from packtrain.acting.policy import NetworkPolicy
 
 
 class Decision(NamedTuple):

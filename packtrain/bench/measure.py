@@ -104,18 +104,25 @@ def result(name: str, rate: float, parts: list[Part], on_gpu: bool = False, **mo
         "limited_by": why,
         **more,
         "parts": [asdict(part) for part in parts],
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            **({"gpu": torch.cuda.get_device_name()} if on_gpu else {}),
-            "cores": available_cores(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
+        "machine": machine(on_gpu),
+    }
+
+
+def machine(on_gpu: bool = False) -> dict[str, Any]:
+    """Where something was measured, and with what."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        **({"gpu": torch.cuda.get_device_name()} if on_gpu else {}),
+        "cores": available_cores(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
     }
 
 
 def table(content: dict[str, Any]) -> str:
-    """A bench's result for people; one that has cases is one table for each."""
+    """A bench's result for people, as it says itself, or its parts; one that has cases is one table for each."""
+    if "lines" in content:
+        return "\n".join(content["lines"])
     if "cases" in content:
         return "\n\n".join(f"{case['case']}\n{table(case)}" for case in content["cases"])
     lines = [f"{'part':<24}{'steps/s alone':>16}{'core µs/step':>16}{'lock µs/step':>16}"]

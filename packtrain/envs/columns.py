@@ -41,6 +41,7 @@ class Outcome(NamedTuple):
     solved: np.ndarray | None  # [B] bool, where the environment reports it
     over: np.ndarray | None = None  # [B] bool, a reset follows; None: wherever terminated or truncated
     life_over: np.ndarray | None = None  # [B] bool, a life ended, the last of a game included; None: no lives
+    waiting: np.ndarray | None = None  # [B] bool, its episode is over and it waits for the others; None: nobody waits
 
 
 class Columns(Protocol):
@@ -82,17 +83,32 @@ class Columns(Protocol):
 
 
 class FunctionalColumns:
-    """B states of a functional core, stepped as arrays."""
+    """B states of a functional core, stepped as arrays.
 
-    savable = True
+    With `together`, a column whose episode is over waits until all are, and all begin the next one together.
+    """
+
     overlaps = False
     rows_last = False  # a core may hand out its own arrays
 
-    def __init__(self, core: Core, size: int, seed: int, answer: Answer, name: str):
+    def __init__(
+        self,
+        core: Core,
+        size: int,
+        seed: int,
+        answer: Answer,
+        name: str,
+        together: bool = False,
+        time_limit: int | None = None,
+    ):
+        self.core = core
+        self._max_steps = core.max_steps if time_limit is None else time_limit
+        self.savable: bool = getattr(core, "savable", True)
+        self._together = together
         self.observation_space, self.action_space = core.observation_space, core.action_space
         self.reward_channels = ("train", *getattr(core, "reward_channels", ()))
         self.busy_since: float | None = None
-        self._core, self._size, self._seed, self._name = core, size, seed, name
+        self._size, self._seed, self._name = size, seed, name
         self._rng = np.random.default_rng(seed)
         self._states: Tree = None
         self._elapsed = np.zeros(size, np.int64)
@@ -107,12 +123,12 @@ class FunctionalColumns:
     def reset(self) -> Outcome:
         """The first rows; again from the seed."""
         self._rng = np.random.default_rng(self._seed)
-        self._states = self._core.initial(self._size, self._rng)
+        self._states = self.core.initial(self._size, self._rng)
         self._elapsed[:] = 0
         self._ended = np.zeros(self._size, bool)
         no = np.zeros(self._size, bool)
         rewards = {channel: np.zeros(self._size, np.float32) for channel in self.reward_channels}
-        obs, rewards, *_ = self.boundary.cross(self._core.observe(self._states), rewards, no, no)
+        obs, rewards, *_ = self.boundary.cross(self.core.observe(self._states), rewards, no, no)
         return Outcome(obs, ~no, rewards, no, no, None)
 
     def send(self, actions: Tree) -> None:
@@ -122,13 +138,14 @@ class FunctionalColumns:
     def recv(self) -> Outcome:
         """One step of every state; those that ended are replaced by start states instead."""
         self.busy_since = time.monotonic()
-        first = self._ended
+        waiting = self._ended if self._together and not self._ended.all() else None
+        first = self._ended if waiting is None else np.zeros(self._size, bool)
         resets = bool(first.any())
         if resets:  # a core never steps a state that has ended
-            fresh = self._core.initial(int(first.sum()), self._rng)
+            fresh = self.core.initial(int(first.sum()), self._rng)
             self._states = trees.map(lambda old, new: _replace(old, first, new), self._states, fresh)
         try:
-            states, reward, terminated, extras = self._core.step(self._states, self._actions, self._rng)
+            states, reward, terminated, extras = self.core.step(self._states, self._actions, self._rng)
         except Exception as error:
             raise EnvError(f"{self._describe(0)} raised in step: {type(error).__name__}: {error}") from error
         self._elapsed += 1
@@ -136,26 +153,44 @@ class FunctionalColumns:
         rewards = {"train": np.asarray(reward, np.float32)}
         for channel in self.reward_channels[1:]:
             rewards[channel] = np.asarray(extras[f"reward/{channel}"], np.float32)
-        if self._core.max_steps is None:
+        if self._max_steps is None:
             truncated = np.zeros(self._size, bool)
         else:
-            truncated = (self._elapsed >= self._core.max_steps) & ~terminated
+            truncated = (self._elapsed >= self._max_steps) & ~terminated
         if resets:
             states = trees.map(lambda old, new: _replace(new, first, old[first]), self._states, states)
             rewards = {name: np.where(first, np.float32(0), value) for name, value in rewards.items()}
             terminated, truncated = terminated & ~first, truncated & ~first
             self._elapsed[first] = 0
             self._steps[first] -= 1
+        if waiting is not None and waiting.any():
+            states = trees.map(lambda old, new: _replace(new, waiting, old[waiting]), self._states, states)
+            rewards = {name: np.where(waiting, np.float32(0), value) for name, value in rewards.items()}
+            terminated, truncated = terminated & ~waiting, truncated & ~waiting
+            self._elapsed[waiting] -= 1
+            self._steps[waiting] -= 1
         self._states = states
         obs, rewards, terminated, truncated = self.boundary.cross(
-            self._core.observe(states), rewards, terminated, truncated
+            self.core.observe(states), rewards, terminated, truncated
         )
-        self._ended = terminated | truncated
+        self._ended = terminated | truncated if waiting is None else terminated | truncated | waiting
         self.busy_since = None
-        return Outcome(obs, first, rewards, terminated, truncated, extras.get("solved"))
+        return Outcome(obs, first, rewards, terminated, truncated, extras.get("solved"), waiting=waiting)
 
-    def snapshot(self) -> Tree:
-        """States, clocks and the generator."""
+    @property
+    def states(self) -> Tree:
+        """The states the columns are in: what a planner searches from. Not to be changed."""
+        return self._states
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether no column's episode is under way."""
+        return self._states is None or bool(self._ended.all())
+
+    def snapshot(self) -> Tree | None:
+        """States, clocks and the generator; None if the core's states cannot be saved."""
+        if not self.savable:
+            return None
         return {
             "states": trees.map(np.copy, self._states),
             "elapsed": self._elapsed.copy(),

@@ -15,6 +15,7 @@ import numpy as np
 from packtrain import config, knobs
 from packtrain.envs import ours  # noqa: F401  (registers our environments with Gymnasium)
 from packtrain.envs.atari import Atari, AtariColumns, find_game, is_atari
+from packtrain.envs.atari_simulator import AtariSimulator
 from packtrain.envs.boundary import Boundary, batch_of_one, check_structure, space_leaves
 from packtrain.envs.columns import (
     Columns,
@@ -25,7 +26,8 @@ from packtrain.envs.columns import (
     reward_channels,
 )
 from packtrain.envs.envpool import EnvpoolColumns, check_options, find_task, is_envpool, probe_task
-from packtrain.envs.functional import load_core
+from packtrain.envs.functional import Core, load_core
+from packtrain.envs.simulator import Simulator
 from packtrain.errors import ConfigError, EnvError, EnvSetupError
 from packtrain.types import Spec
 
@@ -167,15 +169,12 @@ class Environment:
           travelling: the configuration, checked by child processes as they start.
           groups: how many such groups share the cores.
         """
-        registered = self.registered_id()
         if self.is_atari():
             return AtariColumns(self.id, self._atari, size, seed, self.on_bad_value, groups)
         if self.is_envpool():
             return EnvpoolColumns(self.id, self.kwargs, self._atari, size, seed, self.on_bad_value, groups)
         if self.is_functional():
-            kwargs = {**gym.spec(registered).kwargs, **self.kwargs}
-            core = load_core(kwargs.pop("core"), **kwargs)
-            return FunctionalColumns(core, size, seed, self.on_bad_value, self.id)
+            return FunctionalColumns(self.core(), size, seed, self.on_bad_value, self.id)
         seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(size)]
         maker = self._maker()
         factories = [
@@ -191,6 +190,42 @@ class Environment:
             name=self.id,
             reward_channels=spec.reward_channels,
         )
+
+    def open_core(
+        self, size: int, seed: int, together: bool = False, time_limit: int | None = None
+    ) -> FunctionalColumns:
+        """`size` environments whose states can be looked at and stepped elsewhere: for planners.
+
+        Args:
+          size: how many.
+          seed: of the group.
+          together: a column whose episode is over waits until all are.
+          time_limit: steps until truncation; None: the environment's own.
+        """
+        return FunctionalColumns(self.core(), size, seed, self.on_bad_value, self.id, together, time_limit)
+
+    def probe_core(self) -> Spec:
+        """What it shows and takes as a core."""
+        core = self.core()
+        return Spec(core.observation_space, core.action_space, ("train", *getattr(core, "reward_channels", ())))
+
+    def core(self) -> Core:
+        """The environment as pure functions over states, which is what a planner needs.
+
+        Ours are that already. Atari games and Gymnasium environments that can save and restore themselves become it.
+
+        Raises:
+          EnvSetupError: it cannot be restored.
+        """
+        registered = self.registered_id()
+        if self.is_atari():
+            return AtariSimulator(self.id, self._atari)
+        if self.is_envpool():
+            raise EnvSetupError(f"{self.id!r} cannot be restored, which planners need: envpool saves no states")
+        if self.is_functional():
+            kwargs = {**gym.spec(registered).kwargs, **self.kwargs}
+            return load_core(kwargs.pop("core"), **kwargs)
+        return Simulator(self.id, max_steps="time limit", **self.kwargs)
 
     def _maker(self) -> Callable[[], gym.Env]:
         """Makes one environment, in a process too that has not imported what registered it."""

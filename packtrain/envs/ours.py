@@ -1,15 +1,25 @@
-"""Our own environments under Gymnasium ids. Importing this module registers them."""
+"""Our own environments under Gymnasium ids, "packtrain/NAME-v0". Importing this module registers them."""
 
 from __future__ import annotations
 
 from packtrain.envs.functional import register
 
-register("packtrain/Catch-v0", "packtrain.envs.catch:Catch")
-register("packtrain/CartPole-v0", "packtrain.envs.cartpole:CartPole")
-register("packtrain/PointMass-v0", "packtrain.envs.point_mass:PointMass")
-register("packtrain/Hanoi-v0", "packtrain.envs.hanoi:Hanoi")
-register("packtrain/BitFlipper-v0", "packtrain.envs.bit_flipper:BitFlipper")
-register("packtrain/SlidingPuzzle-v0", "packtrain.envs.sliding_puzzle:SlidingPuzzle")
-register("packtrain/DeepSea-v0", "packtrain.envs.deep_sea:DeepSea")
-register("packtrain/Sokoban-v0", "packtrain.envs.sokoban:Sokoban")
-register("packtrain/ToyMR-v0", "packtrain.envs.toy_mr:ToyMR")
+CORES = {
+    "Catch": "packtrain.envs.catch:Catch",
+    "CartPole": "packtrain.envs.cartpole:CartPole",
+    "PointMass": "packtrain.envs.point_mass:PointMass",
+    "Hanoi": "packtrain.envs.hanoi:Hanoi",
+    "BitFlipper": "packtrain.envs.bit_flipper:BitFlipper",
+    "SlidingPuzzle": "packtrain.envs.sliding_puzzle:SlidingPuzzle",
+    "DeepSea": "packtrain.envs.deep_sea:DeepSea",
+    "Sokoban": "packtrain.envs.sokoban:Sokoban",
+    "ToyMR": "packtrain.envs.toy_mr:ToyMR",
+    "Octomaze": "packtrain.envs.octomaze:Octomaze",
+    "BinPacking": "packtrain.envs.bin_packing:BinPacking",
+    "Simulator": "packtrain.envs.simulator:Simulator",
+    "AtariSimulator": "packtrain.envs.atari_simulator:AtariSimulator",
+    "HalfCheetah": "packtrain.envs.half_cheetah:HalfCheetah",
+}
+
+for _name, _core in CORES.items():
+    register(f"packtrain/{_name}-v0", _core)

@@ -97,6 +97,7 @@ class Sokoban:
         self.box_reward = options.number("Sokoban", "box_reward", box_reward)
         self.solved_reward = options.number("Sokoban", "solved_reward", solved_reward)
         self.action_noise = options.fraction(name, "action_noise", action_noise)
+        self.stochastic = self.action_noise > 0
         self.max_steps = None if max_steps is None else options.whole_number(name, "max_steps", max_steps, least=1)
         self._known: dict[int, Level] = {}  # boards made so far
         self._starts: dict[int, Tree] = {}  # and the states of those drawn so far

@@ -55,6 +55,7 @@ class Stream:
         self._lengths = np.zeros(size, np.int64)
         self._finished: list[Finished] = []
         self.steps = 0  # decisions that reached an environment; filler rows are not steps
+        self.solved: np.ndarray | None = None  # [B] bool, whether the latest row solved its task; None: nobody says
 
     def start(self) -> Row:
         """Reset every environment; the first row. After `restore`, the row the snapshot was taken at."""
@@ -82,6 +83,7 @@ class Stream:
         """The row after that step. Its arrays are valid until the next send."""
         outcome = self.columns.recv()
         self._count(outcome)
+        self.solved = outcome.solved
         return self._show(outcome, self._sent)
 
     def drain_finished(self) -> list[Finished]:
@@ -119,7 +121,7 @@ class Stream:
         self._finished = [Finished(**finished) for finished in snapshot["finished"]]
 
     def _count(self, outcome: Outcome) -> None:
-        acted = ~outcome.first
+        acted = ~outcome.first if outcome.waiting is None else ~(outcome.first | outcome.waiting)
         self.steps += int(acted.sum())
         self._lengths += acted
         for channel, reward in outcome.rewards.items():

@@ -51,6 +51,15 @@ class Unrolls:
         """A queue for groups of columns of the given sizes."""
         return UnrollQueue(self, groups, context, device)
 
+    def bytes_needed(self, columns: int, row: int) -> int:
+        """What the arena takes, about.
+
+        Args:
+          columns: of all groups together.
+          row: bytes of one row of one column.
+        """
+        return self.slots(columns) * (self.unroll_length + 1) * row
+
     def bound(self, columns: int) -> int:
         """How many finished unrolls may wait."""
         return self.num_buffers or max(2 * columns, self.batch_size)
@@ -67,6 +76,8 @@ class Unrolls:
 
 class UnrollQueue:
     """A bounded queue of unrolls over one arena. Actors add through `sinks`, one learner takes from `sample`."""
+
+    replays = False  # what is sampled is gone
 
     def __init__(self, sizes: Unrolls, groups: list[int], context: int, device: torch.device):
         columns = sum(groups)

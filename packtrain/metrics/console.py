@@ -27,16 +27,16 @@ def duration(seconds: float) -> str:
 class PlainConsole:
     """One line for every row, at most one every few seconds."""
 
-    def __init__(self, name: str, total_steps: int, every_secs: float = 5.0):
-        self._total, self._every, self._last = total_steps, every_secs, 0.0
+    def __init__(self, name: str, total_steps: int, epochs: int | None = None, every_secs: float = 5.0):
+        self._total, self._epochs, self._every, self._last = total_steps, epochs, every_secs, 0.0
 
     def show(self, row: dict[str, Any]) -> None:
         """Print a row if it is time; evaluations are always printed."""
         now = time.monotonic()
-        if row["kind"] == "train" and now - self._last < self._every:
+        if row["kind"] == "planning" or (row["kind"] == "train" and now - self._last < self._every):
             return
         self._last = now
-        print(line(row, self._total), flush=True)
+        print(line(row, self._total, self._epochs), flush=True)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -45,14 +45,14 @@ class PlainConsole:
 class RichConsole:
     """A panel with a progress bar and the newest numbers, redrawn in place."""
 
-    def __init__(self, name: str, total_steps: int):
+    def __init__(self, name: str, total_steps: int, epochs: int | None = None):
         from rich.console import Group
         from rich.live import Live
         from rich.panel import Panel
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.table import Table
 
-        self._table, self._total = Table, total_steps
+        self._table, self._total, self._epochs = Table, total_steps, epochs
         self._progress = Progress(
             TextColumn("[bold]{task.fields[steps]}"),
             BarColumn(None),
@@ -61,7 +61,7 @@ class RichConsole:
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        self._task = self._progress.add_task(name, total=total_steps, steps="0")
+        self._task = self._progress.add_task(name, total=epochs or total_steps, steps="0")
         self._panel = lambda body: Panel(Group(self._progress, body), title=name, title_align="left")
         self._newest: dict[str, dict[str, Any]] = {}
         self._live = Live(self._panel(""), refresh_per_second=4)
@@ -70,15 +70,17 @@ class RichConsole:
     def show(self, row: dict[str, Any]) -> None:
         """Redraw with a new row."""
         self._newest[row["kind"]] = row
-        self._progress.update(
-            self._task,
-            completed=min(row["step"], self._total),
-            steps=f"{amount(row['step'])}/{amount(self._total)} steps",
-        )
+        if "epoch" in row:
+            of = "" if self._epochs is None else f"/{self._epochs}"
+            done, text = row["epoch"], f"{row['epoch']}{of} epochs"
+        else:
+            done, text = min(row["step"], self._total), f"{amount(row['step'])}/{amount(self._total)} steps"
+        self._progress.update(self._task, completed=done, steps=text)
         train, evaluated = self._newest.get("train", {}), self._newest.get("eval", {})
         table = self._table.grid(padding=(0, 3))
         table.add_row(
             f"return [bold]{amount(train.get('episode_return'))}[/]",
+            *([f"solved [bold]{amount(train['solved'])}[/]"] if "solved" in train else []),
             f"evaluated [bold]{amount(evaluated.get('return_mean'))}[/]",
             f"{amount(train.get('steps_per_second'))} steps/s",
             f"actor {100 * (train.get('actor_busy') or 0):.0f} % busy",
@@ -92,12 +94,24 @@ class RichConsole:
         self._live.stop()
 
 
-def line(row: dict[str, Any], total_steps: int) -> str:
+def line(row: dict[str, Any], total_steps: int, epochs: int | None = None) -> str:
     """A row as one line of text."""
-    head = f"step {row['step']:>9,} of {total_steps:,}  {duration(row['wall_s'])}"
+    if "epoch" in row:
+        of = "" if epochs is None else f" of {epochs:,}"
+        head = f"epoch {row['epoch']:>5,}{of}  step {row['step']:>9,}  {duration(row['wall_s'])}"
+    else:
+        head = f"step {row['step']:>9,} of {total_steps:,}  {duration(row['wall_s'])}"
     if row["kind"] == "eval":
         spread = f", standard deviation {amount(row['return_std'])} over {row['episodes']} episodes"
-        return f"{head}  evaluation: return {amount(row['return_mean'])}{spread}"
+        solved = f", solved {amount(row['solved'])}" if "solved" in row else ""
+        return f"{head}  evaluation: return {amount(row['return_mean'])}{solved}{spread}"
+    if "epoch" in row:
+        solved = f"  solved {amount(row['solved'])}" if "solved" in row else ""
+        loss = f"  loss {amount(row['total_loss'])}" if "total_loss" in row else ""
+        return (
+            f"{head}  return {amount(row.get('episode_return'))}{solved}  length {amount(row.get('episode_length'))}"
+            f"{loss}  {amount(row.get('steps_per_second'))} steps/s"
+        )
     return (
         f"{head}  return {amount(row.get('episode_return'))}  {amount(row.get('steps_per_second'))} steps/s  "
         f"actor {100 * (row.get('actor_busy') or 0):.0f} %  learner {100 * (row.get('learner_busy') or 0):.0f} %  "
@@ -105,6 +119,6 @@ def line(row: dict[str, Any], total_steps: int) -> str:
     )
 
 
-def open_console(name: str, total_steps: int) -> PlainConsole | RichConsole:
+def open_console(name: str, total_steps: int, epochs: int | None = None) -> PlainConsole | RichConsole:
     """The panel on a terminal, lines elsewhere."""
-    return RichConsole(name, total_steps) if sys.stdout.isatty() else PlainConsole(name, total_steps)
+    return (RichConsole if sys.stdout.isatty() else PlainConsole)(name, total_steps, epochs)

@@ -49,10 +49,15 @@ class Recorder:
         """Whether a row should be written."""
         return step >= self._next and bool(self._updates)
 
+    def means(self) -> dict[str, float]:
+        """The averages of what the updates since the last row reported."""
+        return {name: _mean([u[name] for u in self._updates]) for name in (self._updates[0] if self._updates else ())}
+
     def row(self, step: int) -> dict[str, Any]:
         """The averages since the last row, which starts a new span."""
-        row: dict[str, Any] = {name: _mean([u[name] for u in self._updates]) for name in self._updates[0]}
-        row["policy_lag_mean"], row["policy_lag_max"] = self._lag_sum / len(self._updates), self._lag_max
+        row: dict[str, Any] = {**self.means()}
+        if self._updates:
+            row["policy_lag_mean"], row["policy_lag_max"] = self._lag_sum / len(self._updates), self._lag_max
         row["episodes"] = self._episodes
         row["episode_return"] = row["episode_length"] = None
         if self._episodes:

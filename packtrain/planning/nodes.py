@@ -26,7 +26,8 @@ class Nodes:
         """Nothing is in it.
 
         Args:
-          fields: {name: (shape of one node's value, dtype, what a new node has)}; they become attributes.
+          fields: {name: (shape of one node's value, dtype, what a new node has)}; they become attributes. Where a new
+            node is to have None, it has anything: for fields that are written before they are read.
           capacity: nodes there is room for at first; it doubles when needed.
         """
         self._fills = {name: fill for name, (_, _, fill) in fields.items()}
@@ -53,7 +54,8 @@ class Nodes:
         ids = self._take(len(columns))
         self.owner[ids] = columns
         for name, fill in self._fills.items():
-            getattr(self, name)[ids] = fill
+            if fill is not None:
+                getattr(self, name)[ids] = fill
         if states is not None:
             self._store(ids, states)
         return ids
@@ -94,6 +96,15 @@ class Nodes:
             self._free = np.concatenate([self._free, ids[::-1]])
         kept = np.flatnonzero(self._keyed[: self._end])
         self._table.rebuild(self._keys[kept], kept)
+
+    def keep(self, ids: np.ndarray) -> None:
+        """Give back all nodes but these. Not for nodes that are found by their keys."""
+        given = self.owner[: self._end] != NOBODY
+        given[ids] = False
+        dropped = np.flatnonzero(given)
+        assert not self._keyed[dropped].any(), "a node with a key would still be found by it"
+        self.owner[dropped] = NOBODY
+        self._free = np.concatenate([self._free, dropped[::-1]])
 
     def of(self, column: int) -> np.ndarray:
         """The nodes of a column."""

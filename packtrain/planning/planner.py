@@ -23,12 +23,15 @@ class Roots(NamedTuple):
 class Plan(NamedTuple):
     """What to do in R columns, and what the search knew."""
 
-    action: np.ndarray  # [R] int64, or [R, ...] float32 in the bounds of a Box
+    action: np.ndarray  # [R] int64, or [R, ...] float32 in [−1, 1], which streams stretch to the bounds of a Box
     extras: dict[str, np.ndarray]  # [R, ...]; "value", "qualities" and the like are what networks learn from
 
 
 class Planner(Protocol):
     """Plans for some of B columns at once. Its trees are its own: they live from `begin` to the next."""
+
+    decisions: int  # plans made; random choices depend on it, so a run that goes on sets it to where it stood
+    rng: np.random.Generator  # for models that draw
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
         """An episode begins in these columns: forget what is known there."""

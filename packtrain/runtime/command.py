@@ -22,6 +22,7 @@ import torch
 from packtrain import __version__, config, knobs, trees
 from packtrain.envs.boundary import space_leaves
 from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunFolderError
+from packtrain.memory.unroll import Unrolls
 from packtrain.metrics.console import amount, duration, open_console
 from packtrain.metrics.writers import TensorBoardWriter
 from packtrain.runtime import checkpoint, local, serial
@@ -110,8 +111,8 @@ def _train_one(request: TrainRequest) -> int:
         saved = checkpoint.load_newest(folder.checkpoints)
         if saved is not None:
             refuse_other(folder.path, saved[1], configuration)
-            if saved[0] >= experiment.run.total_steps:
-                print(f"{folder.path} is finished: {saved[0]:,} of {experiment.run.total_steps:,} steps")
+            if (end := finished(experiment, saved[1]["run"])) is not None:
+                print(f"{folder.path} is finished: {end}")
                 return 0
             _log_changes(saved[1]["run"]["values"], configuration)
             print(f"{folder.path}: going on from step {saved[0]:,}")
@@ -128,7 +129,7 @@ def _train_one(request: TrainRequest) -> int:
         )
         if spec.frames_per_step > 1 and experiment.streams.num_actors >= MANY_GAMES:
             print(f"opening {experiment.streams.num_actors} games, about a tenth of a second each", flush=True)
-        console = open_console(str(folder.path), experiment.run.total_steps)
+        console = open_console(str(folder.path), experiment.total_steps, experiment.epochs)
         exact = request.runtime == "serial"
         training = Training(
             experiment, spec, folder, configuration, device, console, saved, request.tensorboard, exact=exact
@@ -171,7 +172,7 @@ def prepare(
         bindings = [*bindings, f"Experiment.seed = {seed}"]
     configuration = config.load(files, bindings, values, trusted)
     experiment = config.build(configuration)
-    spec = experiment.streams.environment.probe()
+    spec = experiment.probe()
     try:
         experiment.policy.build(spec)
     except RuntimeError as error:  # torch's word for a size that does not fit
@@ -183,10 +184,9 @@ def refuse_too_large(experiment: Experiment, spec: Spec, device: torch.device) -
     """ConfigError if the memories would not fit; they are the one part whose size is a product of knobs."""
     leaves = trees.flatten([space_leaves(spec.obs), space_leaves(spec.action)])
     row = sum(math.prod(leaf.shape or (1,)) * np.dtype(leaf.dtype or np.int64).itemsize for leaf in leaves) + 32
-    planned = sum(
-        memory.slots(experiment.streams.num_actors) * (memory.unroll_length + 1) * row
-        for memory in experiment.memories.values()
-    )
+    columns = experiment.streams.num_actors
+    queues = [memory for memory in experiment.memories.values() if isinstance(memory, Unrolls)]
+    planned = sum(memory.bytes_needed(columns, row) for memory in queues)  # others take room as they need it
     on_gpu = device.type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
     if planned > 0.8 * free:
@@ -194,6 +194,15 @@ def refuse_too_large(experiment: Experiment, spec: Spec, device: torch.device) -
             f"the unroll queue would take {planned / 2**30:,.1f} GiB and {free / 2**30:,.1f} GiB are free"
             f"{f' on {device}' if on_gpu else ''}; lower num_actors, num_buffers, batch_size or unroll_length"
         )
+
+
+def finished(experiment: Experiment, run: dict[str, Any]) -> str | None:
+    """Why a run that was saved like this has nothing left to do; None if it has."""
+    if run["step"] >= experiment.total_steps:
+        return f"{run['step']:,} of {experiment.total_steps:,} steps"
+    if experiment.by_epochs and experiment.epochs is not None and sum(run["repeats"]) >= experiment.epochs:
+        return f"{sum(run['repeats']):,} of {experiment.epochs:,} epochs"
+    return None
 
 
 def find_device(name: str) -> torch.device:
@@ -294,8 +303,8 @@ def evaluate(
     torch.set_num_threads(1)
     root = seed_for(experiment.seed if seed is None else seed, "eval")
     evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, greedy=greedy)
-    (weights,) = state["weights"].values()
-    network.load_state_dict(weights)
+    for weights in state["weights"].values():  # none where nothing learns
+        network.load_state_dict(weights)
 
     def on_hang(error: EnvError) -> None:
         print(f"packtrain: error: {error}", file=sys.stderr, flush=True)

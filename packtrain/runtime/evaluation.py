@@ -6,17 +6,17 @@ import math
 import statistics
 from typing import Any
 
+from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
-from packtrain.acting.seat import Seat
 from packtrain.envs.stream import Episode, Stream
 
 
 class Evaluator:
     """Plays a fixed number of episodes, each column its share, so that short episodes are not over-counted."""
 
-    def __init__(self, stream: Stream, policy: NetworkPolicy, num_episodes: int):
+    def __init__(self, stream: Stream, policy: NetworkPolicy | PlannedPolicy, num_episodes: int):
         self.stream = stream
-        self._seat = Seat(policy, stream.size)
+        self._seat = policy.seat(stream)
         self._share = [num_episodes // stream.size + (c < num_episodes % stream.size) for c in range(stream.size)]
         self._played: list[list[Episode]] = []
         self.active = False

@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import nn
+
 from packtrain.config import configurable
 from packtrain.devices.precision import Precision
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
+from packtrain.memory.episodes import Episodes
 from packtrain.memory.unroll import Unrolls
 from packtrain.networks.actor_critic import ActorCritic
+from packtrain.networks.prediction import Prediction
+from packtrain.planning.planner import Agent
+from packtrain.planning.traces import Traces
+from packtrain.types import Spec
+
+NO_LIMIT = 2**62  # steps
 
 
 @configurable
@@ -21,8 +30,12 @@ class Streams:
     environment: Environment
     num_actors: int = 4  # environment columns
     groups: int | None = None  # served in turn; None: 2, from 256 columns on 4, where environments run by themselves
+    together: bool = False  # columns whose episode is over wait until all are; for planners
+    episode_time_limit: int | None = None  # steps; None: the environment's own; for planners
 
     def __post_init__(self) -> None:
+        if self.episode_time_limit is not None and self.episode_time_limit < 1:
+            raise ConfigError(f"Streams.episode_time_limit = {self.episode_time_limit} must be at least 1")
         if self.num_actors < 1:
             raise ConfigError(f"Streams.num_actors = {self.num_actors} must be at least 1")
         if self.groups is not None and not 1 <= self.groups <= self.num_actors:
@@ -33,6 +46,22 @@ class Streams:
         several = 4 if self.num_actors >= 256 else 2
         groups = self.groups or min(several if self.environment.overlaps() else 1, self.num_actors)
         return [(self.num_actors + groups - 1 - g) // groups for g in range(groups)]
+
+
+@configurable
+@dataclass(frozen=True)
+class Planning:
+    """A policy that searches, and the networks it asks."""
+
+    agent: Agent
+    network: Prediction = Prediction()
+    evaluation_agent: Agent | None = None  # acts in evaluations; None: the same
+    traces: Traces | None = None  # which episodes are written down; None: none
+
+    def build(self, spec: Spec) -> nn.ModuleDict:
+        """The networks by their names, each with the heads it is asked for."""
+        heads = self.agent.heads(spec.action)
+        return nn.ModuleDict({name: self.network.build(spec.obs, wanted) for name, wanted in heads.items()})
 
 
 class LearnerDescription(Protocol):
@@ -55,9 +84,16 @@ class LearnerUse:
 @configurable
 @dataclass(frozen=True)
 class Collect:
-    """Act until the memory can serve a batch."""
+    """Act: until the memory can serve a batch, or whole episodes."""
 
-    memory: str
+    memory: str | None = None  # None: nothing is kept
+    rounds: int | None = None  # episodes that every column plays; None: as long as the memory is not ready
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None and self.rounds < 1:
+            raise ConfigError(f"Collect.rounds = {self.rounds} must be at least 1")
+        if self.memory is None and self.rounds is None:
+            raise ConfigError("Collect needs a memory to fill, or a number of rounds to play")
 
 
 @configurable
@@ -76,9 +112,23 @@ class Update:
 @configurable
 @dataclass(frozen=True)
 class Repeat:
-    """Do these in order, again and again, until `Run.total_steps`. Runtimes that can, do them at the same time."""
+    """Do these in order, again and again, until `Run.total_steps`. Runtimes that can, do them at the same time.
+
+    Where whole episodes are collected, once through is an epoch: nothing is learned while they are played.
+    """
 
     stages: tuple[Collect | Update, ...]
+    times: int | None = None  # epochs; None: no end of its own
+
+    @property
+    def by_epochs(self) -> bool:
+        """Whether it collects whole episodes."""
+        return any(isinstance(stage, Collect) and stage.rounds is not None for stage in self.stages)
+
+    @property
+    def learns(self) -> bool:
+        """Whether anything is updated in it."""
+        return any(isinstance(stage, Update) for stage in self.stages)
 
 
 @configurable
@@ -86,7 +136,7 @@ class Repeat:
 class Run:
     """How long, and what is written when. All of it may change on resume."""
 
-    total_steps: int = 100_000  # decisions learned from
+    total_steps: int | None = 100_000  # decisions learned from, or made where whole episodes are played; None: no limit
     log_every: int = 5_000  # steps between metric rows
     checkpoint_secs: float = 300.0
     keep_every: int | None = None  # steps; one checkpoint in each such span is kept for ever
@@ -108,11 +158,13 @@ class Evaluation:
     """Greedy episodes between training, in environments of their own; not stored, not counted."""
 
     every: int = 0  # steps; 0: never
+    every_epochs: int = 0  # epochs, where there are epochs; 0: never
     num_episodes: int = 16
 
     def __post_init__(self) -> None:
-        if self.every < 0:
-            raise ConfigError(f"Evaluation.every = {self.every} must not be negative")
+        for name in ("every", "every_epochs"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"Evaluation.{name} = {getattr(self, name)} must not be negative")
         if self.num_episodes < 1:
             raise ConfigError(f"Evaluation.num_episodes = {self.num_episodes} must be at least 1")
 
@@ -123,8 +175,8 @@ class Experiment:
     """Everything a runtime needs to know, and nothing that is alive."""
 
     streams: Streams
-    policy: ActorCritic
-    memories: dict[str, Unrolls]
+    policy: ActorCritic | Planning
+    memories: dict[str, Unrolls | Episodes]
     learners: dict[str, LearnerUse]
     schedule: tuple[Collect | Update | Repeat, ...]
     run: Run = field(default_factory=Run)
@@ -138,13 +190,38 @@ class Experiment:
             if use.memory not in self.memories:
                 raise ConfigError(f"learner {name!r} wants memory {use.memory!r}; there are {sorted(self.memories)}")
         policies = [name for name, use in self.learners.items() if "policy" in use.publishes]
-        if len(policies) != 1:
+        if len(policies) != 1 and self.learners:
             raise ConfigError(f"one learner must publish 'policy', the weights that act; here {policies} do")
         stages = [inner for s in self.schedule for inner in (s.stages if isinstance(s, Repeat) else (s,))]
         for stage in stages:
             if isinstance(stage, Update) and stage.learner not in self.learners:
                 raise ConfigError(f"Update.learner = {stage.learner!r}; there are {sorted(self.learners)}")
-            if isinstance(stage, Collect) and stage.memory not in self.memories:
+            if isinstance(stage, Collect) and stage.memory is not None and stage.memory not in self.memories:
                 raise ConfigError(f"Collect.memory = {stage.memory!r}; there are {sorted(self.memories)}")
-        if not any(isinstance(stage, Update) for stage in stages):
+        if self.learners and not any(isinstance(stage, Update) for stage in stages):
             raise ConfigError("Experiment.schedule has no Update: nothing would be learned")
+        if not self.learners and not self.by_epochs:
+            raise ConfigError("Experiment.learners is empty: only planners can act without learning")
+        if self.by_epochs != isinstance(self.policy, Planning):
+            raise ConfigError("whole episodes are collected for planners, and planners play whole episodes")
+
+    @property
+    def by_epochs(self) -> bool:
+        """Whether acting and learning take turns, a round of whole episodes at a time."""
+        return any(isinstance(stage, Repeat) and stage.by_epochs for stage in self.schedule)
+
+    @property
+    def epochs(self) -> int | None:
+        """How many epochs the schedule has; None if it has no end of its own."""
+        times = [stage.times for stage in self.schedule if isinstance(stage, Repeat)]
+        return None if None in times else sum(t for t in times if t is not None)
+
+    @property
+    def total_steps(self) -> int:
+        """The step at which a run ends at the latest."""
+        return NO_LIMIT if self.run.total_steps is None else self.run.total_steps
+
+    def probe(self) -> Spec:
+        """What its environment shows and takes, found out by making one."""
+        environment = self.streams.environment
+        return environment.probe_core() if isinstance(self.policy, Planning) else environment.probe()

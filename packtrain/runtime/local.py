@@ -10,6 +10,8 @@ import time
 import torch
 
 from packtrain.errors import EnvError, StalledError
+from packtrain.memory.unroll import UnrollQueue
+from packtrain.runtime import serial
 from packtrain.runtime.experiment import Collect, Repeat, Update
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog
@@ -29,6 +31,9 @@ def run(training: Training) -> None:
 
     A `Repeat` lets the actor run ahead as far as the memory has room; what comes before it runs in order.
     """
+    if training.experiment.by_epochs:  # nothing is learned while episodes are played: there is nothing to overlap
+        serial.run(training)
+        return
     environment = training.experiment.streams.environment
     faults: list[BaseException] = []
 
@@ -92,6 +97,7 @@ def _learn(training: Training, stage: Collect | Update | Repeat, faults: list[Ba
             memory = training.parts.memories[training.experiment.learners[update.learner].memory]
             for _ in range(update.count):
                 if not memory.ready():
+                    assert isinstance(memory, UnrollQueue)
                     with training.learner_busy.waiting():
                         memory.wait_for_batch(LOOK_SECS)
                 if training.update(update.learner):

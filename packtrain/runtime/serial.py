@@ -28,8 +28,11 @@ def run(training: Training) -> None:
     with Watchdog(training.columns(), environment.step_deadline_secs, on_hang):
         try:
             _evaluate_if_due(training)
-            for stage in training.experiment.schedule:
-                _run_stage(training, stage)
+            for index, stage in enumerate(training.experiment.schedule):
+                if isinstance(stage, Repeat) and stage.by_epochs:
+                    _run_epochs(training, index, stage)
+                else:
+                    _run_stage(training, stage)
         except EnvError:
             training.save(with_actor=False)
             raise
@@ -41,6 +44,7 @@ def _run_stage(training: Training, stage: Collect | Update | Repeat) -> None:
             for inner in stage.stages:
                 _run_stage(training, inner)
     elif isinstance(stage, Collect):
+        assert stage.memory is not None
         memory = training.parts.memories[stage.memory]
         while not memory.ready() and training.stop is None:
             with training.learner_busy.waiting():
@@ -51,6 +55,34 @@ def _run_stage(training: Training, stage: Collect | Update | Repeat) -> None:
                 if training.stop is None and training.update(stage.learner):
                     _evaluate_if_due(training)
                     training.save_if_due(background=False)
+
+
+def _run_epochs(training: Training, index: int, stage: Repeat) -> None:
+    """Play and learn in turns; what is saved is always between two epochs."""
+    while training.stop is None and not training.finished and training.repeats_left(index):
+        training.begin_epoch()
+        for inner in stage.stages:
+            if isinstance(inner, Update):
+                for _ in range(inner.count):
+                    with training.actor_busy.waiting():
+                        training.update(inner.learner)
+            elif not _play(training, inner.rounds or 1):
+                return  # an epoch that was broken off counts for nothing, and is played again by a run that goes on
+        training.end_epoch(index)
+        _evaluate_if_due(training)
+        training.save_if_due(background=False)
+
+
+def _play(training: Training, rounds: int) -> bool:
+    """Let every column play so many episodes; False if the run is to stop first."""
+    for _ in range(rounds):
+        training.begin_round()
+        while not training.round_is_over():
+            if training.stop is not None:
+                return False
+            with training.learner_busy.waiting():
+                training.act()
+    return True
 
 
 def _evaluate_if_due(training: Training) -> None:

@@ -243,7 +243,7 @@ def convert(model: Path, output: Path, files: list[Path], bindings: list[str], e
     lines = [
         f"{model}: {old.kind}{' with an LSTM' * (network.core is not None)}, {len(weights['policy.bias'])} actions, "
         f"{sum(p.numel() for p in network.parameters()):,} weights, step {old.step:,} of "
-        f"{experiment.run.total_steps:,} in {experiment.streams.environment.id}"
+        f"{experiment.total_steps:,} in {experiment.streams.environment.id}"
     ]
     if left_out:
         lines.append(f"without its flags {', '.join(left_out)}: there is nothing here that they would set")
@@ -322,7 +322,7 @@ def _state(
 ) -> tuple[dict[str, Any], bool]:
     """A checkpoint's state as `Training` reads it, without environments; and whether RMSprop's averages went along."""
     ((name, use),) = experiment.learners.items()
-    learner = use.learner.build(network, experiment.run.total_steps)
+    learner = use.learner.build(network, experiment.total_steps)
     moments = _optimiser_state(old, learner.optimiser, network)
     learner.load_state_dict({"network": weights, "optimiser": moments, "steps": old.step, "updates": old.updates})
     own = learner.state_dict()
@@ -332,6 +332,7 @@ def _state(
         "learners": {name: own},
         "run": {
             "step": old.step,
+            "repeats": [0] * len(experiment.schedule),
             "wall_s": 0.0,
             "metrics_bytes": 0,
             "next_eval": old.step,

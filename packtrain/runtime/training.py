@@ -18,6 +18,7 @@ import torch
 
 from packtrain import trees
 from packtrain.acting.actor import Actor
+from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
 from packtrain.config import Configuration, Travelling
 from packtrain.devices.allocator import keep_large_blocks
@@ -26,12 +27,16 @@ from packtrain.envs.columns import Columns
 from packtrain.envs.environment import Environment
 from packtrain.envs.stream import Stream
 from packtrain.errors import CheckpointError, DivergedError, SaveError, StalledError
+from packtrain.memory.episodes import EpisodeMemory
 from packtrain.metrics.console import PlainConsole, RichConsole
+from packtrain.metrics.planning import planning_row
 from packtrain.metrics.recorder import Recorder
 from packtrain.metrics.writers import JsonlWriter, TensorBoardWriter
+from packtrain.networks.actor_critic import ActorCriticNetwork
+from packtrain.planning.traces import TraceWriter
 from packtrain.runtime import checkpoint
 from packtrain.runtime.evaluation import Evaluator
-from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.experiment import Experiment, Planning, Repeat
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
@@ -44,10 +49,34 @@ EVALUATION_COLUMNS = 16
 def open_streams(experiment: Experiment, spec: Spec, travelling: Travelling | None = None) -> list[Stream]:
     """The experiment's environments, a stream a group."""
     sizes, seed, environment = experiment.streams.group_sizes(), experiment.seed, experiment.streams.environment
+    if isinstance(experiment.policy, Planning):
+        together, limit = experiment.streams.together, experiment.streams.episode_time_limit
+        seeds = [seed_for(seed, "environments", g) for g in range(len(sizes))]
+        return [
+            Stream(environment.open_core(size, own, together, limit), size)
+            for size, own in zip(sizes, seeds, strict=True)
+        ]
     return [
         Stream(environment.open(size, seed_for(seed, "environments", g), spec, travelling, len(sizes)), size)
         for g, size in enumerate(sizes)
     ]
+
+
+def make_policy(
+    description: Any, network: torch.nn.Module, device: torch.device, seed: int, greedy: bool, traces: Any = None
+) -> NetworkPolicy | PlannedPolicy:
+    """Who acts with a network: itself, or a planner that asks it."""
+    if isinstance(description, Planning):
+        agent = (description.evaluation_agent if greedy else None) or description.agent
+        return PlannedPolicy(agent, network, device, seed, traces)  # type: ignore[arg-type]
+    return NetworkPolicy(network, seed, greedy)  # type: ignore[arg-type]
+
+
+class _Nowhere:
+    """Takes rows that nobody learns from."""
+
+    def add(self, row: Any, carry: Any, extras: dict[str, Any]) -> None:
+        """Drop them."""
 
 
 class Parts:
@@ -61,6 +90,7 @@ class Parts:
         travelling: Travelling | None = None,
         streams: list[Stream] | None = None,
         exact: bool = False,
+        traces: TraceWriter | None = None,
     ):
         """Everything is made, nothing starts.
 
@@ -71,27 +101,33 @@ class Parts:
           travelling: the configuration, for child processes.
           streams: environments that are open already; their sizes are those of the experiment's groups.
           exact: nothing may be chosen by how fast it is today, so that the same run gives the same numbers.
+          traces: writes searches down.
         """
         seed = experiment.seed
         torch.manual_seed(seed_for(seed, "weights"))
         torch.backends.cudnn.benchmark = not exact  # batches keep their shape: let cuDNN try which kernels are fastest
         torch.backends.cudnn.deterministic = exact
         network, acting_network = (experiment.policy.build(spec).to(device) for _ in range(2))
-        wanted = experiment.run.precision or ("float32" if exact and device.type == "cpu" else None)
-        self.precision = choose_precision(wanted, network, spec, device)
-        network.precision = acting_network.precision = self.precision
+        self.precision: torch.dtype | None = None
+        if not isinstance(experiment.policy, Planning):
+            wanted = experiment.run.precision or ("float32" if exact and device.type == "cpu" else None)
+            assert isinstance(network, ActorCriticNetwork)
+            self.precision = choose_precision(wanted, network, spec, device)
+            network.precision = acting_network.precision = self.precision
         sizes = experiment.streams.group_sizes()
         self.streams = streams or open_streams(experiment, spec, travelling)
-        self.policy = NetworkPolicy(acting_network, seed_for(seed, "actions"))
+        self.policy = make_policy(experiment.policy, acting_network, device, seed_for(seed, "actions"), False, traces)
         self.memories = {n: m.build(sizes, self.policy.context, device) for n, m in experiment.memories.items()}
-        total = experiment.run.total_steps
+        total = experiment.total_steps
         self.learners = {name: use.learner.build(network, total) for name, use in experiment.learners.items()}
         self.weights = Weights()
         self._published = [(self.learners[name], use.publishes) for name, use in experiment.learners.items()]
         self.publish(0)
         self._version = -1
-        (memory,) = self.memories.values()
-        self.actor = Actor(self.streams, self.policy, memory.sinks, self._refresh)
+        sinks: list[Any] = [_Nowhere()] * len(sizes)
+        for memory in self.memories.values():
+            sinks = memory.sinks
+        self.actor = Actor(self.streams, self.policy, sinks, self._refresh)
 
     def acting(self) -> contextlib.AbstractContextManager:
         """Around a thread that acts: on a GPU, a stream of its own that goes before learning."""
@@ -106,17 +142,24 @@ class Parts:
                 self.weights.publish(name, learner.network, version)
 
     def _refresh(self) -> int:
+        if not self.learners:
+            return 0
         self._version = self.weights.pull("policy", self.policy.network, self._version)
         return self._version
 
-    def state(self, with_actor: bool) -> dict[str, Any]:
-        """Everything that must survive, as a tree; without the actor's part if it is broken or cannot be saved."""
+    def state(self, with_actor: bool, actor: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Everything that must survive, as a tree; without the actor's part if it is broken or cannot be saved.
+
+        Args:
+          with_actor: whether to save where the environments stand, and the memories.
+          actor: where they stood when the epoch began, if one is under way.
+        """
         learners = {name: learner.state_dict() for name, learner in self.learners.items()}
         state: dict[str, Any] = {
             "weights": {name: learner.pop("network") for name, learner in learners.items()},
             "learners": learners,
         }
-        actor = self.actor.snapshot() if with_actor else None
+        actor = (actor or self.actor.snapshot()) if with_actor else None
         if actor is not None:
             state["actor"] = actor
             state["memories"] = {name: memory.snapshot() for name, memory in self.memories.items()}
@@ -127,6 +170,8 @@ class Parts:
         for name, learner in self.learners.items():
             learner.load_state_dict({**state["learners"][name], "network": state["weights"][name]})
         self.publish(sum(learner.updates for learner in self.learners.values()))
+        if not self.learners:
+            self._version = 0
         if "actor" not in state:
             return False
         self.actor.restore(state["actor"])
@@ -151,11 +196,16 @@ def open_evaluator(
 ) -> tuple[Evaluator, torch.nn.Module]:
     """An evaluator with environments and a network of its own, and that network."""
     network = experiment.policy.build(spec).to(device)
-    network.precision = precision
     size = min(num_episodes, EVALUATION_COLUMNS)
     environment: Environment = experiment.streams.environment
-    stream = Stream(environment.open(size, seed_for(seed, "evaluation"), spec, travelling), size)
-    policy = NetworkPolicy(network, seed_for(seed, "evaluation", "actions"), greedy)
+    own_seed = seed_for(seed, "evaluation")
+    if isinstance(experiment.policy, Planning):
+        limit = experiment.streams.episode_time_limit
+        stream = Stream(environment.open_core(size, own_seed, time_limit=limit), size)
+    else:
+        network.precision = precision
+        stream = Stream(environment.open(size, own_seed, spec, travelling), size)
+    policy = make_policy(experiment.policy, network, device, seed_for(seed, "evaluation", "actions"), greedy)
     return Evaluator(stream, policy, num_episodes), network
 
 
@@ -249,14 +299,20 @@ class Training:
         torch.set_num_threads(experiment.run.num_threads)
         keep_large_blocks()
         travelling = Travelling.pack(configuration.text())
-        self.parts = Parts(experiment, spec, device, travelling, streams, exact)
+        traces = None
+        if isinstance(experiment.policy, Planning) and experiment.policy.traces is not None:
+            where, seed = folder.path / "traces", seed_for(experiment.seed, "traces")
+            traces = TraceWriter(experiment.policy.traces, where, experiment.streams.environment.id, seed)
+        self.parts = Parts(experiment, spec, device, travelling, streams, exact, traces)
+        self.repeats = [0] * len(experiment.schedule)  # how often each stage has been gone through: epochs
+        self._epoch_begin: tuple[int, dict[str, Any] | None] | None = None  # step and actor; None: no epoch under way
         self.step = 0  # decisions learned from
         self._frames_per_step = spec.frames_per_step
         self.stop: BaseException | None = None  # why the run should end early
         self.gate = Gate()
         self._patience = experiment.streams.environment.step_deadline_secs + 30  # for a turn to end
         self.actor_busy, self.learner_busy = Busy(since=time.perf_counter()), Busy(since=time.perf_counter())
-        self._recorder = Recorder(experiment.run.log_every)
+        self._recorder = Recorder(1 if experiment.by_epochs else experiment.run.log_every)
         self._episodes: collections.deque = collections.deque()  # from the actor's thread to the learner's
         self._results: collections.deque = collections.deque()  # evaluations, likewise
         self._wall_before, self._begin = 0.0, time.monotonic()
@@ -264,7 +320,7 @@ class Training:
         self._next_eval, self._last_eval = 0, -1
         self._evaluated: tuple[int, dict[str, Any]] | None = None
         self._evaluator, self._evaluation_network = None, None
-        if experiment.evaluation.every:
+        if experiment.evaluation.every or experiment.evaluation.every_epochs:
             count = experiment.evaluation.num_episodes
             self._evaluator, self._evaluation_network = open_evaluator(
                 experiment, spec, device, count, experiment.seed, travelling, self.parts.precision
@@ -300,8 +356,58 @@ class Training:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps have been learned from."""
-        return self.step >= self.experiment.run.total_steps
+        """Whether all steps have been learned from, or all epochs are over."""
+        epochs = self.experiment.epochs
+        over = self.experiment.by_epochs and epochs is not None and self.epoch >= epochs
+        return over or self.step >= self.experiment.total_steps
+
+    # -- epochs
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are over."""
+        return sum(self.repeats)
+
+    def repeats_left(self, index: int) -> bool:
+        """Whether a stage is to be gone through once more."""
+        stage = self.experiment.schedule[index]
+        assert isinstance(stage, Repeat)
+        return stage.times is None or self.repeats[index] < stage.times
+
+    def begin_epoch(self) -> None:
+        """Remember where the environments stand: until the epoch is over, this is what is saved."""
+        learning = [i for i, s in enumerate(self.experiment.schedule) if isinstance(s, Repeat) and s.learns]
+        counted = learning or range(len(self.repeats))
+        if isinstance(self.parts.policy, PlannedPolicy):
+            self.parts.policy.epoch = sum(self.repeats[i] for i in counted)
+        self._epoch_begin = (self.step, self.parts.actor.snapshot() if self._savable() else None)
+
+    def _savable(self) -> bool:
+        return all(stream.columns.savable for stream in self.parts.streams) and self.parts.actor.steps > 0
+
+    def begin_round(self) -> None:
+        """All columns begin an episode with the next turn."""
+        self._round_steps = -1
+
+    def round_is_over(self) -> bool:
+        """Whether every column has finished its episode."""
+        if self._round_steps < 0:  # the turn that resets them is still to come
+            self._round_steps = 0
+            return False
+        return all(stream.columns.all_ended for stream in self.parts.streams)  # type: ignore[attr-defined]
+
+    def end_epoch(self, index: int) -> None:
+        """Count the epoch, and write its rows."""
+        self.repeats[index] += 1
+        self.step = self.parts.actor.steps
+        self._epoch_begin = None
+        assert isinstance(self.parts.policy, PlannedPolicy)
+        decided = self.parts.policy.decisions.drain()
+        row = planning_row(self.epoch, list(self._episodes), self._recorder.means(), decided)
+        while self._episodes:
+            self._recorder.episodes(self._episodes.popleft())
+        self._write_train_row()
+        self._write("planning", row)
 
     def update(self, name: str) -> bool:
         """One step of a learner if its memory has a batch, and the row that may be due; False if there was no batch."""
@@ -311,8 +417,14 @@ class Training:
             return False
         metrics = learner.update(sample)
         self.parts.publish(learner.updates)
-        self.step += sample.steps
+        memory = self.parts.memories[use.memory]
+        if (priorities := metrics.pop("priorities", None)) is not None:
+            assert isinstance(memory, EpisodeMemory)
+            memory.set_priorities(priorities.cpu().numpy())
         self._recorder.update(metrics, sample.lag)
+        if memory.replays:  # steps are counted where they are made, and rows are written between epochs
+            return True
+        self.step += sample.steps
         while self._episodes:
             self._recorder.episodes(self._episodes.popleft())
         if self._recorder.due(self.step):
@@ -320,12 +432,14 @@ class Training:
         return True
 
     def _write_train_row(self) -> None:
-        row = self._recorder.row(self.step)
+        row: dict[str, Any] = {"epoch": self.epoch} if self.experiment.by_epochs else {}
+        row |= self._recorder.row(self.step)
         now = time.monotonic()
         row["env_steps"] = self.parts.actor.steps
         if self._frames_per_step > 1:
             row["frames"] = self.step * self._frames_per_step
-        row["unrolls_dropped"] = sum(memory.dropped for memory in self.parts.memories.values())
+        dropped = sum(memory.dropped for memory in self.parts.memories.values())
+        row["episodes_too_long" if self.experiment.by_epochs else "unrolls_dropped"] = dropped
         row["episodes_dropped"] = sum(stream.columns.boundary.dropped for stream in self.parts.streams)
         row["values_clipped"] = sum(stream.columns.boundary.clipped for stream in self.parts.streams)
         row["steps_per_second"] = (self.step - self._row_step) / max(1e-9, now - self._row_time)
@@ -357,22 +471,27 @@ class Training:
 
     def begin_evaluation_if_due(self) -> bool:
         """Start an evaluation with the current weights if the step count has come to it."""
-        due = self._evaluator is not None and (
-            self.step >= self._next_eval or (self.finished and self._last_eval != self.step)
-        )
+        due = self._evaluator is not None and self._last_eval != self.step and (self._evaluation_due() or self.finished)
         if not due or self.evaluating:
             return False
         every = self.experiment.evaluation.every
         with self.gate.held(self._patience):
-            (learner,) = self.parts.learners.values()
-            self._evaluation_network.load_state_dict(learner.network.state_dict())  # type: ignore[union-attr]
+            for learner in self.parts.learners.values():
+                self._evaluation_network.load_state_dict(learner.network.state_dict())  # type: ignore[union-attr]
             # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
-            self._evaluated = (self.step, self._state(with_actor=True))
+            self._evaluated = (self.step, self._state(with_actor=not self.experiment.by_epochs))
             self._evaluator.begin()  # type: ignore[union-attr]
             _settle_gpu()  # the actor's stream plays on with what this one has prepared
-        self._next_eval = (self.step // every + 1) * every
+        if every:
+            self._next_eval = (self.step // every + 1) * every
         self._last_eval = self.step
         return True
+
+    def _evaluation_due(self) -> bool:
+        settings = self.experiment.evaluation
+        if settings.every_epochs and self.epoch % settings.every_epochs == 0 and self.epoch > 0:
+            return True
+        return bool(settings.every) and self.step >= self._next_eval
 
     def collect_evaluation(self) -> None:
         """Write the row of a finished evaluation; a new best score keeps the state that was evaluated."""
@@ -383,7 +502,7 @@ class Training:
             self._evaluated = None
             rewards = result.pop("rewards")
             result |= {f"reward/{name}": value for name, value in rewards.items() if name != "train"}
-            self._write("eval", result, step)
+            self._write("eval", {"epoch": self.epoch, **result} if self.experiment.by_epochs else result, step)
             if result["return_mean"] > self._best_score():
                 self._join_saving()
                 self._guarded(partial(self._keep_best, step, state, result["return_mean"]))()
@@ -424,7 +543,7 @@ class Training:
                 raise DivergedError(f"the weights of {name!r} are not finite at step {self.step}: not saved")
         self._join_saving()
         self._last_save = time.monotonic()
-        step = self.step
+        step = state["run"]["step"]
 
         def write() -> None:
             checkpoint.save(self.folder.checkpoints, step, state)
@@ -458,15 +577,17 @@ class Training:
     def _state(self, with_actor: bool) -> dict[str, Any]:
         """Everything that must survive. The actor is held; what its stream has begun is waited for, and the copies."""
         _settle_gpu()
-        state = self.parts.state(with_actor)
+        step, actor = self._epoch_begin or (self.step, None)
+        state = self.parts.state(with_actor and (actor is not None or self._epoch_begin is None), actor)
         _settle_gpu()
         state["run"] = {
-            "step": self.step,
+            "step": step,
+            "repeats": list(self.repeats),
             "wall_s": self.wall_s(),
             "metrics_bytes": self._writers[0].bytes,
             "next_eval": self._last_eval if self.evaluating else self._next_eval,  # one under way is begun again
             "last_eval": -1 if self.evaluating else self._last_eval,
-            "env_steps": self.parts.actor.steps,
+            "env_steps": step if self._epoch_begin else self.parts.actor.steps,
             "identity": self._configuration.identity(),
             "values": dict(self._configuration.values),
         }
@@ -478,6 +599,7 @@ class Training:
         exact = self.parts.load_state(state)
         run = state["run"]
         self.step, self._wall_before = run["step"], run["wall_s"]
+        self.repeats = list(run.get("repeats", self.repeats))
         self._next_eval, self._last_eval = run["next_eval"], run["last_eval"]
         self._row_step = self.step
         self._recorder.load_state_dict(state["recorder"], self.step)

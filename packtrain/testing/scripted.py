@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from packtrain import trees
+from packtrain.acting.seat import Seat
 from packtrain.envs.boundary import space_leaves
+from packtrain.envs.stream import Stream
 from packtrain.trees import Tree
 from packtrain.types import Row
 
@@ -29,6 +31,10 @@ class ScriptedPolicy:
         self.device = torch.device("cpu")
         self.generator = torch.Generator().manual_seed(seed)
         self._spaces = space_leaves(action_space)
+
+    def seat(self, stream: Stream) -> Seat:
+        """The seat of one group."""
+        return Seat(self, stream.size)  # type: ignore[arg-type]
 
     def initial_carry(self, batch: int) -> Tree:
         """No rows seen."""

@@ -16,6 +16,8 @@ from packtrain import trees
 from packtrain.envs import columns as columns_module
 from packtrain.envs.columns import Factory, FunctionalColumns, GymnasiumColumns, reward_channels
 from packtrain.envs.functional import FunctionalEnv
+from packtrain.envs.hanoi import Hanoi
+from packtrain.envs.stream import Stream
 from packtrain.errors import EnvError, EnvSetupError
 from packtrain.testing.abilities import Counting
 from packtrain.testing.faulty import Faulty
@@ -174,7 +176,7 @@ def test_the_backends_say_the_same_of_the_same_environment():
             outcome.obs["count"][:, 0] = 0  # ids are drawn from different generators
         assert all(outcome.over is None and outcome.life_over is None for outcome in (one, other))  # no lives here
         one, other = (trees.named_leaves(outcome._asdict()) for outcome in (one, other))
-        for name in one.keys() & other.keys() - {"solved", "over", "life_over"}:
+        for name in one.keys() & other.keys() - {"solved", "over", "life_over", "waiting"}:
             assert one[name].dtype == other[name].dtype, name
             np.testing.assert_array_equal(one[name], other[name], name)
     assert rows[0][3].solved.all() and rows[1][3].solved.all()
@@ -400,3 +402,34 @@ def test_after_a_restore_steps_are_still_counted_from_the_beginning():
 
 def test_environments_without_snapshots_say_so():
     assert gymnasium_columns([Faulty]).snapshot() is None
+
+
+def test_together_columns_wait_for_each_other() -> None:
+    """With `together` the first to end waits, unchanged and unpaid, and all begin the next episode in one row.
+
+    Mutation: step waiting columns on; the walker that ended would go on to be counted and paid.
+    """
+    core = Hanoi(disks=1, max_steps=4)  # action 1 (peg 0 → peg 2) solves it
+    columns = FunctionalColumns(core, 2, 0, "raise", "Hanoi", together=True)
+    stream = Stream(columns, 2)
+    stream.start()
+    actions = [[1, 0], [0, 3], [0, 2], [0, 3], [0, 0], [3, 3], [0, 0]]
+    rows = []
+    for action in actions:
+        stream.send(np.array(action))
+        row = stream.recv()
+        rows.append(
+            (row.first.tolist(), row.last_reward["train"].tolist(), row.terminated.tolist(), row.truncated.tolist())
+        )
+        rows[-1] += (columns.all_ended, stream.steps)
+    no = [False, False]
+    assert rows == [
+        (no, [1.0, 0.0], [True, False], no, False, 2),
+        (no, [0.0, 1.0], [False, True], no, True, 3),
+        ([True, True], [0.0, 0.0], no, no, False, 3),
+        (no, [0.0, 0.0], no, no, False, 5),
+        (no, [0.0, 0.0], no, no, False, 7),
+        (no, [1.0, 1.0], [True, True], no, True, 9),
+        ([True, True], [0.0, 0.0], no, no, False, 9),
+    ]
+    assert [(e.length, e.returns["train"]) for e in stream.drain_episodes()] == [(1, 1.0), (2, 1.0), (3, 1.0), (3, 1.0)]

@@ -13,7 +13,7 @@ import packtrain.testing.abilities  # noqa: F401  (registers)
 from packtrain import trees
 from packtrain.envs.functional import FunctionalEnv, load_core
 
-OURS = ["packtrain/Catch-v0", "packtrain/CartPole-v0", "packtrain/PointMass-v0"]
+OURS = ["packtrain/Catch-v0", "packtrain/CartPole-v0", "packtrain/PointMass-v0", "packtrain/BinPacking-v0"]
 ABILITIES = [
     "packtrain/Bandit-v0",
     "packtrain/DelayedReward-v0",
@@ -27,6 +27,10 @@ VARIANTS = [(env_id, {}) for env_id in OURS + ABILITIES] + [
     ("packtrain/Catch-v0", {"rows": 4, "columns": 7}),
     ("packtrain/PointMass-v0", {"dimensions": 5, "max_steps": 9}),
     ("packtrain/CartPole-v0", {"max_steps": 13}),
+    ("packtrain/Octomaze-v0", {}),
+    ("packtrain/Octomaze-v0", {"num_corridors": 2, "corridor_length": 1, "max_steps": 3}),
+    ("packtrain/BinPacking-v0", {"time_in_observation": True, "time_horizon": 20}),
+    ("packtrain/BinPacking-v0", {"item_sizes": (1, 2, 5), "probabilities": (0.5, 0.25, 0.25), "bag_capacity": 5}),
     ("packtrain/Truncation-v0", {"ends_as": "termination"}),
     ("packtrain/Counting-v0", {"ends_as": "truncation"}),
     ("packtrain/Counting-v0", {"tree": True}),

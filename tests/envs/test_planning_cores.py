@@ -11,6 +11,7 @@ from packtrain.envs.bit_flipper import BitFlipper
 from packtrain.envs.deep_sea import DeepSea
 from packtrain.envs.functional import FunctionalEnv
 from packtrain.envs.hanoi import Hanoi
+from packtrain.envs.octomaze import Octomaze
 from packtrain.envs.sliding_puzzle import SlidingPuzzle
 
 CORES = [
@@ -22,6 +23,8 @@ CORES = [
     SlidingPuzzle(3, scramble=4),
     DeepSea(4),
     DeepSea(12, mapping_seed=42),
+    Octomaze(3, corridor_length=4),
+    Octomaze(),
 ]
 HARD = CORES[4]  # random steps hardly ever solve it
 every_core = pytest.mark.parametrize("core", CORES, ids=lambda core: type(core).__name__)

@@ -1,0 +1,173 @@
+"""Learning from search: a network learns, between episodes, what a planner found out with more work than it may do.
+
+Expert iteration (Anthony et al. 2017, arXiv:1705.08439; Silver et al. 2017) as the planning frameworks of Miłoś et al.
+2019 (arXiv:1912.09996) and Januszewski et al. 2021 do it: a supervised step on single decisions of whole episodes, each
+head towards a target that the search or the end of the episode gave.
+
+Deviations from those frameworks, each by choice:
+ 1. Targets are what the search knew when it acted, not what its tree held at the end of the episode.
+ 2. Policy heads are logits and learn by cross-entropy; give `losses` to have them learn by squared error.
+ 3. The n-step target is computed from its definition; its bootstrap is 0 only where an episode terminated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from packtrain import trees
+from packtrain.algorithms.gradient import GradientLearner
+from packtrain.algorithms.optimisers import make_optimiser
+from packtrain.config import configurable
+from packtrain.errors import ConfigError
+from packtrain.memory.episodes import HINDSIGHT
+from packtrain.trees import Tree
+from packtrain.types import Trajectory
+
+LossName = Literal["squared_error", "cross_entropy", "binary_cross_entropy"]
+MaskName = Literal["one", "nonzero", "action"]
+NO_CLIPPING = float("inf")
+
+
+@configurable
+@dataclass(frozen=True)
+class ExpertIteration:
+    """Which head learns what, and the optimiser. Defaults are those of Keras."""
+
+    network: str = "agent"  # the network that learns
+    targets: dict[str, str] = field(default_factory=lambda: {"value": "value"})  # head → what it should say: `target`
+    losses: dict[str, LossName] = field(default_factory=dict)  # head → loss; logits: cross_entropy, else squared_error
+    masks: dict[str, MaskName] = field(default_factory=dict)  # head → which of its outputs learn; one: all
+    loss_weights: dict[str, float] = field(default_factory=dict)  # head → weight of its loss; 1 if not given
+    optimiser: Literal["adam", "rmsprop", "rmsprop_tf"] = "adam"
+    learning_rate: float = 0.001
+    alpha: float = 0.9  # RMSProp's decay
+    epsilon: float = 1e-7
+    weight_decay: float = 0.0  # times the sum of squares of all weights but biases, added to the loss
+    grad_norm_clipping: float | None = None  # of the global norm; None: not clipped
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "epsilon", "grad_norm_clipping"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"ExpertIteration.{name} = {value} must be above 0")
+        if not self.targets:
+            raise ConfigError("ExpertIteration.targets = {} leaves nothing to learn")
+        if self.weight_decay < 0:
+            raise ConfigError(f"ExpertIteration.weight_decay = {self.weight_decay} must not be negative")
+        for name in ("losses", "masks", "loss_weights"):
+            unknown = set(getattr(self, name)) - set(self.targets)
+            if unknown:
+                raise ConfigError(f"ExpertIteration.{name} names {sorted(unknown)[0]!r}, which has no target")
+
+    def wanted(self) -> tuple[str, ...]:
+        """What a memory must keep of the search."""
+        return tuple(dict.fromkeys(t for t in self.targets.values() if t not in (*HINDSIGHT, "n_step")))
+
+    def build(self, network: nn.ModuleDict, total_steps: int) -> GradientLearner:
+        """A learner for the named network among those that planners ask."""
+        if self.network not in network:
+            raise ConfigError(f"ExpertIteration.network = {self.network!r}; the planner asks {sorted(network)}")
+        heads = network[self.network].heads
+        for head in self.targets:
+            if head not in heads:  # type: ignore[operator]
+                known = ", ".join(sorted(heads))  # type: ignore[arg-type]
+                raise ConfigError(f"ExpertIteration.targets names head {head!r}; the planner asks for {known}")
+        optimiser = make_optimiser(
+            network[self.network].parameters(),
+            self.optimiser,
+            self.learning_rate,
+            alpha=self.alpha,
+            epsilon=self.epsilon,
+        )
+        return GradientLearner(
+            network,
+            partial(loss, settings=self),
+            optimiser,
+            lambda _: self.learning_rate,
+            self.grad_norm_clipping or NO_CLIPPING,
+        )
+
+
+def loss(network: nn.ModuleDict, trajectory: Trajectory, settings: ExpertIteration) -> tuple[Tensor, dict[str, Tensor]]:
+    """The weighted sum of the heads' losses on B steps, and its parts as detached 0-d tensors.
+
+    "priorities" [B] among them is how far the first head was off.
+    """
+    module = network[settings.network]
+    outputs = module(_step(trajectory.obs, 0))
+    weight = trajectory.extras["importance_weight"][0] if "importance_weight" in trajectory.extras else None
+    total, parts, priorities = torch.zeros((), device=trajectory.reward.device), {}, None
+    for head, name in settings.targets.items():
+        wanted = target(name, trajectory, module, head)
+        kind = settings.losses.get(head, "cross_entropy" if head == "logits" else "squared_error")
+        if wanted.shape[1] == 1 and kind != "cross_entropy":
+            wanted = wanted.expand(outputs[head].shape)  # of every member of an ensemble, or of the action taken
+        if wanted.shape != outputs[head].shape:
+            raise ConfigError(
+                f"ExpertIteration.targets: head {head!r} has {outputs[head].shape[1]} outputs and learns by {kind}, and "
+                f"its target {name!r} has {wanted.shape[1]}"
+            )
+        allowed = mask(settings.masks.get(head, "one"), wanted, trajectory.action[0])
+        each = head_loss(kind, outputs[head], wanted, allowed)  # [B]
+        part = (each if weight is None else each * weight).mean()
+        parts[f"{head}_loss"] = part
+        total = total + settings.loss_weights.get(head, 1.0) * part
+        if priorities is None:
+            priorities = each.detach().sqrt() if kind == "squared_error" else each.detach()
+    if settings.weight_decay:
+        squares = [w.square().sum() for w in module.parameters() if w.ndim > 1]
+        parts["weight_loss"] = settings.weight_decay * torch.stack(squares).sum()
+        total = total + parts["weight_loss"]
+    parts = {name: part.detach() for name, part in {"total_loss": total, **parts}.items()}
+    if weight is not None and priorities is not None:
+        parts["priorities"] = priorities
+    return total, parts
+
+
+def target(name: str, trajectory: Trajectory, module: nn.Module, head: str) -> Tensor:
+    """What a head should have said at each of B steps, [B, outputs].
+
+    "return", "discounted_return" and "solved" are how the episode went on from there; "n_step" is an n-step return that
+    bootstraps with the head itself; anything else is what the search said under that name. One number is [B, 1], and
+    wanted of all outputs that learn.
+    """
+    if name == "n_step":
+        extras = trajectory.extras
+        with torch.no_grad():
+            bootstrap = module(_step(extras["bootstrap_obs"], 0))[head]
+        return extras["n_step_return"][0, :, None] + extras["bootstrap_discount"][0, :, None] * bootstrap
+    value = trajectory.extras[name][0].float()
+    return value[:, None] if value.ndim == 1 else value
+
+
+def mask(name: str, wanted: Tensor, action: Tensor) -> Tensor | None:
+    """Which outputs learn, [B, outputs] of 0 and 1; None for all."""
+    if name == "nonzero":
+        return (wanted != 0).float()
+    if name == "action":
+        return nn.functional.one_hot(action.long(), wanted.shape[1]).float()
+    return None
+
+
+def head_loss(kind: str, output: Tensor, wanted: Tensor, allowed: Tensor | None) -> Tensor:
+    """The loss of one head at each of B steps, [B]; squared errors are averaged over the outputs that learn."""
+    assert output.shape == wanted.shape, (output.shape, wanted.shape)
+    if kind == "cross_entropy":
+        log_prob = output.log_softmax(-1)
+        return -(wanted * log_prob * (1.0 if allowed is None else allowed)).sum(-1)
+    if kind == "binary_cross_entropy":
+        each = nn.functional.binary_cross_entropy_with_logits(output, wanted, reduction="none")
+    else:
+        each = (output - wanted).square()
+    if allowed is None:
+        return each.mean(-1)
+    return (each * allowed).sum(-1) / allowed.sum(-1).clamp(min=1)
+
+
+def _step(tree: Tree, time: int) -> Tree:
+    return trees.map(lambda leaf: leaf[time], tree)

@@ -1,0 +1,339 @@
+"""Any Gymnasium environment that can save and restore itself, as a functional core to plan in.
+
+Write two methods on an environment of your own, `snapshot() → anything` and `restore(snapshot)`, and every planner and
+every stream works with it. Gymnasium's classic control, toy text and MuJoCo environments need not be changed: how they
+are saved is written here.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from packtrain import knobs, trees
+from packtrain.envs import options
+from packtrain.envs.boundary import batch_of_one, check_structure, space_leaves
+from packtrain.envs.columns import reward_channels
+from packtrain.envs.functional import FunctionalEnv
+from packtrain.errors import EnvSetupError
+from packtrain.trees import Tree
+
+METHOD_NAMES = (("snapshot", "restore"), ("clone_state", "restore_state"))  # ours, and Alpacka's
+CHECKED_STEPS = 10
+# What MuJoCo derives from its state in a step and Gymnasium's environments read before the next: it lags behind the
+# state by one integration, so that deriving it again after a restore would change rewards.
+DERIVED_BY_MUJOCO = (
+    *("xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "site_xpos", "subtree_com"),
+    *("cinert", "cvel", "cfrc_ext", "qfrc_actuator", "qfrc_constraint", "actuator_force", "sensordata"),
+)
+
+
+class Saving(NamedTuple):
+    """How an environment is saved and restored."""
+
+    snapshot: Callable[[], Any]
+    restore: Callable[[Any], Any]
+    identity: Callable[[Any], Any] = lambda snapshot: snapshot  # the part of a snapshot that tells states apart
+    stochastic: bool = False  # whether steps draw from env.np_random, which snapshots leave out
+
+
+class Simulator:
+    """A core over one environment, which plays the part of all N states in turn.
+
+    States are {"state": snapshots, object [N]; "obs": the observations [N, ...], kept since some environments show an
+    old picture after a restore; "over": bool [N]; "key": uint64 [N], a digest of the snapshot, or of the observation
+    where a snapshot is more than arrays, bytes and numbers in dicts, lists and tuples}. States that are over rest.
+
+    Only terminations end an episode. `truncated` is ignored, also that of a time limit around the environment: the
+    clock is `max_steps`. An environment that counts its own steps and saves the count has states that never recur.
+
+    When it is built, a simulator saves a start, plays a few random actions, restores, plays them again and compares.
+
+    Args:
+      env: a Gymnasium environment, or the id of one, which is then made without its wrappers.
+      max_steps: steps until truncation, 1 or more; None for no clock; "time limit" for that of the wrapper around the
+        environment, as most ids have one, and no clock if there is none.
+      stochastic: whether steps draw from `self.np_random` of the environment. They are then given the generator of
+        whoever steps, so that a snapshot need not hold one and a search does not foresee the draws. None: known for
+        Gymnasium's own environments, and taken to be false for all others.
+      **kwargs: for making the environment, where `env` is an id.
+    """
+
+    changing = ("key", "over")  # what tells states apart
+    savable = False  # nobody knows what a snapshot is made of
+
+    def __init__(
+        self,
+        env: gym.Env | str,
+        max_steps: int | str | None = "time limit",
+        stochastic: bool | None = None,
+        **kwargs: Any,
+    ):
+        self._name = env if isinstance(env, str) else _name_of(env)
+        options.one_of("Simulator", "stochastic", stochastic, (None, False, True))
+        if kwargs and not isinstance(env, str):
+            raise EnvSetupError(f"Simulator({', '.join(kwargs)}=...): options of an environment go with an id only")
+        made = _make(env, kwargs) if isinstance(env, str) else env
+        limit = time_limit(made) if max_steps == "time limit" else max_steps
+        self.max_steps = None if limit is None else options.whole_number("Simulator", "max_steps", limit, least=1)
+        self._env: gym.Env = made.unwrapped if isinstance(env, str) else made
+        self._source = (env, kwargs) if isinstance(env, str) else None  # to make another with pictures
+        self._pictured: gym.Env | None = None
+        self._saving = find_saving(self._env, self._name)
+        self.stochastic = self._saving.stochastic if stochastic is None else stochastic
+        self.observation_space: gym.Space = self._env.observation_space
+        self.action_space: gym.Space = self._env.action_space
+        self.reward_channels = reward_channels(self._env)[1:]
+        for space, what in ((self.observation_space, "observation"), (self.action_space, "action")):
+            try:
+                space_leaves(space)
+            except EnvSetupError as error:
+                raise EnvSetupError(f"the {what} space of {self._name}: {error}") from None
+        self._tells_solved = False
+        self._digests_snapshots = True
+        self._check()
+
+    def initial(self, n: int, rng: np.random.Generator) -> Tree:
+        """N resets, their seeds drawn from `rng`."""
+        states = self._empty(n)
+        for i, seed in enumerate(rng.integers(2**31, size=n).tolist()):
+            observation, _ = self._env.reset(seed=seed)
+            self._save(states, i, observation)
+        return states
+
+    def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
+        """Restore, step and save, one state after the other; extras["solved"] is there if the environment tells."""
+        snapshots, n = states["state"], len(states["over"])
+        states = trees.map(np.copy, states)
+        rewards, solved = np.zeros(n, np.float32), np.zeros(n, bool)
+        channels = {channel: np.zeros(n, np.float32) for channel in self.reward_channels}
+        for i in np.flatnonzero(~states["over"]).tolist():
+            self._saving.restore(snapshots[i])
+            action = trees.map(lambda leaf, i=i: leaf[i], actions)
+            observation, rewards[i], states["over"][i], info = self._play(action, rng)
+            solved[i] = info.get("solved", False)
+            for channel, values in channels.items():
+                values[i] = info[f"reward/{channel}"]
+            self._save(states, i, observation)
+        extras: dict[str, Any] = {f"reward/{channel}": values for channel, values in channels.items()}
+        if self._tells_solved:
+            extras["solved"] = solved
+        return states, rewards, states["over"].copy(), extras
+
+    def observe(self, states: Tree) -> Tree:
+        """The observations that were kept with the states."""
+        return trees.map(np.copy, states["obs"])
+
+    def render(self, states: Tree, mode: str) -> Any:
+        """The environment's own picture of state 0; an environment that was given must have been made for it."""
+        env, saving = self._env, self._saving
+        if env.render_mode != mode:
+            if self._source is None:
+                raise EnvSetupError(
+                    f"{self._name} was made with render_mode={env.render_mode!r} and cannot show {mode!r}"
+                )
+            if self._pictured is None or self._pictured.render_mode != mode:
+                env_id, kwargs = self._source
+                self._pictured = _make(env_id, {**kwargs, "render_mode": mode}).unwrapped
+                self._pictured.reset(seed=0)
+            env, saving = self._pictured, find_saving(self._pictured, self._name)
+        saving.restore(states["state"][0])
+        return env.render()
+
+    def _play(self, action: Any, rng: np.random.Generator) -> tuple[Any, float, bool, dict]:
+        if self.stochastic:
+            self._env.unwrapped.np_random = rng
+        observation, reward, terminated, _, info = self._env.step(action)
+        return observation, float(reward), bool(terminated), info
+
+    def _empty(self, n: int) -> Tree:
+        obs = trees.map(lambda space: np.zeros((n, *space.shape), space.dtype), space_leaves(self.observation_space))
+        return {"state": np.empty(n, object), "obs": obs, "over": np.zeros(n, bool), "key": np.zeros(n, np.uint64)}
+
+    def _save(self, states: Tree, i: int, observation: Any) -> None:
+        """Write the environment as it is into row i. Rows are copies: some environments hand out their own arrays."""
+        states["state"][i] = snapshot = self._saving.snapshot()
+        obs = batch_of_one(observation, self.observation_space)
+        for leaf, row in zip(trees.flatten(states["obs"]), trees.flatten(obs), strict=True):
+            leaf[i] = row[0]
+        states["key"][i] = digest(self._saving.identity(snapshot) if self._digests_snapshots else obs)
+
+    def _check(self) -> None:
+        """EnvSetupError unless a restored environment does again what it did at first."""
+        try:
+            observation, _ = self._env.reset(seed=0)
+        except Exception as error:
+            raise EnvSetupError(
+                f"{self._name} raised in its first reset: {type(error).__name__}: {_line(error)}"
+            ) from error
+        if wrong := check_structure(observation, self.observation_space):
+            raise EnvSetupError(f"the first reset of {self._name} gave an observation of {wrong}")
+        try:
+            snapshot = self._saving.snapshot()
+            try:
+                digest(self._saving.identity(snapshot))
+            except TypeError:
+                self._digests_snapshots = False
+            first = self._rehearse()
+            self._saving.restore(snapshot)
+            again = self._rehearse()
+            self._saving.restore(snapshot)
+            self._rehearse(steps=1)
+            self._saving.restore(snapshot)  # after one step too: some faults hide after an even number
+            third = self._rehearse()
+        except Exception as error:
+            what = f"{type(error).__name__}: {_line(error)}"
+            raise EnvSetupError(f"{self._name} raised when it was saved, stepped and restored: {what}") from error
+        for step, answers in enumerate(zip(first, again, third, strict=False), start=1):
+            different = _first_difference(answers)
+            if different is not None:
+                raise EnvSetupError(
+                    f"{self._name} does not do the same again after a restore: at step {step} the {different} differs; "
+                    "a snapshot must hold all that steps depend on, and an environment that draws from self.np_random "
+                    "needs Simulator(stochastic=True)"
+                )
+
+    def _rehearse(self, steps: int = CHECKED_STEPS) -> list[dict[str, np.ndarray]]:
+        """What the environment answers to the same few actions, step by step, until it ends."""
+        rng, answers = np.random.default_rng(0), []
+        actions = copy.deepcopy(self.action_space)  # seeding the environment's own would be felt elsewhere
+        actions.seed(0)
+        for _ in range(steps):
+            observation, reward, terminated, info = self._play(actions.sample(), rng)
+            self._tells_solved |= "solved" in info
+            obs = trees.map(np.array, batch_of_one(observation, self.observation_space))
+            parts = trees.named_leaves(obs, "observation")
+            answers.append({**parts, "reward": np.array(reward), "terminated": np.array(terminated)})
+            if terminated:
+                break
+        return answers
+
+
+def _first_difference(answers: Sequence[dict[str, np.ndarray]]) -> str | None:
+    """What is not the same in all answers to one step; None if nothing is."""
+    for name in answers[0]:
+        if any(not np.array_equal(answers[0][name], other[name], equal_nan=True) for other in answers[1:]):
+            return name
+    return None
+
+
+def time_limit(env: gym.Env) -> int | None:
+    """After how many steps a wrapper around this environment truncates; None if none does."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.TimeLimit):
+            return env._max_episode_steps
+        env = env.env
+    return None
+
+
+def find_saving(env: gym.Env, name: str) -> Saving:
+    """How this environment is saved, its own methods first; EnvSetupError if there is no way."""
+    if isinstance(env.unwrapped, FunctionalEnv):
+        raise EnvSetupError(f"{name} is a functional core: planners take it as it is, without a Simulator")
+    layer: Any = env
+    while True:  # wrappers may save more than what they wrap
+        for save, restore in METHOD_NAMES:
+            if callable(getattr(layer, save, None)) and callable(getattr(layer, restore, None)):
+                return Saving(getattr(layer, save), getattr(layer, restore))
+        if not isinstance(layer, gym.Wrapper):
+            break
+        layer = layer.env
+    bases = [base.__module__ + "." for base in type(layer).__mro__]
+    if any(base.startswith("gymnasium.envs.classic_control.") for base in bases):
+        noisy = bool(getattr(layer, "torque_noise_max", 0))
+        return _attributes(layer, ("state", "steps_beyond_terminated", "last_u"), ("state",), noisy)
+    if any(base.startswith("gymnasium.envs.toy_text.") for base in bases) and hasattr(layer, "P"):
+        branching = any(len(outcomes) > 1 for moves in layer.P.values() for outcomes in moves.values())
+        drawing = branching or bool(getattr(layer, "fickle_passenger", False))
+        return _attributes(layer, ("s", "lastaction", "fickle_step", "taxi_orientation"), ("s", "fickle_step"), drawing)
+    if "gymnasium.envs.mujoco.mujoco_env." in bases:
+        return _physics(layer)
+    raise EnvSetupError(f"{name} cannot be restored: a planner needs snapshot() and restore(snapshot)")
+
+
+def _attributes(env: Any, names: tuple[str, ...], telling: tuple[str, ...], stochastic: bool) -> Saving:
+    """An environment whose state is a few attributes, those that it has, of which `telling` tell states apart."""
+
+    def snapshot() -> dict[str, Any]:
+        return {name: copy.copy(getattr(env, name)) for name in names if hasattr(env, name)}
+
+    def restore(snapshot: dict[str, Any]) -> None:
+        for name, value in snapshot.items():
+            setattr(env, name, copy.copy(value))
+
+    def identity(snapshot: dict[str, Any]) -> list:
+        return [np.asarray(snapshot[name], np.float64) for name in telling if name in snapshot]  # ints, tuples, arrays
+
+    return Saving(snapshot, restore, identity, stochastic)
+
+
+def _physics(env: Any) -> Saving:
+    """A MuJoCo environment: all that its integration depends on, and what was derived in the last step."""
+    import mujoco
+
+    model, data, parts = env.model, env.data, mujoco.mjtState.mjSTATE_INTEGRATION
+    size = mujoco.mj_stateSize(model, parts)
+
+    def snapshot() -> tuple[np.ndarray, ...]:
+        state = np.empty(size)
+        mujoco.mj_getState(model, data, state, parts)
+        return (state, *(getattr(data, name).copy() for name in DERIVED_BY_MUJOCO))
+
+    def restore(snapshot: tuple[np.ndarray, ...]) -> None:
+        state, *derived = snapshot
+        mujoco.mj_setState(model, data, state, parts)
+        for name, values in zip(DERIVED_BY_MUJOCO, derived, strict=True):
+            getattr(data, name)[:] = values
+
+    return Saving(snapshot, restore, lambda snapshot: snapshot[0][1:])  # its first number is the time
+
+
+def digest(tree: Any) -> int:
+    """64 bits of a hash over arrays, bytes, text, numbers and None in dicts, lists and tuples; TypeError beyond."""
+    hashed = hashlib.blake2b(digest_size=8)
+    _feed(hashed.update, tree)
+    return int.from_bytes(hashed.digest(), "little")
+
+
+def _feed(update: Callable[[bytes], None], tree: Any) -> None:
+    if isinstance(tree, np.generic):
+        tree = tree.item()  # environments mix NumPy's numbers with Python's
+    if isinstance(tree, np.ndarray) and not tree.dtype.hasobject:
+        update(f"{tree.dtype.str}{tree.shape}".encode() + tree.tobytes())
+    elif isinstance(tree, bytes | bytearray):
+        update(b"bytes%d:" % len(tree) + tree)
+    elif tree is None or isinstance(tree, str | int | float | complex):
+        update(f"{type(tree).__name__}{tree!r};".encode())
+    elif isinstance(tree, dict):
+        update(b"dict%d:" % len(tree))
+        for key in sorted(tree, key=repr):
+            _feed(update, key)
+            _feed(update, tree[key])
+    elif isinstance(tree, list | tuple):
+        update(b"list%d:" % len(tree))
+        for part in tree:
+            _feed(update, part)
+    else:
+        raise TypeError(f"a {type(tree).__name__} has no digest")
+
+
+def _make(env_id: str, kwargs: dict[str, Any]) -> gym.Env:
+    try:
+        return gym.make(env_id, **kwargs)
+    except gym.error.UnregisteredEnv as error:
+        raise EnvSetupError(f"unknown environment {env_id!r}{knobs.nearest(env_id, list(gym.registry))}") from error
+    except Exception as error:
+        raise EnvSetupError(f"{env_id!r} cannot be made: {type(error).__name__}: {_line(error)}") from error
+
+
+def _name_of(env: gym.Env) -> str:
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else "no reason given"

@@ -1,0 +1,111 @@
+"""What tree search computes at a node: exploration bonuses, histograms of visits, and Gumbel's root, in NumPy.
+
+Shapes: M nodes, A actions. Visits are floats or integers; whether an action's rating counts as its first visit is the
+caller's affair.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def puct_bonus(priors: np.ndarray, visits: np.ndarray, parent_visits: np.ndarray) -> np.ndarray:
+    """P(a) · √N / (N(a) + 1) as in Silver et al. 2017: priors, visits [M, A], parent_visits [M] → [M, A]."""
+    assert priors.shape == visits.shape and parent_visits.shape == visits.shape[:1]
+    return priors * np.sqrt(parent_visits)[:, None] / (visits + 1)
+
+
+def ucb_bonus(visits: np.ndarray, parent_visits: np.ndarray) -> np.ndarray:
+    """√N / (N(a) + 1), the same for every prior: visits [M, A], parent_visits [M] → [M, A]."""
+    assert parent_visits.shape == visits.shape[:1]
+    return np.sqrt(parent_visits)[:, None] / (visits + 1)
+
+
+def softmax(logits: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
+    """Probabilities [M, A] float64, 0 where an action is not allowed; rows need one that is."""
+    logits = logits.astype(np.float64)
+    if allowed is not None:
+        logits = np.where(allowed, logits, -np.inf)
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def histogram(visits: np.ndarray, otherwise: np.ndarray | None = None) -> np.ndarray:
+    """Visits over their sum, [M, A]; where the sum is 0 the row of `otherwise`, or zeros."""
+    total = visits.sum(axis=1, keepdims=True)
+    return np.where(total > 0, visits / np.where(total > 0, total, 1), 0.0 if otherwise is None else otherwise)
+
+
+def entropy(probabilities: np.ndarray) -> np.ndarray:
+    """−Σ p ln p of each row, [M, A] → [M]; 0 ln 0 is 0."""
+    logs = np.log(np.where(probabilities > 0, probabilities, 1.0))
+    return -(probabilities * logs).sum(axis=1)
+
+
+def considered_visits(considered: int, simulations: int) -> np.ndarray:
+    """The order of sequential halving, Karnin et al. 2013, as Danihelka et al. 2022 use it, [simulations] int64.
+
+    In simulation i an action is chosen among those that have been tried so many times in this search. Rounds share
+    the simulations equally; after each the better half goes on, two at least.
+
+    Args:
+      considered: actions that begin.
+      simulations: how many there are to share.
+    """
+    order: list[int] = []
+    tried, width = 0, max(considered, 1)
+    rounds = max(1, math.ceil(math.log2(width)))
+    while len(order) < simulations:
+        for _ in range(max(1, simulations // (rounds * width))):
+            order += [tried] * width
+            tried += 1
+        width = max(min(2, considered), width // 2, 1)
+    return np.array(order[:simulations], np.int64)
+
+
+def completed_qualities(qualities: np.ndarray, visits: np.ndarray, priors: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Qualities with those of unvisited actions filled in, Danihelka et al. 2022, appendix D.
+
+        v_mix = (v + ΣN / Σ_{N(b)>0} P(b) · Σ_{N(b)>0} P(b) Q(b)) / (1 + ΣN)
+
+    Args:
+      qualities: [M, A] Q, anything where unvisited.
+      visits: [M, A] N.
+      priors: [M, A] P.
+      value: [M] v, an estimate from before the visits.
+
+    Returns:
+      [M, A] Q where visited, v_mix elsewhere.
+    """
+    assert qualities.shape == visits.shape == priors.shape and value.shape == visits.shape[:1]
+    visited = visits > 0
+    weights = np.where(visited, priors, 0.0)
+    share = weights.sum(axis=1)
+    mean = np.where(visited, weights * qualities, 0.0).sum(axis=1) / np.where(share > 0, share, 1.0)
+    count = np.where(share > 0, visits.sum(axis=1), 0.0)
+    mixed = (value + count * mean) / (1 + count)
+    return np.where(visited, qualities, mixed[:, None])
+
+
+def scaled_qualities(
+    qualities: np.ndarray, most_visits: np.ndarray, allowed: np.ndarray, value_scale: float, visit_offset: float
+) -> np.ndarray:
+    """σ(Q) = (visit_offset + max N) · value_scale · Q, Q brought to [0, 1] first; Danihelka et al. 2022, equation 8.
+
+    Args:
+      qualities: [M, A].
+      most_visits: [M] max_b N(b).
+      allowed: [M, A] bool; the others do not count for the range, and theirs may leave it.
+      value_scale: c_scale.
+      visit_offset: c_visit.
+
+    Returns:
+      [M, A]; 0 in rows whose qualities are all equal.
+    """
+    assert qualities.shape == allowed.shape and most_visits.shape == qualities.shape[:1]
+    least = np.where(allowed, qualities, np.inf).min(axis=1, keepdims=True)
+    most = np.where(allowed, qualities, -np.inf).max(axis=1, keepdims=True)
+    unit = (qualities - least) / np.maximum(most - least, 1e-8)
+    return (visit_offset + most_visits)[:, None] * value_scale * unit

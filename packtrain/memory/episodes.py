@@ -1,0 +1,320 @@
+"""Step 3 of the walk, for learning between episodes: whole episodes in, single steps with hindsight out.
+
+Columns play in rounds: each plays one episode, and when the last one is over all of them are kept. Every step of an
+episode knows how it ended (`return`, `discounted_return`, `solved`) and what the search knew when it chose.
+
+Episodes can be kept apart by how they went, in buckets: with `sampling_hierarchy = ('solved',)` half of every batch
+comes from solved episodes as soon as there is one, however rare they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from packtrain import trees
+from packtrain.config import configurable
+from packtrain.errors import ConfigError
+from packtrain.memory.ring import Ring
+from packtrain.trees import Tree
+from packtrain.types import Row, Sample, Trajectory
+
+ATTRIBUTES = ("solved", "terminated", "truncated")
+HINDSIGHT = ("return", "discounted_return", "solved")
+
+
+@configurable
+@dataclass(frozen=True)
+class Episodes:
+    """Sizes of an episode memory, and what it keeps."""
+
+    capacity: int = 1_000_000  # steps kept in each bucket; room is taken as it is needed
+    batch_size: int = 64  # steps in a batch
+    sampling_hierarchy: tuple[str, ...] = ()  # buckets by these, each chosen evenly: solved, terminated, truncated
+    extras: tuple[str, ...] = ()  # what is kept of a search: value, qualities, action_histogram, …
+    discount: float = 0.99  # of discounted_return and of n-step returns
+    n_step: int | None = None  # also give n-step returns and what to bootstrap from; math.inf is a large number
+    priority_exponent: float = 0.0  # 0: uniform within a bucket; else in proportion to priority ** this
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("capacity", "batch_size", "n_step"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"Episodes.{name} = {value} must be at least 1")
+        for name in ("discount", "priority_exponent"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"Episodes.{name} = {getattr(self, name)} must lie in [0, 1]")
+        for name in self.sampling_hierarchy:
+            if name not in ATTRIBUTES:
+                raise ConfigError(
+                    f"Episodes.sampling_hierarchy = {self.sampling_hierarchy}: episodes have no {name!r}; "
+                    f"they have {', '.join(ATTRIBUTES)}"
+                )
+
+    def build(self, groups: list[int], context: int, device: torch.device) -> EpisodeMemory:
+        """A memory for groups of columns of the given sizes."""
+        return EpisodeMemory(self, groups, device)
+
+    def bytes_needed(self, columns: int, row: int) -> int:
+        """What it takes when one bucket is full, about."""
+        return self.capacity * row
+
+
+class EpisodeMemory:
+    """Buckets of episodes. Actors add through `sinks`, learners take from `sample`."""
+
+    replays = True  # what is sampled stays
+
+    def __init__(self, sizes: Episodes, groups: list[int], device: torch.device):
+        self._sizes, self._device = sizes, device
+        self._buckets: dict[tuple[bool, ...], Ring] = {}
+        self._rng = np.random.default_rng(sizes.seed)
+        self.dropped = 0  # episodes longer than the capacity
+        self.episodes = 0  # kept since the beginning
+        self.sinks = [_GroupSink(self, size) for size in groups]
+
+    def __len__(self) -> int:
+        """Steps that can be sampled."""
+        return sum(len(ring) for ring in self._buckets.values())
+
+    def bucket_sizes(self) -> dict[str, int]:
+        """Steps in each bucket, under names for metrics."""
+        return {
+            "bucket_" + "_".join(str(value) for value in key) + "_size": len(ring)
+            for key, ring in sorted(self._buckets.items())
+            if key
+        }
+
+    # -- the learner's side
+
+    def ready(self) -> bool:
+        """Whether a batch can be taken."""
+        return len(self) > 0
+
+    def sample(self, version: int) -> Sample | None:
+        """B steps drawn with replacement, as a trajectory [1, B]; None if there are none."""
+        if not self.ready():
+            return None
+        size, alpha = self._sizes.batch_size, self._sizes.priority_exponent
+        keys = sorted(self._buckets)
+        counts = self._rng.multinomial(size, bucket_chances(keys))
+        drawn = [
+            (self._buckets[key], *self._buckets[key].draw(int(count), self._rng, alpha))
+            for key, count in zip(keys, counts, strict=True)
+            if count
+        ]
+        ends = np.cumsum([0, *[len(rows) for _, rows, _ in drawn]])
+        spans = [slice(a, b) for a, b in itertools.pairwise(ends)]
+        self._drawn = [(ring, rows, span) for (ring, rows, _), span in zip(drawn, spans, strict=True)]
+        trajectory = self._trajectory(drawn)
+        if alpha:
+            chance = np.concatenate([chances for *_, chances in drawn])
+            weight = torch.from_numpy((chance.min() / chance).astype(np.float32)).to(self._device)
+            trajectory.extras["importance_weight"] = weight[None]
+        return Sample(trajectory, size)
+
+    def set_priorities(self, priorities: np.ndarray) -> None:
+        """How surprising each step of the last sample was, [B]."""
+        for ring, rows, part in self._drawn:
+            ring.priority[rows] = np.maximum(priorities[part], 1e-6)
+
+    def _trajectory(self, drawn: list[tuple[Ring, np.ndarray, np.ndarray]]) -> Trajectory:
+        def gather(name: str, offset: int = 0) -> Tree:
+            parts = [ring.take(name, rows, offset) for ring, rows, _ in drawn]
+            whole = parts[0] if len(parts) == 1 else trees.map(lambda *leaves: np.concatenate(leaves), *parts)
+            return trees.map(lambda leaf: torch.from_numpy(leaf).to(self._device), whole)
+
+        one = lambda tree: trees.map(lambda leaf: leaf[None], tree)  # noqa: E731  [B, ...] → [1, B, ...]
+        obs = trees.map(lambda *leaves: torch.stack(leaves), gather("obs"), gather("obs", 1))
+        extras = {name: one(gather(name)) for name in (*HINDSIGHT, *self._sizes.extras)}
+        if self._sizes.n_step:
+            rows = [(ring, rows + ring.fields["bootstrap_offset"][rows], chance) for ring, rows, chance in drawn]
+            extras |= {name: one(gather(name)) for name in ("n_step_return", "bootstrap_discount")}
+            parts = [ring.take("obs", ring.wrapped(where), 0) for ring, where, _ in rows]
+            whole = parts[0] if len(parts) == 1 else trees.map(lambda *leaves: np.concatenate(leaves), *parts)
+            extras["bootstrap_obs"] = one(trees.map(lambda leaf: torch.from_numpy(leaf).to(self._device), whole))
+        first = torch.zeros(2, self._sizes.batch_size, dtype=torch.bool, device=self._device)
+        action = gather("action")
+        zeros = torch.zeros(1, self._sizes.batch_size, device=self._device)
+        return Trajectory(
+            obs=obs,
+            first=first,
+            action=one(action),
+            reward=one(gather("reward")),
+            terminated=one(gather("terminated")),
+            truncated=one(gather("truncated")),
+            last_action=trees.map(lambda leaf: torch.zeros_like(leaf)[None], action),
+            last_reward={"train": zeros},
+            carry=(),
+            extras=extras,
+        )
+
+    # -- the actor's side
+
+    def has_room(self) -> bool:
+        """There is always room: old episodes make it."""
+        return True
+
+    def wait_for_room(self, timeout: float) -> bool:
+        """Likewise."""
+        return True
+
+    def add_episode(self, episode: dict[str, Tree]) -> None:
+        """Keep one episode of L steps.
+
+        Args:
+          episode: "obs" [L+1, ...]; "action", "reward", "terminated", "truncated" and the search's extras [L, ...];
+            "solved" a bool.
+        """
+        length = len(episode["reward"])
+        if length + 1 > self._sizes.capacity:
+            self.dropped += 1
+            return
+        attributes = {
+            "solved": bool(episode["solved"]),
+            "terminated": bool(episode["terminated"][-1]),
+            "truncated": bool(episode["truncated"][-1]),
+        }
+        key = tuple(attributes[name] for name in self._sizes.sampling_hierarchy)
+        discount, reward = self._sizes.discount, episode["reward"].astype(np.float64)
+        fields: dict[str, Tree] = {name: episode[name] for name in ("action", "reward", "terminated", "truncated")}
+        fields |= {name: episode[name] for name in self._sizes.extras}
+        fields |= {
+            "return": rewards_to_go(reward, 1.0).astype(np.float32),
+            "discounted_return": rewards_to_go(reward, discount).astype(np.float32),
+            "solved": np.full(length, attributes["solved"], np.float32),
+        }
+        if self._sizes.n_step:
+            fields |= n_step_parts(reward, attributes["terminated"], self._sizes.n_step, discount)
+        if key not in self._buckets:
+            self._buckets[key] = Ring(self._sizes.capacity)
+        self._buckets[key].add(episode["obs"], fields)
+        self.episodes += 1
+
+    def clear(self) -> None:
+        """Forget all episodes."""
+        self._buckets = {}
+
+    # -- saving
+
+    def snapshot(self) -> dict[str, Any]:
+        """All buckets, and the generator. Episodes under way are not in it."""
+        return {
+            "buckets": [{"key": list(key), "ring": ring.snapshot()} for key, ring in sorted(self._buckets.items())],
+            "rng": self._rng.bit_generator.state,
+            "dropped": self.dropped,
+            "episodes": self.episodes,
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from a snapshot."""
+        self._buckets = {}
+        for bucket in snapshot["buckets"]:
+            ring = Ring(self._sizes.capacity)
+            ring.restore(bucket["ring"])
+            self._buckets[tuple(bool(value) for value in bucket["key"])] = ring
+        self._rng.bit_generator.state = snapshot["rng"]
+        self.dropped, self.episodes = int(snapshot["dropped"]), int(snapshot["episodes"])
+        for sink in self.sinks:
+            sink.begin()
+
+
+class _GroupSink:
+    """Where one group of columns writes; its episodes are kept when the last of a round is over.
+
+    extras["solved"] says whether the row ended an episode well.
+    """
+
+    def __init__(self, memory: EpisodeMemory, size: int):
+        self._memory, self._size = memory, size
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what is under way."""
+        self._rows: list[Row] = []  # of the round, time first
+        self._extras: list[dict[str, Any]] = []
+        self._begin = np.full(self._size, -1)  # the row at which the episode of each column began
+        self._end = np.full(self._size, -1)  # and the row after its last action
+        self._solved = np.zeros(self._size, bool)
+
+    def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
+        """One row of all columns; those whose episode is over have nothing to say."""
+        time = len(self._rows)
+        missing = [name for name in self._memory._sizes.extras if name not in extras]
+        if missing and np.asarray(row.first).any():  # rows after the last end say nothing
+            told = ", ".join(sorted(set(extras) - {"solved", "weights_version"})) or "nothing"
+            raise ConfigError(f"{missing[0]!r} is to be learned, and the planner does not say it; it says {told}")
+        self._rows.append(Row(*(trees.map(np.array, part) for part in row)))
+        self._extras.append({name: np.array(extras[name]) for name in self._memory._sizes.extras if name in extras})
+        self._begin[np.asarray(row.first)] = time
+        over = (np.asarray(row.terminated) | np.asarray(row.truncated)) & (self._end < 0) & (self._begin >= 0)
+        self._end[over] = time
+        if extras.get("solved") is not None:
+            self._solved |= over & np.asarray(extras["solved"], bool)
+        if (self._end >= 0).all():
+            self._keep()
+
+    def _keep(self) -> None:
+        rows = Row(*(trees.map(lambda *leaves: np.stack(leaves), *parts) for parts in zip(*self._rows, strict=True)))
+        wanted = self._memory._sizes.extras
+        extras = {name: np.stack([one[name] for one in self._extras[:-1]]) for name in wanted}
+        for column in range(self._size):
+            begin, end = int(self._begin[column]), int(self._end[column])
+            steps = slice(begin + 1, end + 1)  # what a row says of its last action answers the action before it
+            self._memory.add_episode(
+                {
+                    "obs": trees.map(lambda leaf: leaf[begin : end + 1, column], rows.obs),  # noqa: B023
+                    "action": trees.map(lambda leaf: leaf[steps, column], rows.last_action),  # noqa: B023
+                    "reward": rows.last_reward["train"][steps, column],
+                    "terminated": rows.terminated[steps, column],
+                    "truncated": rows.truncated[steps, column],
+                    "solved": self._solved[column],
+                    **{name: extras[name][begin:end, column] for name in wanted},
+                }
+            )
+        self.begin()
+
+
+def bucket_chances(keys: list[tuple[bool, ...]]) -> np.ndarray:
+    """How likely each bucket is: at every level of the hierarchy, those that exist are equally likely."""
+    chances = np.ones(len(keys))
+    for index, key in enumerate(keys):
+        for depth in range(len(key)):
+            siblings = {other[depth] for other in keys if other[:depth] == key[:depth]}
+            chances[index] /= len(siblings)
+    return chances
+
+
+def rewards_to_go(reward: np.ndarray, discount: float) -> np.ndarray:
+    """Σ_{k≥t} discount^(k−t) · reward_k for every t of one episode [L]."""
+    result = np.empty_like(reward)
+    total = 0.0
+    for t in reversed(range(len(reward))):
+        total = reward[t] + discount * total
+        result[t] = total
+    return result
+
+
+def n_step_parts(reward: np.ndarray, terminated: bool, n: int, discount: float) -> dict[str, np.ndarray]:
+    """What an n-step target of every step t of one episode [L] is made of.
+
+        target_t = Σ_{k < m} discount^k · reward_{t+k} + bootstrap_discount_t · V(obs_{t+m}),   m = min(n, L − t)
+
+    with bootstrap_discount_t = discount^m, or 0 where the window reaches the end of an episode that terminated.
+    """
+    length = len(reward)
+    windows = np.minimum(n, length - np.arange(length))
+    powers = discount ** np.arange(min(n, length))
+    sums = np.array([math.fsum(powers[:m] * reward[t : t + m]) for t, m in enumerate(windows)])
+    ends = terminated & (np.arange(length) + windows == length)
+    return {
+        "n_step_return": sums.astype(np.float32),
+        "bootstrap_discount": np.where(ends, 0.0, discount**windows).astype(np.float32),
+        "bootstrap_offset": windows.astype(np.int64),
+    }

@@ -1,0 +1,66 @@
+"""What an epoch of planning was like, under the names that the planning frameworks before us used."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import numpy as np
+
+from packtrain.envs.stream import Finished
+
+
+class Decisions:
+    """Averages what planners say of their decisions: numbers, and the spread of vectors over actions."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+        self._tops: dict[str, float] = {}
+
+    def add(self, extras: dict[str, np.ndarray]) -> None:
+        """The extras of R decisions, [R] or [R, A]; of others nothing is said."""
+        for name, values in extras.items():
+            if values.ndim > 2 or values.dtype == object or not values.size:
+                continue
+            if name.startswith("action_histogram"):
+                shares = np.clip(values, 1e-12, None)
+                values, name = -(values * np.log(shares)).sum(-1), name.replace("action_histogram", "entropy")
+            known = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+            if known.size:
+                self._sums[name] = self._sums.get(name, 0.0) + float(known.sum())
+                self._counts[name] = self._counts.get(name, 0) + known.size
+                self._tops[name] = max(self._tops.get(name, -np.inf), float(known.max()))
+
+    def drain(self) -> dict[str, float]:
+        """The averages since the last call; of what is called …_max, the largest."""
+        row = {}
+        for name, total in sorted(self._sums.items()):
+            if name.endswith("_max"):
+                row[name] = self._tops[name]
+            else:
+                row[name if name.endswith("_mean") else f"{name}_mean"] = total / self._counts[name]
+        self._sums, self._counts, self._tops = {}, {}, {}
+        return row
+
+
+def planning_row(
+    epoch: int, finished: list[Finished], learned: dict[str, float], decided: dict[str, float]
+) -> dict[str, Any]:
+    """The metrics of one epoch: episode/*, agent/* and train/*."""
+    episodes = [episode for one in finished for episode in one.episodes()]
+    row: dict[str, Any] = {"epoch": epoch, "episode/count": len(episodes)}
+    if episodes:
+        columns = {
+            "return": [episode.returns["train"] for episode in episodes],
+            "length": [float(episode.length) for episode in episodes],
+        }
+        for name, values in columns.items():
+            row[f"episode/{name}_mean"] = statistics.fmean(values)
+            row[f"episode/{name}_median"] = statistics.median(values)
+            row[f"episode/{name}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
+        known = [episode.solved for episode in episodes if not np.isnan(episode.solved)]
+        if known:  # of those that say
+            row["episode/solved_rate"] = statistics.fmean(known)
+    row |= {f"agent/{name}": value for name, value in decided.items()}
+    return row | {f"train/{name}": value for name, value in learned.items()}

@@ -1,0 +1,170 @@
+"""Networks that planners ask: a torso over the observation and one linear layer for each thing asked.
+
+Weights begin as Keras draws them (Glorot uniform, biases 0), so that the numbers of earlier studies carry over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from packtrain import trees
+from packtrain.config import configurable
+from packtrain.envs.boundary import space_leaves
+from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.networks.perception import Flatten
+from packtrain.trees import Tree
+
+Activation = Literal["relu", "tanh", "elu", "gelu"]
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "elu": nn.ELU, "gelu": nn.GELU}
+
+
+class Torso(Protocol):
+    """Builds a module that maps observations [N, ...] to features [N, width]; the module has `.width`."""
+
+    def build(self, space: gym.Space) -> nn.Module:
+        """The module for an observation space."""
+
+
+@configurable
+@dataclass(frozen=True)
+class Mlp:
+    """Every leaf of the observation laid flat, then fully connected layers."""
+
+    hidden_sizes: tuple[int, ...] = (32,)
+    activation: Activation = "relu"
+
+    def __post_init__(self) -> None:
+        if any(size < 1 for size in self.hidden_sizes):
+            raise ConfigError(f"Mlp.hidden_sizes = {self.hidden_sizes} must be at least 1 each")
+
+    def build(self, space: gym.Space) -> nn.Module:
+        """The module."""
+        flat = Flatten().build(space)
+        widths = [int(flat.width), *self.hidden_sizes]  # type: ignore[arg-type]
+        layers = [[nn.Linear(a, b), _ACTIVATIONS[self.activation]()] for a, b in itertools.pairwise(widths)]
+        return _Body(nn.Sequential(flat, *itertools.chain.from_iterable(layers)), widths[-1])
+
+
+@configurable
+@dataclass(frozen=True)
+class ConvNet:
+    """Convolutions of 3 × 3 that keep the board's size, then one fully connected layer.
+
+    Boards are planes, [height, width, planes] as our environments show them.
+    """
+
+    n_conv_layers: int = 5
+    d_conv: int = 64  # channels of each
+    d_ff: int = 128  # units of the fully connected layer; 0 for none
+    activation: Activation = "relu"
+    global_average_pooling: bool = False  # before the fully connected layer, instead of laying the board flat
+    stride: int = 1
+    residual: bool = False  # add the input of each layer but the first to its output
+
+    def __post_init__(self) -> None:
+        for name in ("n_conv_layers", "d_conv", "stride"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"ConvNet.{name} = {getattr(self, name)} must be at least 1")
+        if self.d_ff < 0:
+            raise ConfigError(f"ConvNet.d_ff = {self.d_ff} must not be negative")
+        if self.residual and self.stride > 1:
+            raise ConfigError(f"ConvNet.residual needs boards that keep their size, and ConvNet.stride = {self.stride}")
+
+    def build(self, space: gym.Space) -> nn.Module:
+        """The module; EnvSetupError if the observation is not one board."""
+        leaves = trees.flatten(space_leaves(space))
+        shape = leaves[0].shape
+        if len(leaves) != 1 or not isinstance(leaves[0], gym.spaces.Box) or shape is None or len(shape) != 3:
+            raise EnvSetupError(
+                f"ConvNet looks at one board [height, width, planes], and the observation is {space}; try Mlp"
+            )
+        height, width, planes = shape
+        layers: list[nn.Module] = [_PlanesFirst()]
+        for index in range(self.n_conv_layers):
+            conv = nn.Conv2d(self.d_conv if index else planes, self.d_conv, 3, self.stride, padding=1)
+            layers.append(_Layer(conv, _ACTIVATIONS[self.activation](), self.residual and index > 0))
+            height, width = (height - 1) // self.stride + 1, (width - 1) // self.stride + 1
+        layers.append(nn.AdaptiveAvgPool2d(1) if self.global_average_pooling else nn.Identity())
+        layers.append(nn.Flatten())
+        out = self.d_conv * (1 if self.global_average_pooling else height * width)
+        if self.d_ff:
+            layers += [nn.Linear(out, self.d_ff), _ACTIVATIONS[self.activation]()]
+            out = self.d_ff
+        return _Body(nn.Sequential(*layers), out).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+@configurable
+@dataclass(frozen=True)
+class Prediction:
+    """A network for whatever is asked of it."""
+
+    torso: Torso = Mlp()
+    zero_heads: bool = False  # all answers are 0 before learning
+
+    def build(self, space: gym.Space, heads: dict[str, int]) -> PredictionNetwork:
+        """The module; weights are drawn from torch's global generator."""
+        return PredictionNetwork(self, space, heads)
+
+
+class PredictionNetwork(nn.Module):
+    """Observations [N, ...] → {head: [N, outputs]}."""
+
+    def __init__(self, sizes: Prediction, space: gym.Space, heads: dict[str, int]):
+        super().__init__()
+        self.torso = sizes.torso.build(space)
+        width = int(self.torso.width)  # type: ignore[arg-type]
+        self.heads = nn.ModuleDict({name: nn.Linear(width, outputs) for name, outputs in heads.items()})
+        with torch.no_grad():
+            for module in self.modules():
+                if isinstance(module, nn.Conv2d | nn.Linear):
+                    _glorot(module.weight)
+                    assert module.bias is not None
+                    module.bias.zero_()
+            if sizes.zero_heads:
+                for head in self.heads.values():
+                    head.weight.zero_()  # type: ignore[operator]
+
+    def forward(self, obs: Tree) -> dict[str, Tensor]:
+        """All heads."""
+        features = self.torso(obs)
+        return {name: head(features) for name, head in self.heads.items()}
+
+
+def _glorot(weight: Tensor) -> None:
+    """U(−a, a) with a = √(6 / (fan in + fan out)), in place whatever the memory format."""
+    field = math.prod(weight.shape[2:])
+    bound = math.sqrt(6 / (field * (weight.shape[0] + weight.shape[1])))
+    weight.copy_(torch.empty(weight.shape).uniform_(-bound, bound))
+
+
+class _Body(nn.Module):
+    def __init__(self, layers: nn.Module, width: int):
+        super().__init__()
+        self.layers, self.width = layers, width
+
+    def forward(self, obs: Tree) -> Tensor:
+        return self.layers(obs)
+
+
+class _PlanesFirst(nn.Module):
+    """[N, H, W, C] → [N, C, H, W]; the planes stay last in memory, which is how convolutions are fastest."""
+
+    def forward(self, obs: Tree) -> Tensor:
+        return trees.front(obs).float().permute(0, 3, 1, 2)
+
+
+class _Layer(nn.Module):
+    def __init__(self, conv: nn.Conv2d, activation: nn.Module, residual: bool):
+        super().__init__()
+        self.conv, self.activation, self._residual = conv, activation, residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        after = self.activation(self.conv(x))
+        return x + after if self._residual else after

@@ -1,0 +1,690 @@
+"""Best-first search over the graph of known states, for deterministic worlds in which a goal is to be reached.
+
+Each decision expands a few nodes of the known graph, picks the node most worth being at, and takes the first action of
+a shortest path to it. The graph lasts for the episode: states met again are the same node, and what really happened
+corrects it (`feedback`). The planner of Trust-but-Verify (IJCNN 2021), without that rule itself.
+
+Deviations from the published code:
+1. Values. `value` is the return of the plan: the rewards on the path to the target, then the network's value of it.
+   The published code reports, and so trains on, the network's own estimate of the current state.
+2. Terminal nodes are never expanded and spend no budget.
+3. Whether a node solves the task is corrected by what really happened.
+4. Ties. Among equally good targets an unexpanded one is preferred, then the nearest, then the first that a
+   breadth-first search meets. The published code takes whichever a set yields first.
+5. A fringe node's bonus, for the order of expansion, is that of the edge that found it. In the published code it is
+   always 0 and a heap's order of equal keys decides, which here is `fringe = 'artefact'`.
+6. Nothing is recomputed that has not changed: `distances.py` says how.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import gymnasium as gym
+import numpy as np
+
+from packtrain import trees
+from packtrain.config import configurable
+from packtrain.errors import ConfigError
+from packtrain.planning.chance import best, chance
+from packtrain.planning.distances import Graph, Outward, graph_fields
+from packtrain.planning.events import Listener, ModelSteps
+from packtrain.planning.model import Asking, Model, Stepped
+from packtrain.planning.nodes import Nodes
+from packtrain.planning.planner import Plan, Roots
+from packtrain.planning.table import NOBODY
+from packtrain.trees import Tree
+from packtrain.types import Request
+
+ExpandHeuristic = Literal["neg_distance", "value", "index", "index_without_auxiliary_loss", "bonus", "value_plus_bonus"]
+TopLevelHeuristic = Literal[
+    "solved_then_index",
+    "solved_then_auxiliary_then_bonus",
+    "neg_distance",
+    "value",
+    "index",
+    "index_without_auxiliary_loss",
+    "bonus",
+    "value_plus_bonus",
+]
+Fringe = Literal["priority", "fifo", "lifo", "random", "artefact"]
+
+_OF_VALUE = {"value", "index", "index_without_auxiliary_loss", "value_plus_bonus", "solved_then_index"}
+_OF_BONUS = {"bonus", "value_plus_bonus", "solved_then_auxiliary_then_bonus"}
+_FAR = np.iinfo(np.int64).max
+_EPSILON, _RANDOM_ACTION, _RANDOM_NODE = range(3)  # what a random number is for
+
+
+@configurable
+@dataclass(frozen=True)
+class BestFirstSearchAgent:
+    """Best-first search's numbers. Rewards should be 0, and 1 where an episode ends solved.
+
+    Heuristics are scores of nodes: "value" V(n) is the network's (0 of terminal nodes, and of all without
+    `use_value`); "index" is V(n) + `avoid_history_coeff` · visits(n) in this episode, and
+    "index_without_auxiliary_loss" another name of "value"; "bonus" is the largest disagreement of an ensemble about
+    n's actions; "neg_distance" the steps from the current node. "solved_then_index" and
+    "solved_then_auxiliary_then_bonus" (auxiliary: the part due to visits) put nodes that solve the task first.
+
+    The fringe holds the reachable nodes that are neither expanded nor terminal. By "priority" the best by
+    `expand_heuristic` is expanded next (ties: the oldest; at equal distance the first that a breadth-first search
+    meets). The others do not look at it: "fifo" takes the oldest, "lifo" the newest, "random" any, and "artefact" the
+    order in which Python's heap yields equal keys entered breadth-first from the current node, then as found: the
+    nearest, a few ever farther ones, then the newest.
+    """
+
+    gamma: float = 0.99
+    n_nodes_per_step: int = 10  # expansions a decision
+    expand_heuristic: ExpandHeuristic = "neg_distance"
+    top_level_heuristic: TopLevelHeuristic = "solved_then_index"
+    fringe: Fringe = "priority"
+    top_level_epsilon: float = 0.0  # chance of a random action
+    epsilon_avoid_traps: bool = False  # random actions are not such as are predicted to end the episode unrewarded
+    avoid_history_coeff: float = 0.0  # added to a node's index with each visit; below 0 to avoid visited nodes
+    use_value: bool = True  # ask "agent" for "value" of new nodes, if a heuristic looks at values
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if self.n_nodes_per_step < 1:
+            raise ConfigError(f"{name}.n_nodes_per_step = {self.n_nodes_per_step} must be at least 1")
+        for field in ("gamma", "top_level_epsilon"):
+            if not 0 <= getattr(self, field) <= 1:
+                raise ConfigError(f"{name}.{field} = {getattr(self, field)} must be from 0 to 1")
+        if not math.isfinite(self.avoid_history_coeff):
+            raise ConfigError(f"{name}.avoid_history_coeff = {self.avoid_history_coeff} must be a finite number")
+        for field, known in (
+            ("expand_heuristic", ExpandHeuristic),
+            ("top_level_heuristic", TopLevelHeuristic),
+            ("fringe", Fringe),
+        ):
+            if getattr(self, field) not in get_args(known):
+                choices = ", ".join(map(repr, get_args(known)))
+                raise ConfigError(f"{name}.{field} = {getattr(self, field)!r} is not one of {choices}")
+        if self.fringe != "priority" and self.expand_heuristic != "neg_distance":
+            raise ConfigError(
+                f"{name}.expand_heuristic = {self.expand_heuristic!r} is looked at only with {name}.fringe = "
+                f"'priority', not {self.fringe!r}"
+            )
+
+    @property
+    def asks(self) -> bool:
+        """Whether the network is asked."""
+        return self.use_value and bool({self.expand_heuristic, self.top_level_heuristic} & _OF_VALUE)
+
+    def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
+        """A value, if a heuristic looks at it."""
+        return {"agent": {"value": 1}} if self.asks else {}
+
+    def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> BestFirstSearch:
+        """A planner over a deterministic model with finitely many actions."""
+        name, space = type(self).__name__, model.action_space
+        if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
+            raise ConfigError(f"{name} needs actions Discrete(n) from 0; this model's are {space}")
+        if not model.deterministic:
+            raise ConfigError(f"{name} needs a deterministic model: it looks up states that it has met before")
+        wanted = sorted({self.expand_heuristic, self.top_level_heuristic} & _OF_BONUS)
+        if wanted and not getattr(model, "gives_bonus", False):
+            raise ConfigError(
+                f"{name} is to look at {wanted[0]!r}, and needs a model that gives bonuses: this one gives none"
+            )
+        return BestFirstSearch(self, model, columns, seed, listener)
+
+
+class BestFirstSearch:
+    """The graphs of B columns, and the search in them.
+
+    A model whose `gives_bonus` is true answers `step` with a field `bonus`, float32 [N], beside those of `Stepped`.
+    """
+
+    def __init__(
+        self, agent: BestFirstSearchAgent, model: Model, columns: int, seed: int, listener: Listener | None = None
+    ):
+        self._agent, self._model, self._seed, self._listener = agent, model, seed, listener
+        self.decisions = 0
+        self.rng = np.random.default_rng(seed)
+        self._n_actions = int(model.action_space.n)  # type: ignore[attr-defined]
+        self._every_action = np.arange(self._n_actions)
+        self._actions = self._every_action  # repeated as often as was needed
+        self._bonuses = bool(getattr(model, "gives_bonus", False))
+        actions = (self._n_actions,)
+        fields = {
+            "key": ((), np.uint64, None),  # the model's
+            "slot": ((), np.int64, None),  # its number within its column, in order of creation
+            "terminal": ((), bool, False),
+            "solved": ((), bool, False),
+            "expanded": ((), bool, False),
+            "open": ((), bool, True),  # neither expanded nor terminal
+            "rewards": (actions, np.float32, None),  # of nodes that are expanded
+            "value": ((), np.float32, 0),
+            "rated": ((), bool, False),  # the network has said its value
+            "auxiliary": ((), np.float32, 0),
+            "rank": ((), np.int64, None),  # its worth as a target, in the order of the top-level heuristic
+            "plan": ((), np.int64, 0),  # number of the last plan whose path leaves it; of that plan are:
+            "plan_action": ((), np.int64, None),
+            "plan_steps": ((), np.int64, None),  # to the target
+            "plan_value": ((), np.float64, None),  # the return along the path
+        }
+        if self._bonuses:
+            fields |= {
+                "bonuses": (actions, np.float32, 0),
+                "found_bonus": ((), np.float32, 0),
+            }  # that of its first edge
+        self.nodes = Nodes(graph_fields(self._n_actions) | fields)
+        self._graph = Graph(self.nodes)
+        self._current = np.full(columns, NOBODY)
+        self._before = np.full(columns, NOBODY)  # the current node of the last decision
+        self._action = np.zeros(columns, np.int64)
+        self._reached_from = np.full(columns, NOBODY)  # the current node of which `reachable` is true; NOBODY: none
+        self._sizes = np.zeros(columns, np.int64)  # nodes of each column
+        self._reached = np.zeros(columns, np.int64)  # reachable ones
+        self._fringes = np.zeros(columns, np.int64)  # those neither expanded nor terminal among them
+        self._planned = 0  # plans so far
+        self._plans = np.zeros(columns, np.int64)  # number of the plan that is being followed; 0: none
+        self._targets = np.full(columns, NOBODY)  # of these plans
+        self._avoids_distance = agent.fringe == "priority" and agent.expand_heuristic != "neg_distance"
+        self._lists_fringe = agent.fringe in ("fifo", "lifo", "random")
+        # Boards: one row for each column, one place for each of its nodes.
+        self._room = 64
+        self._members = np.full((columns, self._room), NOBODY)  # the nodes
+        self._ranks = np.full((columns, self._room), NOBODY)  # of reachable nodes, else NOBODY
+        self._open = np.zeros((columns, self._room if self._lists_fringe else 0), bool)  # is in the fringe
+        self._scores = np.full((columns, self._room if self._avoids_distance else 0), -np.inf, np.float32)  # in it
+
+    # -- the planner's face
+
+    def begin(self, columns: np.ndarray, epoch: int) -> None:
+        """An episode begins in these columns: forget what is known there."""
+        self.nodes.forget(columns)
+        self._current[columns] = self._reached_from[columns] = self._targets[columns] = NOBODY
+        self._sizes[columns] = self._plans[columns] = 0
+        self._members[columns] = NOBODY
+        self._clear(columns)
+
+    def plan(self, roots: Roots) -> Asking[Plan]:
+        """Expand nodes, choose a target, take the first step towards it."""
+        columns, nodes = roots.columns, self.nodes
+        current = yield from self._arrive(columns, roots.states)
+        fresh = nodes.open.take(current)
+        if not fresh.all():
+            self._settle(columns[~fresh], current[~fresh])
+        if fresh.any():
+            yield from self._expand(current[fresh])
+            self._settle(columns[fresh], current[fresh])
+        nearest = np.where(fresh, 0, _FAR)  # [R] distance of the nearest node that this decision has expanded
+        left = self._agent.n_nodes_per_step - fresh
+        if self._agent.fringe == "priority" and not self._avoids_distance:
+            walk = self._graph.walk(current)
+            yield from self._expand_nearest(walk, columns, left, nearest)
+        else:
+            nearest[self._fringes[columns] > 0] = 0  # at least; nobody measures it
+            if self._agent.fringe == "artefact":
+                yield from self._expand_heaps(columns, current, left)
+            else:
+                yield from self._expand_listed(columns, left)
+            walk = self._graph.walk(current)
+        self._find_targets(walk, columns, current, nearest)
+        return self._decide(columns, current, roots.states)
+
+    def feedback(self, columns: np.ndarray, states: Tree, rewards: np.ndarray, terminated: np.ndarray) -> None:
+        """Correct the edges just taken: where they lead, what they pay, whether the episode ended there, and solved.
+
+        It ended solved if it ended with a reward. A node that reality has shown and the model had not gets its value
+        when the search plans from it.
+        """
+        nodes = self.nodes
+        before, action = self._current[columns], self._action[columns]
+        assert (before != NOBODY).all(), "there was no plan to give feedback on"
+        keys = self._model.keys(states)
+        ids, fresh = nodes.intern(columns, keys, states)
+        if fresh.any():
+            self._enter(ids[fresh], columns[fresh], keys[fresh])
+        solved = terminated & (rewards > 0)
+        known = nodes.expanded[before]  # nothing is known of what follows an end
+        wrong = nodes.edges[before, action] != ids
+        wrong |= nodes.rewards[before, action] != rewards
+        wrong |= (nodes.terminal[ids] != terminated) | (nodes.solved[ids] != solved)
+        wrong = (wrong & known) | fresh
+        if not wrong.any():
+            return
+        columns, ids, before, action, known = (each[wrong] for each in (columns, ids, before, action, known))
+        terminated, solved, rewards = terminated[wrong], solved[wrong], rewards[wrong]
+        nodes.terminal[ids], nodes.solved[ids] = terminated, solved
+        nodes.open[ids] = ~(terminated | nodes.expanded[ids])
+        before, action = before[known], action[known]
+        nodes.edges[before, action], nodes.rewards[before, action] = ids[known], rewards[known]
+        again = np.concatenate([before, ids[nodes.expanded[ids] & ~terminated]])
+        self._graph.link(again, nodes.edges[again])
+        self._graph.close(ids[terminated])
+        nodes.value[ids[terminated]] = 0
+        self._rank(ids)
+        self._reached_from[columns] = NOBODY
+        self._plans[columns] = 0
+
+    # -- where the columns are
+
+    def _arrive(self, columns: np.ndarray, states: Tree) -> Asking[np.ndarray]:
+        """The nodes of the roots [R], visited and rated."""
+        nodes = self.nodes
+        keys = self._model.keys(states)
+        current, fresh = nodes.intern(columns, keys, states)
+        if fresh.any():
+            self._enter(current[fresh], columns[fresh], keys[fresh])
+        self._before[columns], self._current[columns] = self._current[columns], current
+        yield from self._rate(current)
+        if self._agent.avoid_history_coeff:
+            nodes.auxiliary[current] += np.float32(self._agent.avoid_history_coeff)
+        self._rank(current)
+        return current
+
+    def _settle(self, columns: np.ndarray, current: np.ndarray) -> None:
+        """Bring up to date what can be reached from current nodes [R] that are expanded or terminal."""
+        nodes = self.nodes
+        rows, ids = self._graph.moved(current, self._reached_from[columns])
+        self._reached_from[columns] = current
+        if not len(rows):
+            return
+        columns = columns[rows]
+        members = self._members[columns]
+        nodes.reachable[members[members != NOBODY]] = False
+        nodes.reachable[ids] = True
+        self._clear(columns)
+        self._count(ids)
+        self._show(ids)
+
+    # -- expansion
+
+    def _expand_nearest(
+        self, walk: Outward, columns: np.ndarray, left: np.ndarray, nearest: np.ndarray
+    ) -> Asking[None]:
+        """Expand the `left` [R] nearest fringe nodes, those of a level together: none changes another's place.
+
+        Writes into `nearest` the distance of the first of each row.
+        """
+        nodes, level = self.nodes, 0
+        walk.only((left > 0) & (self._fringes[columns] > 0))
+        while len(walk.ids):
+            walk.advance()
+            level += 1
+            open_ = np.flatnonzero(nodes.open.take(walk.ids))
+            if not len(open_):
+                continue
+            ids = walk.ids.take(open_)
+            rows = walk.rows(ids)
+            number = _numbered(rows, len(columns))
+            within = np.flatnonzero(number < left.take(rows))
+            if len(within) < len(rows):
+                ids, rows, number = ids.take(within), rows.take(within), number.take(within)
+            left -= np.bincount(rows, minlength=len(columns))
+            nearest[rows] = np.minimum(nearest.take(rows), level)
+            yield from self._expand(ids, number)
+            walk.only((left > 0) & (self._fringes[columns] > 0))
+
+    def _expand_listed(self, columns: np.ndarray, left: np.ndarray) -> Asking[None]:
+        """Expand the first `left` [R] nodes of the fringe in the agent's order, one of each column at a time."""
+        done = self._agent.n_nodes_per_step - left
+        for _ in range(self._agent.n_nodes_per_step):
+            rows = np.flatnonzero((done < self._agent.n_nodes_per_step) & (self._fringes[columns] > 0))
+            if not len(rows):
+                return
+            slots = self._pick(columns[rows], done[rows])
+            done[rows] += 1
+            yield from self._expand(self._members[columns[rows], slots])
+
+    def _pick(self, columns: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """The places of the fringe nodes to be expanded next, in columns that have some."""
+        size = self._sizes.max()
+        if self._avoids_distance:
+            return self._scores[columns, :size].argmax(axis=1)
+        open_ = self._open[columns, :size]
+        if self._agent.fringe == "fifo":
+            return open_.argmax(axis=1)
+        if self._agent.fringe == "lifo":
+            return size - 1 - open_[:, ::-1].argmax(axis=1)
+        drawn = chance(self._seed, columns, self.decisions, _RANDOM_NODE, done)
+        wanted = (drawn * self._fringes[columns]).astype(np.int64)
+        return (open_.cumsum(axis=1) > wanted[:, None]).argmax(axis=1)
+
+    def _expand_heaps(self, columns: np.ndarray, current: np.ndarray, left: np.ndarray) -> Asking[None]:
+        """Expand in the order of heaps of equal keys. Loops over columns: it is here to compare with published runs."""
+        nodes, walk = self.nodes, self._graph.walk(current)
+        while len(walk.ids):
+            walk.advance()
+        heaps: list[list[_Equal]] = [[] for _ in columns]
+        row_of = dict(zip(columns.tolist(), range(len(columns)), strict=True))
+
+        def push(ids: np.ndarray) -> None:
+            open_ = ids[nodes.open[ids]]
+            for node, column in zip(open_.tolist(), nodes.owner[open_].tolist(), strict=True):
+                heapq.heappush(heaps[row_of[column]], _Equal(node))
+
+        push(walk.everything())
+        for round_ in range(self._agent.n_nodes_per_step):
+            chosen = [
+                heapq.heappop(heap).node for heap, more in zip(heaps, left > round_, strict=True) if more and heap
+            ]
+            if not chosen:
+                return
+            push((yield from self._expand(np.array(chosen))))
+
+    def _expand(self, ids: np.ndarray, number: np.ndarray | None = None) -> Asking[np.ndarray]:
+        """Step all actions in nodes [M], column by column; what becomes reachable by it, in the order of a queue.
+
+        Args:
+          ids: of the fringe, and reachable.
+          number: [M] 0 for the first node of a column, 1 for the second, …; None if there is only one of each.
+        """
+        nodes, n_actions = self.nodes, self._n_actions
+        repeated = ids.repeat(n_actions)
+        owners = nodes.owner.take(repeated)
+        states = trees.map(lambda leaf: leaf.take(repeated, axis=0), nodes.states)
+        if len(self._actions) < len(repeated):
+            self._actions = np.tile(self._every_action, 2 * len(ids))
+        actions = self._actions[: len(repeated)]
+        stepped = yield from self._model.step(states, actions, self.rng)
+        children, made, keys = self._children(repeated, owners, stepped)
+        bonus = stepped.bonus if self._bonuses else None  # type: ignore[attr-defined]
+        new = children.take(made)
+        if len(made):
+            terminal = stepped.terminated.take(made)
+            nodes.terminal[new], nodes.open[new] = terminal, ~terminal
+            nodes.solved[new] = stepped.solved.take(made)
+            if bonus is not None:
+                nodes.found_bonus[new] = bonus.take(made)
+            self._enter(new, owners.take(made), keys.take(made))
+            yield from self._rate(new)
+        counted = owners[::n_actions].compress(nodes.reachable.take(ids))
+        self._fringes -= np.bincount(counted, minlength=len(self._fringes))
+        self._graph.link(ids, children.reshape(-1, n_actions))
+        nodes.rewards[ids] = stepped.rewards.reshape(-1, n_actions)
+        if bonus is not None:
+            nodes.bonuses[ids] = bonus.reshape(-1, n_actions)
+        nodes.open[ids], nodes.expanded[ids] = False, True
+        out = self._graph.reach_on(children)
+        self._count(out)
+        self._rank(np.concatenate([ids, new]))
+        if len(out) > len(new):  # something known has come within reach
+            self._show(out)
+        if self._listener is not None:
+            numbers = np.zeros(len(ids), np.int64) if number is None else number
+            self._tell(numbers, owners, repeated, children, actions, stepped)
+        return out
+
+    def _children(
+        self, source: np.ndarray, owners: np.ndarray, stepped: Stepped
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The nodes that steps from sources [M] led to; the indices of those made now; all keys [M].
+
+        Steps that changed nothing need no looking up, and are often half of all.
+        """
+        keys = self._model.keys(stepped.states)
+        moved = np.flatnonzero(self.nodes.key.take(source) != keys)
+        states = trees.map(lambda leaf: leaf.take(moved, axis=0), stepped.states)
+        found, fresh = self.nodes.intern(owners.take(moved), keys.take(moved), states)
+        children = source.copy()
+        children[moved] = found
+        return children, moved.compress(fresh), keys
+
+    def _tell(
+        self,
+        number: np.ndarray,
+        owners: np.ndarray,
+        source: np.ndarray,
+        target: np.ndarray,
+        actions: np.ndarray,
+        stepped: Stepped,
+    ) -> None:
+        """Tell the listener of each expansion as a pass of its own, of the columns together."""
+        assert self._listener is not None
+        slot, numbers = self.nodes.slot, number.repeat(self._n_actions)
+        for pass_ in range(number.max() + 1):
+            mine = np.flatnonzero(numbers == pass_)
+            columns = owners[mine]
+            self._listener.pass_begin(columns[:: self._n_actions])
+            states = trees.map(lambda leaf, mine=mine: leaf[mine], stepped.states)
+            steps = (slot[source[mine]], slot[target[mine]], states, actions[mine])
+            self._listener.model_steps(ModelSteps(columns, *steps, stepped.rewards[mine], stepped.terminated[mine]))
+            self._listener.pass_end(columns[:: self._n_actions])
+
+    # -- new nodes, and the boards
+
+    def _enter(self, ids: np.ndarray, columns: np.ndarray, keys: np.ndarray) -> None:
+        """Give new nodes [M], those of a column together, a place in their column."""
+        added = np.bincount(columns, minlength=len(self._sizes))
+        slots = self._sizes.take(columns) + _numbered(columns, len(self._sizes))
+        self._sizes += added
+        if self._sizes.max() > self._room:
+            self._widen()
+        self.nodes.slot[ids], self.nodes.key[ids] = slots, keys
+        self._graph.enter(ids)
+        self._members.ravel()[columns * self._room + slots] = ids
+
+    def _rate(self, ids: np.ndarray) -> Asking[None]:
+        """Ask for the values of nodes [M] that have none and are not terminal."""
+        nodes = self.nodes
+        if not self._agent.asks:
+            return
+        ids = ids.compress(~(nodes.rated.take(ids) | nodes.terminal.take(ids)))
+        if not len(ids):
+            return
+        states = trees.map(lambda leaf: leaf.take(ids, axis=0), nodes.states)
+        answer = yield Request("agent", self._model.observe(states))
+        values = answer["value"].reshape(len(ids))  # [M, 1] → [M]
+        unknown = np.isnan(values)
+        if unknown.any():
+            warnings.warn(f"best-first search takes {unknown.sum()} values that are NaN as -inf", stacklevel=2)
+            values = np.where(unknown, -np.inf, values)
+        nodes.value[ids], nodes.rated[ids] = values, True
+
+    def _rank(self, ids: np.ndarray) -> None:
+        """Rank nodes by the top-level heuristic, as whole numbers that compare as its tuples do, and show the ranks."""
+        nodes, by = self.nodes, self._agent.top_level_heuristic
+        if by == "neg_distance":
+            nodes.rank[ids] = 0  # all equal: then the nearest is taken
+        else:
+            rank = nodes.open.take(ids).astype(np.int64)
+            if by == "solved_then_auxiliary_then_bonus":
+                rank |= _ordered(nodes.auxiliary.take(ids)) << 30
+                rank |= (_ordered(self._bonus(ids)) >> 3) << 1  # bonuses lose three bits
+            else:
+                rank |= _ordered(self._score(ids, by.removeprefix("solved_then_"))) << 30
+            if by.startswith("solved"):
+                rank |= nodes.solved.take(ids).astype(np.int64) << 62
+            nodes.rank[ids] = rank
+        self._show(ids.compress(nodes.reachable.take(ids)))
+
+    def _score(self, ids: np.ndarray, heuristic: str) -> np.ndarray:
+        """A heuristic of nodes [M], float32."""
+        nodes = self.nodes
+        if heuristic == "bonus":
+            return self._bonus(ids)
+        value = nodes.value.take(ids)
+        if heuristic == "value_plus_bonus":
+            return value + self._bonus(ids)
+        return value + nodes.auxiliary.take(ids) if heuristic == "index" else value
+
+    def _bonus(self, ids: np.ndarray) -> np.ndarray:
+        """The largest bonus of the actions of nodes [M]; 0 of those that are not expanded."""
+        return self.nodes.bonuses.take(ids, axis=0).max(axis=1)
+
+    def _show(self, ids: np.ndarray) -> None:
+        """Write reachable nodes [M] on the boards."""
+        nodes = self.nodes
+        places = nodes.owner.take(ids) * self._room + nodes.slot.take(ids)
+        self._ranks.ravel()[places] = nodes.rank.take(ids)
+        if self._lists_fringe:
+            self._open.ravel()[places] = nodes.open.take(ids)
+        if self._avoids_distance:
+            by = self._agent.expand_heuristic
+            score = nodes.found_bonus.take(ids) if by == "bonus" else self._score(ids, by)
+            if by == "value_plus_bonus":
+                score += nodes.found_bonus.take(ids)
+            lowest = np.finfo(np.float32).min  # a value of -inf is still in the fringe
+            self._scores.ravel()[places] = np.where(nodes.open.take(ids), np.maximum(score, lowest), -np.inf)
+
+    def _count(self, ids: np.ndarray) -> None:
+        """Count nodes that have become reachable."""
+        owners, n_columns = self.nodes.owner.take(ids), len(self._sizes)
+        open_ = self.nodes.open.take(ids)
+        self._reached += np.bincount(owners, minlength=n_columns)
+        self._fringes += np.bincount(owners.compress(open_), minlength=n_columns)
+
+    def _clear(self, columns: np.ndarray) -> None:
+        self._reached[columns] = self._fringes[columns] = 0
+        self._ranks[columns] = NOBODY
+        self._open[columns] = False
+        self._scores[columns] = -np.inf
+
+    def _widen(self) -> None:
+        room = self._room
+        while room < self._sizes.max():
+            room *= 2
+        self._members = _wider(self._members, room, NOBODY)
+        self._ranks = _wider(self._ranks, room, NOBODY)
+        if self._lists_fringe:
+            self._open = _wider(self._open, room, False)
+        if self._avoids_distance:
+            self._scores = _wider(self._scores, room, -np.inf)
+        self._room = room
+
+    # -- the choice
+
+    def _find_targets(self, walk: Outward, columns: np.ndarray, current: np.ndarray, nearest: np.ndarray) -> None:
+        """Plan a shortest path to the best node other than the current one, where there is one."""
+        nodes = self.nodes
+        # The best rank in each column, without the current node's.
+        places = columns * self._room + nodes.slot.take(current)
+        own = self._ranks.ravel()[places]
+        self._ranks.ravel()[places] = NOBODY
+        size = self._sizes.max()
+        everyone = len(columns) == len(self._sizes)
+        top = (self._ranks[:, :size] if everyone else self._ranks[columns, :size]).max(axis=1)
+        self._ranks.ravel()[places] = own
+        # Following a plan needs no walk: a path that was the first choice is so still, if all that is new is farther
+        # away and the node just left, which could not be a target while it was the current one, is none now.
+        target, plans = self._targets[columns], self._plans[columns]
+        follows = (plans > 0) & (nodes.plan.take(current) == plans) & (target != current)
+        follows &= nodes.rank.take(self._before[columns]) != top
+        follows &= (nodes.rank.take(target) == top) & (nodes.plan_steps.take(current) < nearest)
+        self._plans[columns[~follows]] = 0
+        wanted = ~follows & (top != NOBODY)
+        if not wanted.any():
+            return
+        target = self._first_met(walk, columns, top, wanted)
+        while True:
+            going = wanted & (target == NOBODY)
+            if not going.any():
+                break
+            walk.resume(going)
+            walk.advance()
+            assert len(walk.ids), "a reachable node was not met by a walk"
+            rows = walk.rows(walk.ids)
+            hits = np.flatnonzero(nodes.rank.take(walk.ids) == top.take(rows))[::-1]
+            target[rows.take(hits)] = walk.ids.take(hits)  # of several writers the last one stays: the first hit
+        rows = np.flatnonzero(wanted)
+        self._targets[columns[rows]] = target = target[rows]
+        self._planned += 1
+        number = self._planned
+        self._plans[columns[rows]] = number
+        value = nodes.value.take(target).astype(np.float64)
+        for steps, (which, source, action) in enumerate(walk.ways_back(target), start=1):
+            value[which] = nodes.rewards[source, action] + self._agent.gamma * value[which]
+            nodes.plan[source], nodes.plan_action[source] = number, action
+            nodes.plan_steps[source], nodes.plan_value[source] = steps, value[which]
+
+    def _first_met(self, walk: Outward, columns: np.ndarray, top: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """The first node with the top rank [R] that a walk has met so far, past its source; NOBODY where there is none.
+
+        Those with that rank are few, so they are looked up on the board, and then only at the distance of the nearest.
+        """
+        nodes, size = self.nodes, self._sizes.max()
+        ranks = self._ranks[:, :size] if len(columns) == len(self._sizes) else self._ranks[columns, :size]
+        place = np.flatnonzero(ranks == top[:, None])
+        rows = place // size
+        ids = self._members.ravel().take(columns.take(rows) * self._room + place - rows * size)
+        met = np.flatnonzero(walk.has_met(ids) & wanted.take(rows))
+        ids, rows = ids.take(met), rows.take(met)
+        distance = walk.distances(ids)
+        past = np.flatnonzero(distance > 0)
+        nearest = np.full(len(columns), _FAR)
+        np.minimum.at(nearest, rows.take(past), distance.take(past))
+        target = np.full(len(columns), NOBODY)
+        for level in np.unique(nearest[nearest < _FAR]):
+            ids = walk.level(level)
+            rows = walk.rows(ids)
+            hits = (nodes.rank.take(ids) == top.take(rows)) & (nearest.take(rows) == level)
+            first = np.flatnonzero(hits)[::-1]  # of several writers the last one stays
+            target[rows.take(first)] = ids.take(first)
+        return target
+
+    def _decide(self, columns: np.ndarray, current: np.ndarray, states: Tree) -> Plan:
+        """The first action of each plan; a random one where there is no plan, or where chance says so."""
+        nodes, agent = self.nodes, self._agent
+        decision, self.decisions = self.decisions, self.decisions + 1
+        planned = self._plans[columns] > 0
+        action = np.where(planned, nodes.plan_action.take(current), 0)
+        value = np.where(planned, nodes.plan_value.take(current), 0.0)
+        by_chance = planned & (chance(self._seed, columns, decision, _EPSILON) < agent.top_level_epsilon)
+        if not planned.all() or by_chance.any():
+            rows = np.flatnonzero(~planned | by_chance)
+            here = current[rows]
+            allowed = np.ones((len(rows), self._n_actions), bool)
+            legal = self._model.legal(trees.map(lambda leaf: leaf[rows], states))
+            if legal is not None:
+                allowed &= legal | ~legal.any(axis=1, keepdims=True)
+            if agent.epsilon_avoid_traps:
+                trap = nodes.terminal[nodes.edges[here]] & (nodes.rewards[here] <= 0)
+                safe = allowed & ~(trap & nodes.expanded[here][:, None])
+                allowed = np.where(safe.any(axis=1, keepdims=True), safe, allowed)
+            noise = chance(self._seed, columns[rows, None], decision, _RANDOM_ACTION, self._every_action)
+            action[rows] = best(np.zeros(allowed.shape), noise, allowed)
+            self._plans[columns[rows]] = 0
+            undo = current[by_chance]
+            if len(undo) and agent.avoid_history_coeff:
+                nodes.auxiliary[undo] -= np.float32(agent.avoid_history_coeff)
+                self._rank(undo)
+        self._action[columns] = action
+        extras = {
+            "value": value.astype(np.float32),
+            "target_distance": np.where(planned, nodes.plan_steps.take(current), 0),
+            "random_action": ~planned | by_chance,
+            "graph_size": self._sizes[columns],
+            "reachable_nodes": self._reached[columns],
+            "fringe_size": self._fringes[columns],
+        }
+        if self._bonuses:
+            extras["one_step_bonus"] = nodes.bonuses[current]  # [R, A]
+        return Plan(action, extras)
+
+
+class _Equal:
+    """A node in a heap, worth as much as any other."""
+
+    def __init__(self, node: int):
+        self.node = node
+
+    def __lt__(self, other: _Equal) -> bool:
+        return False
+
+
+def _numbered(rows: np.ndarray, n_rows: int) -> np.ndarray:
+    """0, 1, 2, … within each run of equal rows [M]; every row has one run at most."""
+    starts = np.empty(n_rows, np.int64)
+    mine = np.arange(len(rows))
+    starts[rows[::-1]] = mine[::-1]  # the last writer is the first of its run
+    return mine - starts.take(rows)
+
+
+def _ordered(scores: np.ndarray) -> np.ndarray:
+    """Whole numbers in [0, 2^32) that compare as float32 scores do; int64."""
+    bits = (scores + np.float32(0)).view(np.int32)  # −0 becomes 0
+    return (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))).astype(np.int64) + (1 << 31)
+
+
+def _wider(board: np.ndarray, room: int, fill: float) -> np.ndarray:
+    wider = np.full((len(board), room), fill, board.dtype)
+    wider[:, : board.shape[1]] = board
+    return wider

@@ -1,0 +1,75 @@
+"""The agent that knows nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+
+from packtrain.config import configurable
+from packtrain.errors import ConfigError
+from packtrain.planning.chance import chance
+from packtrain.planning.events import Listener
+from packtrain.planning.model import Asking, Model
+from packtrain.planning.planner import Plan, Roots
+from packtrain.planning.policy import Distribution, categorical, discrete_actions
+from packtrain.trees import Tree
+
+
+@configurable
+@dataclass(frozen=True)
+class RandomAgent:
+    """Uniform over the action space: over all numbers of a Discrete one, over [−1, 1] in each dimension of a Box.
+
+    Streams stretch [−1, 1] to the bounds of a Box; in a dimension without bounds it stays what it is.
+    """
+
+    legal_only: bool = False  # leave out actions that the model calls illegal; learned models want to see them too
+
+    def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
+        """Nothing is asked."""
+        return {}
+
+    def distribution(self, logits: np.ndarray, legal: np.ndarray | None) -> Distribution:
+        """All the same, whatever the logits [M, A]."""
+        return categorical(np.zeros_like(logits), legal=legal if self.legal_only else None)
+
+    def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> RandomPlanner:
+        """A planner that does not search."""
+        return RandomPlanner(self, model, columns, seed)
+
+
+class RandomPlanner:
+    """Draws. Asks nothing, makes no steps in the model."""
+
+    def __init__(self, agent: RandomAgent, model: Model, columns: int, seed: int):
+        self._agent, self._model, self._seed = agent, model, seed
+        self.decisions = 0
+        self.rng = np.random.default_rng(seed)
+        self._shape: tuple[int, ...] | None = None  # of a Box
+        if isinstance(model.action_space, gym.spaces.Box):
+            if agent.legal_only:
+                raise ConfigError("RandomAgent.legal_only = True has no meaning in a Box action space")
+            self._shape = model.action_space.shape
+        else:
+            self._actions = discrete_actions("RandomAgent", model.action_space)
+
+    def begin(self, columns: np.ndarray, epoch: int) -> None:
+        """Nothing is remembered."""
+
+    def plan(self, roots: Roots) -> Asking[Plan]:
+        """Draw."""
+        count, self.decisions = self.decisions, self.decisions + 1
+        size = self._actions if self._shape is None else int(np.prod(self._shape))
+        noise = chance(self._seed, roots.columns[:, None], count, np.arange(size))
+        if self._shape is not None:
+            return Plan((2 * noise - 1).astype(np.float32).reshape(len(noise), *self._shape), {})
+        if self._agent.legal_only:
+            legal = self._model.legal(roots.states)
+            return Plan(self._agent.distribution(noise, legal).sample(noise), {})
+        return Plan(noise.argmax(axis=1), {})
+        yield  # a generator, although it never asks
+
+    def feedback(self, columns: np.ndarray, states: Tree, rewards: np.ndarray, terminated: np.ndarray) -> None:
+        """Nothing is learned from it."""

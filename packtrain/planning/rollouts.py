@@ -1,0 +1,249 @@
+"""Many rollouts in a model at once, and what their returns say.
+
+All rollouts take their next step together, in one call of the model; those that have ended are left out from then on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from packtrain import trees
+from packtrain.planning.chance import chance
+from packtrain.planning.events import Listener, ModelSteps
+from packtrain.planning.model import Asking, Model
+from packtrain.planning.policy import NETWORK, Distribution, PolicyAgent, categorical
+from packtrain.planning.random_agent import RandomAgent
+from packtrain.trees import Tree
+from packtrain.types import Request
+
+EstimateFn = Literal["truncated_return", "bootstrap_return_with_value"]
+
+BLOCK = 32  # steps for which uniform actions are drawn at once
+
+
+class Uniform:
+    """Any legal action: what is rolled out with where no agent is named."""
+
+    legal_only = True
+
+    def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
+        """Nothing is asked."""
+        return {}
+
+    def distribution(self, logits: np.ndarray, legal: np.ndarray | None) -> Distribution:
+        """All the same, whatever the logits [M, A]."""
+        return categorical(np.zeros_like(logits), legal=legal)
+
+
+class Places(NamedTuple):
+    """What tells N rollouts apart, and gives each its own random numbers."""
+
+    columns: np.ndarray  # [N] environment columns
+    decisions: np.ndarray  # [N] decisions made before
+    numbers: np.ndarray  # [N] of the rollout within the decision
+
+
+class Rollouts(NamedTuple):
+    """N finished rollouts."""
+
+    returns: np.ndarray  # [N] float64, discounted
+    lengths: np.ndarray  # [N] int64, steps
+    terminated: np.ndarray  # [N] bool; the others were truncated
+    truncated_states: Tree  # [K, ...] the last states of those
+    entropy: np.ndarray  # [N] float64, the sum over the choices made; 0 where no network was asked
+
+
+def roll_out(
+    model: Model,
+    agent: PolicyAgent,
+    states: Tree,
+    places: Places,
+    *,
+    limit: int,
+    discount: float,
+    seed: int,
+    rng: np.random.Generator,
+    first: np.ndarray | None = None,
+    listener: Listener | None = None,
+) -> Asking[Rollouts]:
+    """Act in N states until the end, but no longer than `limit` steps.
+
+    Args:
+      model: to act in.
+      agent: acts.
+      states: [N, ...] to start from; none of them has ended.
+      places: of the rollouts.
+      limit: steps.
+      discount: γ.
+      seed: of the agent's choices.
+      rng: for the model.
+      first: [N] first actions; None: the agent's.
+      listener: hears of the steps.
+    """
+    count = len(places.columns)
+    returns, entropy = np.zeros(count), np.zeros(count)
+    lengths, terminated = np.full(count, limit), np.zeros(count, bool)
+    alive = np.arange(count)
+    choices = _Choices(model, agent, places, seed, limit)
+    weight = 1.0
+    for time in range(limit):
+        if time == 0 and first is not None:
+            actions = first
+        else:
+            actions, spread = yield from choices.make(states, alive, time)
+            if spread is not None:
+                entropy[alive] += spread
+        stepped = yield from model.step(states, actions, rng)
+        states = stepped.states
+        if listener is not None:
+            tell_steps(listener, places.columns[alive], actions, states, stepped.rewards, stepped.terminated)
+        returns[alive] += weight * stepped.rewards
+        weight *= discount
+        if stepped.terminated.any():
+            over, kept = alive[stepped.terminated], np.flatnonzero(~stepped.terminated)
+            lengths[over], terminated[over] = time + 1, True
+            alive, states = alive[kept], trees.map(lambda leaf, kept=kept: leaf[kept], states)
+            choices.keep(kept)
+            if not len(alive):
+                break
+    return Rollouts(returns, lengths, terminated, states, entropy)
+
+
+def estimate(model: Model, rollouts: Rollouts, discount: float, estimate_fn: EstimateFn) -> Asking[np.ndarray]:
+    """What N rollouts are worth, float64 [N].
+
+    truncated_return:             Σ γ^t r_t
+    bootstrap_return_with_value:  the same, plus γ^length · V(last state) where the rollout was truncated
+    """
+    if estimate_fn == "truncated_return" or rollouts.terminated.all():
+        return rollouts.returns
+    answer = yield Request(NETWORK, model.observe(rollouts.truncated_states))
+    truncated = np.flatnonzero(~rollouts.terminated)
+    returns = rollouts.returns.copy()
+    returns[truncated] += discount ** rollouts.lengths[truncated] * answer["value"][:, 0]
+    return returns
+
+
+def open_loop(
+    model: Model,
+    states: Tree,
+    columns: np.ndarray,
+    actions: np.ndarray,
+    *,
+    discount: float,
+    rng: np.random.Generator,
+    listener: Listener | None = None,
+) -> Asking[tuple[np.ndarray, np.ndarray]]:
+    """Returns of given sequences of actions, in one native call where the model's core has a `rollout`.
+
+    Args:
+      model: to act in.
+      states: [N, ...] to start from.
+      columns: [N] environment columns, for the listener.
+      actions: [N, H, ...] in the model's units.
+      discount: γ.
+      rng: for the model.
+      listener: hears of the steps.
+
+    Returns:
+      discounted returns up to the end [N] float64; steps made [N] int64.
+    """
+    horizon = actions.shape[1]
+    native = getattr(getattr(model, "core", None), "rollout", None)
+    if native is not None:
+        after, rewards, terminated = native(states, actions)
+        over = np.zeros(rewards.shape, bool)
+        np.logical_or.accumulate(terminated[:, :-1], axis=1, out=over[:, 1:])  # ended before this step
+        if listener is not None:
+            for time in range(horizon):
+                on = np.flatnonzero(~over[:, time])
+                there = trees.map(lambda leaf, on=on, time=time: leaf[on, time], after)
+                tell_steps(listener, columns[on], actions[on, time], there, rewards[on, time], terminated[on, time])
+        returns = np.where(over, 0.0, rewards) @ discount ** np.arange(horizon)
+        return returns, (~over).sum(axis=1)
+    returns, steps = np.zeros(len(columns)), np.zeros(len(columns), np.int64)
+    alive, weight = np.arange(len(columns)), 1.0
+    for time in range(horizon):
+        stepped = yield from model.step(states, actions[alive, time], rng)
+        states = stepped.states
+        if listener is not None:
+            tell_steps(listener, columns[alive], actions[alive, time], states, stepped.rewards, stepped.terminated)
+        returns[alive] += weight * stepped.rewards
+        steps[alive] += 1
+        weight *= discount
+        if stepped.terminated.any():
+            kept = np.flatnonzero(~stepped.terminated)
+            alive, states = alive[kept], trees.map(lambda leaf, kept=kept: leaf[kept], states)
+            if not len(alive):
+                break
+    return returns, steps
+
+
+def tell_steps(
+    listener: Listener,
+    columns: np.ndarray,
+    actions: np.ndarray,
+    states: Tree,
+    rewards: np.ndarray,
+    terminated: np.ndarray,
+) -> None:
+    """Tell of steps between states that nobody keeps."""
+    nowhere = np.full(len(columns), -1)
+    listener.model_steps(ModelSteps(columns, nowhere, nowhere, states, actions, rewards, terminated))
+
+
+def repeat(tree: Tree, times: int) -> Tree:
+    """Each of R states several times in a row: [R, ...] → [R · times, ...]."""
+    return trees.map(lambda leaf: np.repeat(leaf, times, axis=0), tree)
+
+
+def uniform_actions(noise: np.ndarray, actions: int, legal: np.ndarray | None) -> np.ndarray:
+    """Actions [M] from uniform noise [M], of those [M, A] that may be taken; all may where none may."""
+    if legal is None:
+        return (noise * actions).astype(np.int64)
+    possible = legal | ~legal.any(axis=1, keepdims=True)
+    ranks = (noise * possible.sum(axis=1)).astype(np.int64)
+    return (possible.cumsum(axis=1) > ranks[:, None]).argmax(axis=1)
+
+
+class _Choices:
+    """What the agent does in each rollout, step by step."""
+
+    def __init__(self, model: Model, agent: PolicyAgent, places: Places, seed: int, limit: int):
+        self._model, self._agent, self._places, self._seed, self._limit = model, agent, places, seed, limit
+        assert isinstance(model.action_space, gym.spaces.Discrete)
+        self._actions = int(model.action_space.n)
+        self._asks = bool(agent.heads(model.action_space))
+        self._uniform = isinstance(agent, RandomAgent | Uniform)
+        self._noise = np.empty((0, 0))  # [BLOCK, n] of those alive when it was drawn
+        self._rows = np.empty(0, np.int64)  # their places in it
+        self._drawn = -1
+
+    def make(self, states: Tree, alive: np.ndarray, time: int) -> Asking[tuple[Any, Any]]:
+        """Actions [n] in the states of those alive [n], and the entropies [n] of a network's choices."""
+        if self._uniform:
+            legal = self._model.legal(states) if self._agent.legal_only else None  # type: ignore[attr-defined]
+            return uniform_actions(self._uniform_noise(alive, time), self._actions, legal), None
+        if self._asks:
+            logits = (yield Request(NETWORK, self._model.observe(states)))["logits"]
+        else:
+            logits = np.zeros((len(alive), self._actions))
+        choice = self._agent.distribution(logits, self._model.legal(states))
+        where = (place[alive][:, None] for place in self._places)
+        return choice.sample(chance(self._seed, *where, time, np.arange(self._actions))), choice.entropy
+
+    def keep(self, kept: np.ndarray) -> None:
+        """Go on with these of the rollouts only."""
+        if len(self._rows):
+            self._rows = self._rows[kept]
+
+    def _uniform_noise(self, alive: np.ndarray, time: int) -> np.ndarray:
+        block = time // BLOCK
+        if self._drawn != block:
+            times = np.arange(block * BLOCK, min((block + 1) * BLOCK, self._limit))[:, None]
+            self._noise = chance(self._seed, *(place[alive] for place in self._places), times)
+            self._rows, self._drawn = np.arange(len(alive)), block
+        return self._noise[time % BLOCK].take(self._rows)

@@ -1,0 +1,207 @@
+"""Searches written down: one JSON file an episode, with what was done, what was thought of doing, and the states.
+
+The form, version 1:
+
+    {"version": 1, "environment": id, "epoch": 3, "column": 0, "cut": false,
+     "start": node, "states": {node: {leaf: [dtype, shape, base64]}},
+     "steps": [{"action": a, "reward": r, "ended": false, "to": node, "extras": {name: number or list},
+                "passes": [[{"from": node, "to": node, "action": a, "reward": r, "terminated": false}, ...], ...]}]}
+
+Nodes are numbers within the episode; equal states are one node. A model step from a state that the planner did not keep
+comes from −1. `cut` says that a limit was reached and later model steps are missing. Files hold data alone: reading one
+runs nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packtrain import trees
+from packtrain.config import configurable
+from packtrain.errors import ConfigError
+from packtrain.planning.chance import chance
+from packtrain.planning.events import ModelSteps
+from packtrain.planning.model import digest
+from packtrain.trees import Tree
+
+VERSION = 1
+STATE_BYTES = 1 << 26  # of one episode; model steps after that are left out: pictures are large
+
+
+@configurable
+@dataclass(frozen=True)
+class Traces:
+    """Which episodes are written down, and how much of them."""
+
+    sample_rate: float = 1.0  # share of the episodes
+    max_model_steps: int = 20_000  # of one episode; later ones are left out
+    max_files: int = 1_000  # of one run
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sample_rate <= 1:
+            raise ConfigError(f"Traces.sample_rate = {self.sample_rate} must lie in [0, 1]")
+        for name in ("max_model_steps", "max_files"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"Traces.{name} = {getattr(self, name)} must be at least 1")
+
+
+@dataclass
+class _Episode:
+    """One that is being written down."""
+
+    epoch: int
+    start: int = -1
+    here: int = -1  # the node it has come to
+    numbers: dict[int, int] = field(default_factory=dict)  # digest → node
+    known: dict[int, int] = field(default_factory=dict)  # the planner's number of a state → node
+    states: dict[int, Any] = field(default_factory=dict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    passes: list[list[dict[str, Any]]] = field(default_factory=list)  # since the last real step
+    model_steps: int = 0
+    state_bytes: int = 0
+    cut: bool = False
+
+
+class TraceWriter:
+    """Listens to planners and writes `folder/ep<epoch>_<column>.json` when an episode is over."""
+
+    def __init__(self, settings: Traces, folder: Path, environment: str, seed: int):
+        self._settings, self._folder, self._environment, self._seed = settings, folder, environment, seed
+        self._episodes: dict[int, _Episode] = {}
+        self._written = len(list(folder.glob("*.json"))) if folder.is_dir() else 0
+
+    # -- what planners tell
+
+    def pass_begin(self, columns: np.ndarray) -> None:
+        """A pass begins in these columns."""
+        for column in columns.tolist():
+            episode = self._episodes.get(column)
+            if episode is not None and not episode.cut:
+                episode.passes.append([])
+
+    def model_steps(self, steps: ModelSteps) -> None:
+        """The model was stepped."""
+        watched = np.flatnonzero(np.isin(steps.columns, list(self._episodes)))
+        if not len(watched):
+            return
+        keys = self._digests(trees.map(lambda leaf: leaf[watched], steps.states))
+        for place, index in enumerate(watched):
+            episode = self._episodes[int(steps.columns[index])]
+            if episode.model_steps >= self._settings.max_model_steps or episode.state_bytes >= STATE_BYTES:
+                episode.cut = True
+                continue
+            episode.model_steps += 1
+            if not episode.passes:
+                episode.passes.append([])
+            source, target = int(steps.source[index]), int(steps.target[index])
+            # The root is the one state that the planner has a number for and has told no step to.
+            origin = -1 if source < 0 else episode.known.setdefault(source, episode.here)
+            node = self._node(episode, keys[place], steps.states, index)
+            if target >= 0:
+                episode.known[target] = node
+            episode.passes[-1].append(
+                {
+                    "from": origin,
+                    "to": node,
+                    "action": _plain(steps.actions[index]),
+                    "reward": float(steps.rewards[index]),
+                    "terminated": bool(steps.terminated[index]),
+                }
+            )
+
+    def pass_end(self, columns: np.ndarray) -> None:
+        """The pass is over: nothing is to be noted."""
+
+    # -- what really happens
+
+    def episode_begin(self, columns: np.ndarray, epoch: int, states: Tree) -> None:
+        """An episode begins in these columns; some are watched."""
+        keys = self._digests(states)
+        for place, column in enumerate(columns.tolist()):
+            self._episodes.pop(column, None)
+            drawn = float(chance(self._seed, epoch, column)[0]) < self._settings.sample_rate
+            if drawn and self._written + len(self._episodes) < self._settings.max_files:
+                episode = self._episodes[column] = _Episode(epoch)
+                episode.start = episode.here = self._node(episode, keys[place], states, place)
+
+    def real_steps(
+        self, columns: np.ndarray, states: Tree, actions: Any, rewards: Any, ended: Any, extras: dict[str, Any]
+    ) -> None:
+        """The environments have been stepped."""
+        keys = self._digests(states)
+        for place, column in enumerate(columns.tolist()):
+            episode = self._episodes.get(column)
+            if episode is None:
+                continue
+            episode.here = self._node(episode, keys[place], states, place)
+            episode.steps.append(
+                {
+                    "action": _plain(actions[place]),
+                    "reward": float(rewards[place]),
+                    "ended": bool(ended[place]),
+                    "to": episode.here,
+                    "extras": {name: _plain(value[place]) for name, value in extras.items()},
+                    "passes": episode.passes,
+                }
+            )
+            episode.passes = []
+            if ended[place]:
+                self._write(column, self._episodes.pop(column))
+
+    # -- the file
+
+    def _digests(self, states: Tree) -> list[int]:
+        plain = [leaf for leaf in trees.flatten(states) if leaf.dtype != object]
+        return digest(plain).tolist() if plain else [-1] * len(trees.front(states))
+
+    def _node(self, episode: _Episode, key: int, states: Tree, index: int) -> int:
+        if key not in episode.numbers:
+            episode.numbers[key] = len(episode.numbers)
+            leaves = trees.named_leaves(trees.map(lambda leaf: leaf[index], states))
+            plain = {name or "state": leaf for name, leaf in leaves.items() if np.asarray(leaf).dtype != object}
+            episode.states[episode.numbers[key]] = {name: _encoded(leaf) for name, leaf in plain.items()}
+            episode.state_bytes += sum(np.asarray(leaf).nbytes for leaf in plain.values())
+        return episode.numbers[key]
+
+    def _write(self, column: int, episode: _Episode) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        content = {
+            "version": VERSION,
+            "environment": self._environment,
+            "epoch": episode.epoch,
+            "column": column,
+            "cut": episode.cut,
+            "start": episode.start,
+            "states": episode.states,
+            "steps": episode.steps,
+        }
+        path = self._folder / f"ep{episode.epoch:06}_{column:04}.json"
+        temporary = path.with_suffix(".part")
+        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        temporary.replace(path)
+        self._written += 1
+
+
+def decode(leaf: list[Any]) -> np.ndarray:
+    """An array of a trace file."""
+    dtype, shape, data = leaf
+    return np.frombuffer(base64.b64decode(data), np.dtype(dtype)).reshape(shape)
+
+
+def _encoded(leaf: Any) -> list[Any]:
+    array = np.ascontiguousarray(leaf)
+    return [array.dtype.str, list(np.shape(leaf)), base64.b64encode(array.tobytes()).decode()]
+
+
+def _plain(value: Any) -> Any:
+    """A number or a list of numbers, with None for what JSON has no word for."""
+    if np.ndim(value):
+        return [_plain(item) for item in value]
+    number = value.item() if hasattr(value, "item") else value
+    return number if not isinstance(number, float) or np.isfinite(number) else None

@@ -1,0 +1,314 @@
+"""Planning experiments in the words of Alpacka: `Runner` and what it is made of, as configurations name them.
+
+`Runner` takes classes by reference, `Runner.agent_class = @ShootingAgent`, builds one of each, and returns the same
+`Experiment` as every family: epochs of one episode in each of `n_envs` environments, and updates between them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from packtrain import config
+from packtrain.algorithms.expert_iteration import ExpertIteration
+from packtrain.config import configurable
+from packtrain.envs import ours
+from packtrain.envs.environment import Environment
+from packtrain.errors import ConfigError
+from packtrain.memory.episodes import Episodes
+from packtrain.networks.prediction import Prediction
+from packtrain.planning import (  # noqa: F401  (registers the planners)
+    bandit,
+    best_first,
+    continuous_shooting,
+    deterministic_mcts,
+    policy,
+    shooting,
+    stochastic_mcts,
+)
+from packtrain.planning.planner import Agent
+from packtrain.planning.random_agent import RandomAgent
+from packtrain.planning.traces import Traces
+from packtrain.runtime.experiment import (
+    Collect,
+    Evaluation,
+    Experiment,
+    LearnerUse,
+    Planning,
+    Repeat,
+    Run,
+    Streams,
+    Update,
+)
+
+MEMORY, LEARNER = "episodes", "agent"
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What learns between the episodes, from what, and how much."""
+
+    learner: ExpertIteration
+    memory: Episodes
+    n_steps_per_epoch: int
+
+
+@partial(configurable, module="packtrain.trainers")
+def SupervisedTrainer(  # noqa: N802  (the name that configurations use)
+    targets: dict[str, str] | None = None,
+    batch_size: int = 64,
+    n_steps_per_epoch: int = 1000,
+    replay_buffer_capacity: int = 1_000_000,
+    sampling_hierarchy: tuple[str, ...] = (),
+    discount: float = 0.99,
+    priority_exponent: float = 0.0,
+) -> Trainer:
+    """Learns what the search said, or how the episode went on.
+
+    Args:
+      targets: head → target, see `expert_iteration.target`; None: the value that the search found.
+      batch_size: steps in a batch.
+      n_steps_per_epoch: updates after each epoch.
+      replay_buffer_capacity: steps kept in each bucket.
+      sampling_hierarchy: buckets by these attributes of an episode.
+      discount: of `discounted_return`.
+      priority_exponent: above 0, steps that surprised are drawn more often.
+    """
+    owner = "SupervisedTrainer"
+    _at_least(1, owner, batch_size=batch_size, replay_buffer_capacity=replay_buffer_capacity)
+    _at_least(1, owner, n_steps_per_epoch=n_steps_per_epoch)
+    _share(owner, discount=discount, priority_exponent=priority_exponent)
+    targets = targets or {"value": "value"}
+    memory = partial(Episodes, replay_buffer_capacity, batch_size, tuple(sampling_hierarchy))
+    return _trainer(
+        targets, memory, n_steps_per_epoch, discount=discount, n_step=None, priority_exponent=priority_exponent
+    )
+
+
+@partial(configurable, module="packtrain.trainers")
+def TDTrainer(  # noqa: N802
+    temporal_diff_n: int = 1,
+    gamma: float = 1.0,
+    head: str = "value",
+    batch_size: int = 64,
+    n_steps_per_epoch: int = 1000,
+    replay_buffer_capacity: int = 1_000_000,
+    sampling_hierarchy: tuple[str, ...] = (),
+    priority_exponent: float = 0.0,
+) -> Trainer:
+    """Learns n-step returns that bootstrap with the network itself.
+
+    Args:
+      temporal_diff_n: steps before bootstrapping; a number beyond every episode's length gives its whole return.
+      gamma: the discount.
+      head: which learns.
+      batch_size: steps in a batch.
+      n_steps_per_epoch: updates after each epoch.
+      replay_buffer_capacity: steps kept in each bucket.
+      sampling_hierarchy: buckets by these attributes of an episode.
+      priority_exponent: above 0, steps that surprised are drawn more often.
+    """
+    owner = "TDTrainer"
+    _at_least(1, owner, temporal_diff_n=temporal_diff_n, batch_size=batch_size)
+    _at_least(1, owner, replay_buffer_capacity=replay_buffer_capacity, n_steps_per_epoch=n_steps_per_epoch)
+    _share(owner, gamma=gamma, priority_exponent=priority_exponent)
+    memory = partial(Episodes, replay_buffer_capacity, batch_size, tuple(sampling_hierarchy))
+    return _trainer(
+        {head: "n_step"},
+        memory,
+        n_steps_per_epoch,
+        discount=gamma,
+        n_step=temporal_diff_n,
+        priority_exponent=priority_exponent,
+    )
+
+
+def _trainer(targets: dict[str, str], memory: Callable[..., Episodes], steps: int, **more: Any) -> Trainer:
+    learner: ExpertIteration = config.bind(ExpertIteration, targets=targets)
+    with config.unrecorded():
+        return Trainer(learner, memory(extras=learner.wanted(), **more), steps)
+
+
+def _at_least(least: int, owner: str, **values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ConfigError(f"{owner}.{name} = {value} must be at least {least}")
+
+
+def _share(owner: str, **values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise ConfigError(f"{owner}.{name} = {value} must lie in [0, 1]")
+
+
+@partial(configurable, module="packtrain.trainers")
+def DummyTrainer() -> None:  # noqa: N802
+    """Nothing learns."""
+    return None
+
+
+@partial(configurable, module="packtrain.batch_steppers")
+def LocalBatchStepper() -> str:  # noqa: N802
+    """All environments in this process, planned for together."""
+    return "local"
+
+
+@partial(configurable, module="packtrain.batch_steppers")
+def RayBatchStepper() -> str:  # noqa: N802
+    """Environments spread over a cluster; not there yet."""
+    raise ConfigError(
+        "RayBatchStepper: planning on a cluster is not available yet; "
+        "Runner.batch_stepper_class = @LocalBatchStepper runs on this machine"
+    )
+
+
+@dataclass(frozen=True)
+class _Evaluations:
+    evaluation: Evaluation
+    agent_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@configurable
+def EvaluationCallback(  # noqa: N802
+    n_envs: int = 1, eval_period: int = 10, agent_kwargs: dict[str, Any] | None = None
+) -> _Evaluations:
+    """Episodes between epochs that nobody learns from.
+
+    Args:
+      n_envs: episodes each time.
+      eval_period: epochs between two evaluations.
+      agent_kwargs: parameters of the agent that are different in evaluations: exploration, say, switched off.
+    """
+    _at_least(1, "EvaluationCallback", n_envs=n_envs, eval_period=eval_period)
+    with config.unrecorded():
+        return _Evaluations(Evaluation(every_epochs=eval_period, num_episodes=n_envs), agent_kwargs or {})
+
+
+@configurable
+def TraceCallback(sample_rate: float = 1.0, max_model_steps: int = 20_000, max_files: int = 1_000) -> Traces:  # noqa: N802
+    """Searches written into the run folder, see `planning/traces.py`.
+
+    Args:
+      sample_rate: share of the episodes.
+      max_model_steps: of one episode.
+      max_files: of one run.
+    """
+    _at_least(1, "TraceCallback", max_model_steps=max_model_steps, max_files=max_files)
+    _share("TraceCallback", sample_rate=sample_rate)
+    with config.unrecorded():
+        return Traces(sample_rate, max_model_steps, max_files)
+
+
+@configurable
+def Runner(  # noqa: N802
+    env_class: Callable[..., Environment] | None = None,
+    env_kwargs: dict[str, Any] | None = None,
+    agent_class: Callable[..., Agent] = RandomAgent,
+    network_class: Callable[..., Prediction] = Prediction,
+    n_envs: int = 16,
+    episode_time_limit: int | None = None,
+    batch_stepper_class: Callable[..., str] = LocalBatchStepper,
+    trainer_class: Callable[..., Trainer | None] = DummyTrainer,
+    n_epochs: int | None = None,
+    n_precollect_epochs: int = 0,
+    callback_classes: tuple[Callable[..., Any], ...] = (),
+    total_steps: int | None = None,
+) -> Experiment:
+    """A planning experiment.
+
+    Args:
+      env_class: makes the environment's description; None: CartPole.
+      env_kwargs: more options for the environments that are acted in; those that planners search in are the same.
+      agent_class: makes the planner's description.
+      network_class: makes the description of the networks that the planner asks.
+      n_envs: environments, which is episodes an epoch.
+      episode_time_limit: steps until truncation; None: the environment's own.
+      batch_stepper_class: where environments run.
+      trainer_class: makes what learns.
+      n_epochs: epochs that learn; None: no end.
+      n_precollect_epochs: epochs before them that only collect.
+      callback_classes: EvaluationCallback, TraceCallback.
+      total_steps: decisions after which the run ends at the latest; None: no limit.
+    """
+    _at_least(1, "Runner", n_envs=n_envs, episode_time_limit=episode_time_limit)
+    _at_least(1, "Runner", n_epochs=n_epochs, total_steps=total_steps)
+    _at_least(0, "Runner", n_precollect_epochs=n_precollect_epochs)
+    batch_stepper_class()
+    environment = env_class() if env_class is not None else ENVIRONMENTS["CartPole"]()
+    if env_kwargs:
+        environment = replace(environment, kwargs={**environment.kwargs, **env_kwargs})
+    agent, network, trainer = agent_class(), network_class(), trainer_class()
+    evaluation, traces, evaluation_agent = Evaluation(), None, None
+    for callback_class in callback_classes:
+        callback = callback_class()
+        if isinstance(callback, Traces):
+            traces = callback
+        elif isinstance(callback, _Evaluations):
+            evaluation = callback.evaluation
+            if callback.agent_kwargs:
+                evaluation_agent = _changed(agent, callback.agent_kwargs)
+        else:
+            raise ConfigError(
+                f"Runner.callback_classes: {callback_class} is neither EvaluationCallback nor TraceCallback"
+            )
+    run = config.bind(Run, total_steps=total_steps)
+    with config.unrecorded():
+        parts: dict[str, Any] = {
+            "streams": Streams(environment, n_envs, 1, True, episode_time_limit),
+            "policy": Planning(agent, network, evaluation_agent, traces),
+            "memories": {},
+            "learners": {},
+        }
+        memory = None
+        updates: tuple[Update, ...] = ()
+        if trainer is not None:
+            memory = MEMORY
+            parts["memories"] = {MEMORY: trainer.memory}
+            parts["learners"] = {LEARNER: LearnerUse(trainer.learner, MEMORY)}
+            updates = (Update(LEARNER, trainer.n_steps_per_epoch),)
+        collect = Collect(memory, rounds=1)
+        before = (Repeat((collect,), n_precollect_epochs),) if n_precollect_epochs else ()
+        parts["schedule"] = (*before, Repeat((collect, *updates), n_epochs))
+    return config.bind(Experiment, **parts, run=run, evaluation=evaluation)
+
+
+def _changed(agent: Agent, values: dict[str, Any]) -> Agent:
+    try:
+        with config.unrecorded():
+            return replace(agent, **values)  # type: ignore[type-var]
+    except TypeError as error:
+        raise ConfigError(
+            f"EvaluationCallback.agent_kwargs = {values} does not fit {type(agent).__name__}: {error}"
+        ) from None
+
+
+def _describe(name: str, core: Callable[..., Any]) -> Callable[..., Environment]:
+    """A configurable function with the options of a core that describes an environment over it."""
+
+    def describe(**kwargs: Any) -> Environment:
+        with config.unrecorded():
+            return Environment(name, kwargs)
+
+    describe.__name__ = describe.__qualname__ = name
+    describe.__doc__ = core.__doc__
+    options = [p for p in inspect.signature(core).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = [p.replace(kind=p.KEYWORD_ONLY, annotation=p.empty) for p in options]
+    describe.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return configurable(describe, module="packtrain.envs")
+
+
+def _environments() -> dict[str, Callable[..., Environment]]:
+    """Our environments as configurations name them: `Runner.env_class = @Hanoi`, `Hanoi.disks = 5`."""
+    found = {}
+    for name, path in ours.CORES.items():
+        if "Simulator" not in name:  # those stand over other environments: Environment.id names them
+            module, _, owner = path.partition(":")
+            found[name] = _describe(name, getattr(importlib.import_module(module), owner))
+    return found
+
+
+ENVIRONMENTS = _environments()

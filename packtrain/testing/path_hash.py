@@ -1,0 +1,117 @@
+"""A model that is a hash of the action path: rewards, ends, values and priors that look random and never change.
+
+Golden trees are made with it: nothing in it depends on an environment, a network or a generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import gymnasium as gym
+import numpy as np
+
+from packtrain.planning.model import Asking, Stepped, mix
+from packtrain.trees import Tree
+from packtrain.types import Request
+
+Result = TypeVar("Result")
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_REWARD, _END, _VALUE, _QUALITY, _LOGITS, _LEGAL = range(1, 7)  # what a number is for: independent ones for each
+
+
+class PathHash:
+    """A tree of `actions` branches without end, but for the paths on which a hash says that they end.
+
+    A state is {"path": uint64 [N], a hash of where it began and the actions since, "ended": bool [N]}. Rewards are
+    uniform in [−1, 1), float32. A state that has ended stays as it is and pays 0. Observations are the paths.
+
+    Args:
+      actions: branches of each state.
+      end_share: the chance that a step ends the episode; an end counts as solved where its reward is above 0.
+      states: None for a tree, in which no two paths meet; a number for a graph with as many states, loops included.
+      outcomes: 1 for a deterministic model; else how many equally likely outcomes `rng` chooses from in each step.
+      legal_share: the chance that an action may be taken; action 0 always may. 1 for a model that says nothing.
+    """
+
+    def __init__(
+        self,
+        actions: int = 3,
+        end_share: float = 0.1,
+        states: int | None = None,
+        outcomes: int = 1,
+        legal_share: float = 1.0,
+    ):
+        self.actions, self.end_share, self.states = actions, end_share, states
+        self.outcomes, self.legal_share = outcomes, legal_share
+        self.deterministic = outcomes == 1
+        self.action_space: gym.Space = gym.spaces.Discrete(actions)
+
+    def initial(self, seeds: np.ndarray) -> Tree:
+        """The state in which the path of each seed [N] begins; equal seeds, equal states."""
+        paths = self._place(mix(np.asarray(seeds).astype(np.uint64) + _GOLDEN))
+        return {"path": paths, "ended": np.zeros(len(paths), bool)}
+
+    def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> Asking[Stepped]:
+        """One action longer paths."""
+        paths, ended = states["path"], states["ended"]
+        words = mix(paths * np.uint64(3) + (actions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+        if self.outcomes > 1:
+            words = mix(words + rng.integers(self.outcomes, size=len(words)).astype(np.uint64) * _GOLDEN)
+        rewards = np.where(ended, 0.0, 2 * _uniform(words, _REWARD) - 1).astype(np.float32)
+        ends = (_uniform(words, _END) < self.end_share) & ~ended
+        after = np.where(ended, paths, self._place(words))
+        return Stepped({"path": after, "ended": ended | ends}, rewards, ended | ends, ends & (rewards > 0))
+        yield  # a generator, although it never asks
+
+    def observe(self, states: Tree) -> Tree:
+        """The paths, uint64 [N]."""
+        return states["path"]
+
+    def keys(self, states: Tree) -> np.ndarray:
+        """The paths with the ends told apart, mixed."""
+        return mix(states["path"] * np.uint64(2) + states["ended"].astype(np.uint64))
+
+    def legal(self, states: Tree) -> np.ndarray | None:
+        """Which actions may be taken, bool [N, A]; None if `legal_share` is 1."""
+        if self.legal_share >= 1:
+            return None
+        allowed = _uniform(_wide(states["path"], self.actions), _LEGAL) < self.legal_share
+        allowed[:, 0] = True
+        return allowed
+
+    def answer(self, request: Request) -> dict[str, np.ndarray]:
+        """A network's answer by the observation alone, float32.
+
+        "value" [M, 1] and "quality" [M, A] are uniform in [−1, 1), "logits" [M, A] in [−2, 2).
+        """
+        wide = _wide(request.inputs, self.actions)
+        return {
+            "value": (2 * _uniform(request.inputs, _VALUE) - 1).astype(np.float32)[:, None],
+            "quality": (2 * _uniform(wide, _QUALITY) - 1).astype(np.float32),
+            "logits": (4 * _uniform(wide, _LOGITS) - 2).astype(np.float32),
+        }
+
+    def _place(self, words: np.ndarray) -> np.ndarray:
+        return words if self.states is None else words % np.uint64(self.states)
+
+
+def settle(asking: Asking[Result], answer: Callable[[Request], dict[str, np.ndarray]]) -> Result:
+    """Run a computation to its end, each of its requests answered by `answer`."""
+    try:
+        request = next(asking)
+        while True:
+            request = asking.send(answer(request))
+    except StopIteration as stop:
+        return stop.value
+
+
+def _wide(words: np.ndarray, actions: int) -> np.ndarray:
+    """A word for each action: [N] → [N, A]."""
+    return mix(words[:, None] * np.uint64(5) + np.arange(1, actions + 1, dtype=np.uint64) * _GOLDEN)
+
+
+def _uniform(words: np.ndarray, purpose: int) -> np.ndarray:
+    """Numbers in [0, 1), float64, other ones for each purpose."""
+    return (mix(words + np.full(1, purpose, np.uint64) * _GOLDEN) >> np.uint64(11)) * 2.0**-53
