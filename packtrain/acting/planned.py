@@ -12,15 +12,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from packtrain import trees
+from packtrain import config, trees
 from packtrain.acting.inference import Inference
 from packtrain.acting.seat import Decision
 from packtrain.envs.columns import FunctionalColumns
 from packtrain.envs.stream import Stream
 from packtrain.metrics.planning import Decisions
 from packtrain.planning.events import Listener
+from packtrain.planning.learned import EnsembleModel, LearnedModel
 from packtrain.planning.model import CoreModel, Model
 from packtrain.planning.planner import Agent, Planner, Roots
+from packtrain.planning.random_agent import RandomAgent
 from packtrain.trees import Tree
 from packtrain.types import Row
 
@@ -43,9 +45,29 @@ class PlannedPolicy:
     context = 0
 
     def __init__(
-        self, agent: Agent, network: nn.ModuleDict, device: torch.device, seed: int, watcher: Watcher | None = None
+        self,
+        agent: Agent,
+        network: nn.ModuleDict,
+        device: torch.device,
+        seed: int,
+        watcher: Watcher | None = None,
+        model: LearnedModel | None = None,
     ):
-        self.network, self.device, self.epoch = network, device, 0
+        """Nothing is planned yet.
+
+        Args:
+          agent: the planner's numbers.
+          network: the networks that are asked, by name.
+          device: where they are.
+          seed: of everything that is drawn.
+          watcher: hears of searches and of what is really done.
+          model: what is searched in; None: the environment itself.
+        """
+        self.network, self.device = network, device
+        self.epoch = 0  # what schedules of parameters look at
+        self.trace_epoch = 0  # what traces are named by
+        self.random = False  # act at random for now, without a search
+        self._model = model
         self.inference = Inference(dict(network.items()), device)
         self.generator = torch.Generator().manual_seed(seed)  # what actors save; planners draw by place
         self.decisions = Decisions()  # what planners said of them since somebody looked
@@ -56,16 +78,31 @@ class PlannedPolicy:
         """The seat of one group."""
         assert isinstance(stream.columns, FunctionalColumns)
         self._seats += 1
-        model = CoreModel(stream.columns.core)
-        planner = self._agent.build(model, stream.size, self._seed + 7919 * self._seats, self._watcher)
-        return PlannedSeat(self, stream, model, planner, self._watcher)
+        core, seed = stream.columns.core, self._seed + 7919 * self._seats
+        true: Model = CoreModel(core)
+        model: Model = (
+            true if self._model is None else self._model.build(core.observation_space, core.action_space, seed)
+        )
+        planner = self._agent.build(model, stream.size, seed, self._watcher)
+        with config.unrecorded():  # or a run would be told from the same one resumed by it
+            at_random = RandomAgent(legal_only=False).build(true, stream.size, seed)
+        return PlannedSeat(self, stream, model, planner, at_random, self._watcher)
 
 
 class PlannedSeat:
     """Plans for one group, row after row."""
 
-    def __init__(self, policy: PlannedPolicy, stream: Stream, model: Model, planner: Planner, watcher: Watcher | None):
-        self._policy, self._stream, self._model, self._planner = policy, stream, model, planner
+    def __init__(
+        self,
+        policy: PlannedPolicy,
+        stream: Stream,
+        model: Model,
+        planner: Planner,
+        at_random: Planner,
+        watcher: Watcher | None,
+    ):
+        self._policy, self._stream, self._model = policy, stream, model
+        self._planner, self._at_random = planner, at_random
         self._watcher = watcher
         self._columns: FunctionalColumns = stream.columns  # type: ignore[assignment]
         self._fresh = planner.rng.bit_generator.state
@@ -73,7 +110,7 @@ class PlannedSeat:
 
     def begin(self) -> None:
         """Forget everything, and draw as in the beginning: the next row is the first of all columns."""
-        self._planner.decisions = 0
+        self._planner.decisions = self._at_random.decisions = 0
         self._planner.rng.bit_generator.state = self._fresh
         self._playing = np.zeros(self._stream.size, bool)
         self._chosen: tuple[np.ndarray, Any, dict[str, Any]] | None = None  # columns, actions, extras
@@ -81,19 +118,25 @@ class PlannedSeat:
     def act(self, row: Row) -> Decision:
         """Decide for the columns whose episode is under way; the others get action 0, which nobody looks at."""
         first, states = np.asarray(row.first), self._columns.states
+        planner = self._at_random if self._policy.random else self._planner
         if self._chosen is not None:
-            self._look_back(row, states)
+            self._look_back(planner, row, states)
         if first.any():
             begun = np.flatnonzero(first)
             self._playing[begun] = True
-            self._planner.begin(begun, self._policy.epoch)
+            if isinstance(self._model, EnsembleModel):
+                self._model.begin(begun, self._policy.epoch)
+            planner.begin(begun, self._policy.epoch)
             if self._watcher is not None:
-                self._watcher.episode_begin(begun, self._policy.epoch, trees.map(lambda leaf: leaf[begun], states))
+                self._watcher.episode_begin(
+                    begun, self._policy.trace_epoch, trees.map(lambda leaf: leaf[begun], states)
+                )
         columns = np.flatnonzero(self._playing)
         pick = slice(None) if len(columns) == self._stream.size else columns
-        roots = Roots(columns, *(trees.map(lambda leaf: leaf[pick], tree) for tree in (states, row.obs)))
         if len(columns):
-            plan = self._policy.inference.run(self._planner.plan(roots))
+            there, obs = (trees.map(lambda leaf: leaf[pick], tree) for tree in (states, row.obs))
+            roots = Roots(columns, self._seen(columns, there, obs), obs)
+            plan = self._policy.inference.run(planner.plan(roots))
             action, extras = (trees.map(self._spread(columns), part) for part in (plan.action, plan.extras))
             self._chosen = (columns, plan.action, plan.extras)
             self._policy.decisions.add(plan.extras)
@@ -103,7 +146,12 @@ class PlannedSeat:
         solved = self._stream.solved
         return Decision(action, {**extras, "solved": first & False if solved is None else solved}, row, ())
 
-    def _look_back(self, row: Row, states: Tree) -> None:
+    def _seen(self, columns: np.ndarray, states: Tree, obs: Tree) -> Tree:
+        """The states as the model sees them."""
+        learned = isinstance(self._model, EnsembleModel) and not self._policy.random
+        return self._model.roots(columns, obs) if learned else states  # type: ignore[attr-defined]
+
+    def _look_back(self, planner: Planner, row: Row, states: Tree) -> None:
         """What came of the last decision."""
         assert self._chosen is not None
         columns, actions, extras = self._chosen
@@ -114,7 +162,8 @@ class PlannedSeat:
         rewards = np.asarray(row.last_reward["train"])[columns]
         terminated = np.asarray(row.terminated)[columns]
         ended = terminated | np.asarray(row.truncated)[columns]
-        self._planner.feedback(columns, there, rewards, terminated)
+        obs = trees.map(lambda leaf: leaf[columns], row.obs)
+        planner.feedback(columns, self._seen(columns, there, obs), rewards, terminated)
         if self._watcher is not None:
             told = {name: value[kept] for name, value in extras.items()}
             self._watcher.real_steps(columns, there, actions[kept], rewards, ended, told)
@@ -134,10 +183,15 @@ class PlannedSeat:
 
     def snapshot(self) -> dict[str, Any]:
         """What random choices depend on; trees are not saved, since episodes end before anything is."""
-        return {"decisions": self._planner.decisions, "rng": self._planner.rng.bit_generator.state}
+        return {
+            "decisions": self._planner.decisions,
+            "random_decisions": self._at_random.decisions,
+            "rng": self._planner.rng.bit_generator.state,
+        }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go on from a snapshot, with the next episodes."""
         self.begin()
         self._planner.decisions = int(snapshot["decisions"])
+        self._at_random.decisions = int(snapshot["random_decisions"])
         self._planner.rng.bit_generator.state = snapshot["rng"]

@@ -109,8 +109,8 @@ def loss(network: nn.ModuleDict, trajectory: Trajectory, settings: ExpertIterati
             wanted = wanted.expand(outputs[head].shape)  # of every member of an ensemble, or of the action taken
         if wanted.shape != outputs[head].shape:
             raise ConfigError(
-                f"ExpertIteration.targets: head {head!r} has {outputs[head].shape[1]} outputs and learns by {kind}, and "
-                f"its target {name!r} has {wanted.shape[1]}"
+                f"ExpertIteration.targets: head {head!r} has {outputs[head].shape[1]} outputs and learns by {kind}, "
+                f"and its target {name!r} has {wanted.shape[1]}"
             )
         allowed = mask(settings.masks.get(head, "one"), wanted, trajectory.action[0])
         each = head_loss(kind, outputs[head], wanted, allowed)  # [B]

@@ -40,7 +40,7 @@ class GradientLearner:
         self.network = network
         self.optimiser = optimiser
         self._loss, self._rate, self._clip = loss, learning_rate, grad_norm_clipping
-        self._parameters = [p for p in network.parameters() if p.requires_grad]
+        self._parameters = [p for group in optimiser.param_groups for p in group["params"]]  # others may learn the rest
         self._device = self._parameters[0].device
         self._capture = capture and self._device.type == "cuda"
         self._launch: Captured | None = None

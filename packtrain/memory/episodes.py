@@ -114,7 +114,8 @@ class EpisodeMemory:
         self._drawn = [(ring, rows, span) for (ring, rows, _), span in zip(drawn, spans, strict=True)]
         trajectory = self._trajectory(drawn)
         if alpha:
-            chance = np.concatenate([chances for *_, chances in drawn])
+            # How much likelier than the others of its bucket: that buckets are drawn evenly is meant, and stays.
+            chance = np.concatenate([chances * len(ring) for ring, _, chances in drawn])
             weight = torch.from_numpy((chance.min() / chance).astype(np.float32)).to(self._device)
             trajectory.extras["importance_weight"] = weight[None]
         return Sample(trajectory, size)

@@ -45,9 +45,9 @@ class Decisions:
 
 
 def planning_row(
-    epoch: int, finished: list[Finished], learned: dict[str, float], decided: dict[str, float]
+    epoch: int, finished: list[Finished], learned: dict[str, dict[str, float]], decided: dict[str, float]
 ) -> dict[str, Any]:
-    """The metrics of one epoch: episode/*, agent/* and train/*."""
+    """The metrics of one epoch: episode/*, agent/*, and LEARNER_train/*, which is train/* for the agent's own."""
     episodes = [episode for one in finished for episode in one.episodes()]
     row: dict[str, Any] = {"epoch": epoch, "episode/count": len(episodes)}
     if episodes:
@@ -63,4 +63,6 @@ def planning_row(
         if known:  # of those that say
             row["episode/solved_rate"] = statistics.fmean(known)
     row |= {f"agent/{name}": value for name, value in decided.items()}
-    return row | {f"train/{name}": value for name, value in learned.items()}
+    for learner, averages in learned.items():
+        row |= {f"{'' if learner == 'agent' else f'{learner}_'}train/{name}": v for name, v in averages.items()}
+    return row

@@ -49,13 +49,9 @@ class Recorder:
         """Whether a row should be written."""
         return step >= self._next and bool(self._updates)
 
-    def means(self) -> dict[str, float]:
-        """The averages of what the updates since the last row reported."""
-        return {name: _mean([u[name] for u in self._updates]) for name in (self._updates[0] if self._updates else ())}
-
     def row(self, step: int) -> dict[str, Any]:
         """The averages since the last row, which starts a new span."""
-        row: dict[str, Any] = {**self.means()}
+        row: dict[str, Any] = {**means(self._updates)}
         if self._updates:
             row["policy_lag_mean"], row["policy_lag_max"] = self._lag_sum / len(self._updates), self._lag_max
         row["episodes"] = self._episodes
@@ -90,6 +86,11 @@ class Recorder:
         self._lag_sum, self._lag_max = state["lag_sum"], state["lag_max"]
         self._episodes, self._episode_sums = state["episodes"], dict(state["episode_sums"])
         self._lives, self._life_return_sum = state.get("lives", 0), state.get("life_return_sum", 0.0)
+
+
+def means(updates: list[dict[str, Any]]) -> dict[str, float]:
+    """The averages of what updates reported."""
+    return {name: _mean([update[name] for update in updates]) for name in (updates[0] if updates else ())}
 
 
 def _mean(values: list[Any]) -> float:

@@ -30,11 +30,12 @@ import numpy as np
 from packtrain import trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
+from packtrain.planning import kernels
 from packtrain.planning.chance import best, chance
 from packtrain.planning.distances import Graph, Outward, graph_fields
 from packtrain.planning.events import Listener, ModelSteps
 from packtrain.planning.model import Asking, Model, Stepped
-from packtrain.planning.nodes import Nodes
+from packtrain.planning.nodes import Nodes, numbered
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.table import NOBODY
 from packtrain.trees import Tree
@@ -55,6 +56,8 @@ Fringe = Literal["priority", "fifo", "lifo", "random", "artefact"]
 
 _OF_VALUE = {"value", "index", "index_without_auxiliary_loss", "value_plus_bonus", "solved_then_index"}
 _OF_BONUS = {"bonus", "value_plus_bonus", "solved_then_auxiliary_then_bonus"}
+_BLOCK = 64  # nodes of a column that lie together
+_TRUE = np.ones(1, bool)
 _FAR = np.iinfo(np.int64).max
 _EPSILON, _RANDOM_ACTION, _RANDOM_NODE = range(3)  # what a random number is for
 
@@ -173,7 +176,7 @@ class BestFirstSearch:
                 "bonuses": (actions, np.float32, 0),
                 "found_bonus": ((), np.float32, 0),
             }  # that of its first edge
-        self.nodes = Nodes(graph_fields(self._n_actions) | fields)
+        self.nodes = Nodes(graph_fields(self._n_actions) | fields, block=_BLOCK)
         self._graph = Graph(self.nodes)
         self._current = np.full(columns, NOBODY)
         self._before = np.full(columns, NOBODY)  # the current node of the last decision
@@ -300,26 +303,22 @@ class BestFirstSearch:
     def _expand_nearest(
         self, walk: Outward, columns: np.ndarray, left: np.ndarray, nearest: np.ndarray
     ) -> Asking[None]:
-        """Expand the `left` [R] nearest fringe nodes, those of a level together: none changes another's place.
+        """Expand the `left` [R] nearest fringe nodes, those of a row's level together: none changes another's place.
 
         Writes into `nearest` the distance of the first of each row.
         """
-        nodes, level = self.nodes, 0
+        nodes, level = self.nodes, np.zeros(len(columns), np.int64)
         walk.only((left > 0) & (self._fringes[columns] > 0))
         while len(walk.ids):
-            walk.advance()
-            level += 1
-            open_ = np.flatnonzero(nodes.open.take(walk.ids))
-            if not len(open_):
-                continue
-            ids = walk.ids.take(open_)
+            level += walk.seek(nodes.open, _TRUE)
+            ids = walk.ids.compress(nodes.open.take(walk.ids))
             rows = walk.rows(ids)
-            number = _numbered(rows, len(columns))
+            number = numbered(rows, len(columns))
             within = np.flatnonzero(number < left.take(rows))
             if len(within) < len(rows):
                 ids, rows, number = ids.take(within), rows.take(within), number.take(within)
             left -= np.bincount(rows, minlength=len(columns))
-            nearest[rows] = np.minimum(nearest.take(rows), level)
+            nearest[rows] = np.minimum(nearest.take(rows), level.take(rows))
             yield from self._expand(ids, number)
             walk.only((left > 0) & (self._fringes[columns] > 0))
 
@@ -454,7 +453,7 @@ class BestFirstSearch:
     def _enter(self, ids: np.ndarray, columns: np.ndarray, keys: np.ndarray) -> None:
         """Give new nodes [M], those of a column together, a place in their column."""
         added = np.bincount(columns, minlength=len(self._sizes))
-        slots = self._sizes.take(columns) + _numbered(columns, len(self._sizes))
+        slots = self._sizes.take(columns) + numbered(columns, len(self._sizes))
         self._sizes += added
         if self._sizes.max() > self._room:
             self._widen()
@@ -555,14 +554,7 @@ class BestFirstSearch:
     def _find_targets(self, walk: Outward, columns: np.ndarray, current: np.ndarray, nearest: np.ndarray) -> None:
         """Plan a shortest path to the best node other than the current one, where there is one."""
         nodes = self.nodes
-        # The best rank in each column, without the current node's.
-        places = columns * self._room + nodes.slot.take(current)
-        own = self._ranks.ravel()[places]
-        self._ranks.ravel()[places] = NOBODY
-        size = self._sizes.max()
-        everyone = len(columns) == len(self._sizes)
-        top = (self._ranks[:, :size] if everyone else self._ranks[columns, :size]).max(axis=1)
-        self._ranks.ravel()[places] = own
+        top = self._best_ranks(columns, current)
         # Following a plan needs no walk: a path that was the first choice is so still, if all that is new is farther
         # away and the node just left, which could not be a target while it was the current one, is none now.
         target, plans = self._targets[columns], self._plans[columns]
@@ -574,50 +566,68 @@ class BestFirstSearch:
         if not wanted.any():
             return
         target = self._first_met(walk, columns, top, wanted)
-        while True:
-            going = wanted & (target == NOBODY)
-            if not going.any():
-                break
+        going = wanted & (target == NOBODY)
+        if going.any():
             walk.resume(going)
-            walk.advance()
-            assert len(walk.ids), "a reachable node was not met by a walk"
+            walk.seek(nodes.rank, top)
             rows = walk.rows(walk.ids)
             hits = np.flatnonzero(nodes.rank.take(walk.ids) == top.take(rows))[::-1]
             target[rows.take(hits)] = walk.ids.take(hits)  # of several writers the last one stays: the first hit
+            assert (target[going] != NOBODY).all(), "a reachable node was not met by a walk"
         rows = np.flatnonzero(wanted)
         self._targets[columns[rows]] = target = target[rows]
         self._planned += 1
         number = self._planned
         self._plans[columns[rows]] = number
         value = nodes.value.take(target).astype(np.float64)
+        if kernels.compiled:
+            noted = (nodes.plan, nodes.plan_action, nodes.plan_steps, nodes.plan_value)
+            known = (nodes.predecessor, nodes.edges, nodes.rewards)
+            kernels.plan_back(number, target, value, self._agent.gamma, *known, *noted)
+            return
         for steps, (which, source, action) in enumerate(walk.ways_back(target), start=1):
             value[which] = nodes.rewards[source, action] + self._agent.gamma * value[which]
             nodes.plan[source], nodes.plan_action[source] = number, action
             nodes.plan_steps[source], nodes.plan_value[source] = steps, value[which]
 
+    def _best_ranks(self, columns: np.ndarray, current: np.ndarray) -> np.ndarray:
+        """The best rank in each column [R], without the current node's."""
+        slots = self.nodes.slot.take(current)
+        if kernels.compiled:
+            top = np.full(len(columns), NOBODY)
+            kernels.best_ranks(self._ranks, self._sizes, columns, slots, top)
+            return top
+        ranks, places, size = self._ranks.ravel(), columns * self._room + slots, self._sizes.max()
+        own = ranks[places]
+        ranks[places] = NOBODY
+        everyone = len(columns) == len(self._sizes)
+        top = (self._ranks[:, :size] if everyone else self._ranks[columns, :size]).max(axis=1)
+        ranks[places] = own
+        return top
+
     def _first_met(self, walk: Outward, columns: np.ndarray, top: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         """The first node with the top rank [R] that a walk has met so far, past its source; NOBODY where there is none.
 
-        Those with that rank are few, so they are looked up on the board, and then only at the distance of the nearest.
+        Those with that rank are few, so they are looked up on the board.
         """
-        nodes, size = self.nodes, self._sizes.max()
+        target = np.full(len(columns), NOBODY)
+        if kernels.compiled:
+            boards = (self._ranks, self._members, self._sizes)
+            kernels.first_met(*boards, columns, top, wanted, self.nodes.seen, walk.base, target)
+            return target
+        size = self._sizes.max()
         ranks = self._ranks[:, :size] if len(columns) == len(self._sizes) else self._ranks[columns, :size]
         place = np.flatnonzero(ranks == top[:, None])
         rows = place // size
         ids = self._members.ravel().take(columns.take(rows) * self._room + place - rows * size)
         met = np.flatnonzero(walk.has_met(ids) & wanted.take(rows))
         ids, rows = ids.take(met), rows.take(met)
-        distance = walk.distances(ids)
-        past = np.flatnonzero(distance > 0)
-        nearest = np.full(len(columns), _FAR)
-        np.minimum.at(nearest, rows.take(past), distance.take(past))
-        target = np.full(len(columns), NOBODY)
-        for level in np.unique(nearest[nearest < _FAR]):
-            ids = walk.level(level)
-            rows = walk.rows(ids)
-            hits = (nodes.rank.take(ids) == top.take(rows)) & (nearest.take(rows) == level)
-            first = np.flatnonzero(hits)[::-1]  # of several writers the last one stays
-            target[rows.take(first)] = ids.take(first)
+        order = walk.order(ids)
+        order[order == 0] = _FAR  # the source
+        first = np.full(len(columns), _FAR)
+        np.minimum.at(first, rows, order)
+        hits = np.flatnonzero((order == first.take(rows)) & (order < _FAR))
+        target[rows.take(hits)] = ids.take(hits)
         return target
 
     def _decide(self, columns: np.ndarray, current: np.ndarray, states: Tree) -> Plan:
@@ -668,14 +678,6 @@ class _Equal:
 
     def __lt__(self, other: _Equal) -> bool:
         return False
-
-
-def _numbered(rows: np.ndarray, n_rows: int) -> np.ndarray:
-    """0, 1, 2, … within each run of equal rows [M]; every row has one run at most."""
-    starts = np.empty(n_rows, np.int64)
-    mine = np.arange(len(rows))
-    starts[rows[::-1]] = mine[::-1]  # the last writer is the first of its run
-    return mine - starts.take(rows)
 
 
 def _ordered(scores: np.ndarray) -> np.ndarray:

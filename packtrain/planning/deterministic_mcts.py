@@ -54,6 +54,7 @@ from packtrain.planning.nodes import Nodes
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.table import NOBODY
 from packtrain.planning.values import EnsembleValue, ScalarValue, Values
+from packtrain.planning.verification import Verification
 from packtrain.trees import Tree
 from packtrain.types import Request
 
@@ -82,15 +83,18 @@ class DeterministicMCTSAgent:
     alpha: float = 1.0  # weight of the mean value
     beta: float = 0.0  # weight of the mean bonus in the index
     use_value_network: bool = True  # False: new states are worth 0, and nothing is asked
+    bonus_quantile_threshold: float | None = None  # verify what the model is less sure of than this; None: never
+    rejection_probability: float = 0.5  # chance of trusting the plan all the same
+    bonus_queue_length: int = 2000  # expansions that the quantile is taken over
 
     def __post_init__(self) -> None:
         name = "DeterministicMCTSAgent"
-        for field in ("n_passes", "n_leaves_to_expand", "ensemble_size", "ensemble_mask_size"):
+        for field in ("n_passes", "n_leaves_to_expand", "ensemble_size", "ensemble_mask_size", "bonus_queue_length"):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}.{field} = {value} must be at least 1")
-        for field in ("gamma", "top_level_epsilon"):
-            if not 0 <= getattr(self, field) <= 1:
+        for field in ("gamma", "top_level_epsilon", "bonus_quantile_threshold", "rejection_probability"):
+            if getattr(self, field) is not None and not 0 <= getattr(self, field) <= 1:
                 raise ConfigError(f"{name}.{field} = {getattr(self, field)} must be between 0 and 1")
         for field in ("dead_end_value", "avoid_history_coeff", "kappa", "alpha", "beta"):
             if not math.isfinite(getattr(self, field)):
@@ -115,6 +119,11 @@ class DeterministicMCTSAgent:
             raise ConfigError("DeterministicMCTSAgent needs a deterministic model, and this one is stochastic")
         if self.beta and not gives_bonus(model):
             raise ConfigError(f"DeterministicMCTSAgent.beta = {self.beta} weighs a bonus that this model does not give")
+        if self.bonus_quantile_threshold is not None and not gives_bonus(model):
+            raise ConfigError(
+                f"DeterministicMCTSAgent.bonus_quantile_threshold = {self.bonus_quantile_threshold} verifies what a "
+                "learned model is unsure of, and this model is sure of everything"
+            )
         return DeterministicMCTS(self, model, columns, seed, listener)
 
     def values(self, columns: int, seed: int) -> Values:
@@ -178,6 +187,11 @@ class DeterministicMCTS:
         if self._bonuses:
             fields["bonus_total"] = ((), np.float64, 0.0)
             edge_fields["bonus"] = (n, np.float64, 0.0)
+        self._verification: Verification | None = None
+        if agent.bonus_quantile_threshold is not None:
+            self._verification = Verification(
+                columns, agent.bonus_quantile_threshold, agent.rejection_probability, agent.bonus_queue_length, seed
+            )
         self.nodes = Nodes(fields)
         self.fans = Nodes(edge_fields)  # the edges of expanded nodes, apart: most nodes never have any
         self._stamp = 0  # passes so far
@@ -195,6 +209,8 @@ class DeterministicMCTS:
         """Forget these columns. Their nodes are given back later, many at once: that costs a look at every node."""
         columns = np.asarray(columns)
         self._values.begin(columns, self.decisions)
+        if self._verification is not None:
+            self._verification.begin(columns)
         self._past.append(self._labels[columns])
         self._labels[columns] = self._next_label + np.arange(len(columns))
         self._next_label += len(columns)
@@ -355,6 +371,8 @@ class DeterministicMCTS:
         source = leaves.repeat(n)
         actions = np.tile(np.arange(n), len(leaves))
         stepped = yield from self.model.step(_pick(nodes.states, source), actions, self.rng)
+        if self._verification is not None and stepped.bonus is not None:
+            self._verification.expanded(columns, stepped.bonus.reshape(len(leaves), n).max(axis=1))
         columns = columns.repeat(n)
         target, fresh = nodes.intern(self._labels[columns], self.model.keys(stepped.states), stepped.states)
         shape = (len(leaves), n)
@@ -362,8 +380,8 @@ class DeterministicMCTS:
         nodes.fan[leaves] = fan
         self.fans.children[fan] = target.reshape(shape)  # [M * A] → [M, A]
         self.fans.rewards[fan] = stepped.rewards.reshape(shape)
-        if self._bonuses:
-            self.fans.bonus[fan] = stepped.bonus.reshape(shape)  # type: ignore[attr-defined]
+        if self._bonuses and stepped.bonus is not None:
+            self.fans.bonus[fan] = stepped.bonus.reshape(shape)
         if stepped.solved.any():
             nodes.solved[target[stepped.solved]] = True
         if stepped.terminated.any():
@@ -465,6 +483,10 @@ class DeterministicMCTS:
         random = chance(self._seed, EPSILON, columns, decision) < agent.top_level_epsilon
         at_random = (chance(self._seed, RANDOM_ACTION, columns, decision) * n).astype(np.int64)
         action = np.where(random, at_random, action)
+        if self._verification is not None:
+            verified = self._verification.choose(columns, self.fans.bonus[fan], decision)
+            action, random = np.where(verified >= 0, verified, action), random & (verified < 0)
+            extras["verified"] = verified >= 0
         own = values.get(nodes.total[root], nodes.count[root])
         passes = visits.sum(axis=1, keepdims=True)
         extras |= {

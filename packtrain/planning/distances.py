@@ -13,23 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from packtrain.planning import kernels
 from packtrain.planning.nodes import Nodes
 from packtrain.planning.table import NOBODY
 
-_DISTANCE = (1 << 32) - 1  # the bits of `seen` that hold a distance; those above number the walk
+_ORDER = (1 << 32) - 1  # the bits of `seen` that count nodes; those above number the walk
 
 
 def graph_fields(actions: int) -> dict[str, tuple[tuple[int, ...], Any, Any]]:
     """The fields that nodes of a `Graph` need, for `Nodes`."""
     return {
         "edges": ((actions,), np.int64, None),  # the node each action leads to; of nodes that were linked
-        "ways": (
-            (actions,),
-            np.int64,
-            None,
-        ),  # the other nodes it leads to, each once, first actions first; then itself
+        "ways": ((1,), np.int32, None),  # the other nodes it leads to, each once, as actions come; then itself
         "reachable": ((), bool, False),  # from the column's current node
-        "seen": ((), np.int64, None),  # number of the last walk that met it · 2^32 + steps from that walk's source
+        "seen": ((), np.int64, None),  # number of the last walk that met it · 2^32 + how many it had met; a source: + 0
         "predecessor": ((), np.int64, None),  # before it on the first shortest path of that walk; NOBODY: the source
     }
 
@@ -42,6 +39,7 @@ class Graph:
         self.nodes = nodes
         self.width = 1  # the most ways that a node has
         self._walks = 0
+        self._room = np.empty(0, np.int64)
 
     def enter(self, ids: np.ndarray) -> None:
         """New nodes [M]: they lead nowhere."""
@@ -49,19 +47,28 @@ class Graph:
 
     def link(self, ids: np.ndarray, edges: np.ndarray) -> None:
         """Give nodes [M] their edges [M, A]."""
-        nodes = self.nodes
+        nodes, actions = self.nodes, edges.shape[1]
         nodes.edges[ids] = edges
-        other = edges != ids[:, None]
-        for apart in range(1, edges.shape[1]):
-            other[:, apart:] &= edges[:, apart:] != edges[:, :-apart]
-        width = other.sum(axis=1)
-        place = np.flatnonzero(other)
-        row = place // edges.shape[1]
-        start = width.cumsum() - width
-        ways = np.repeat(ids, edges.shape[1])
-        ways[row * edges.shape[1] + np.arange(len(place)) - start.take(row)] = edges.ravel().take(place)
-        nodes.ways[ids] = ways.reshape(edges.shape)
-        self.width = max(self.width, int(width.max(initial=0)))
+        if kernels.compiled:
+            ways = np.empty(edges.shape, np.int32)
+            width = kernels.ways(ids, edges, ways)
+        else:
+            other = edges != ids[:, None]
+            for apart in range(1, actions):
+                other[:, apart:] &= edges[:, apart:] != edges[:, :-apart]
+            widths = other.sum(axis=1)
+            place = np.flatnonzero(other)
+            row = place // actions
+            start = widths.cumsum() - widths
+            ways = ids.astype(np.int32).repeat(actions)
+            ways[row * actions + np.arange(len(place)) - start.take(row)] = edges.ravel().take(place)
+            ways = ways.reshape(edges.shape)
+            width = int(widths.max(initial=0))
+        if width > self.width:
+            wider = np.arange(len(nodes.ways), dtype=np.int32)[:, None].repeat(width, axis=1)
+            wider[:, : self.width] = nodes.ways
+            nodes.ways, self.width = wider, width
+        nodes.ways[ids] = ways[:, : self.width]
 
     def close(self, ids: np.ndarray) -> None:
         """Nodes [M] lead nowhere, whatever their edges are."""
@@ -71,6 +78,12 @@ class Graph:
         """A walk from the sources [R], one node of each of R columns."""
         self._walks += 1
         return Outward(self, sources, self._walks)
+
+    def room(self) -> np.ndarray:
+        """A place to write all nodes to, whose content lasts until the next call."""
+        if len(self._room) < len(self.nodes):
+            self._room = np.empty(2 * len(self.nodes), np.int64)
+        return self._room
 
     def reach_on(self, ids: np.ndarray) -> np.ndarray:
         """Mark nodes [M] that may come twice as reachable, and all that they lead to.
@@ -93,7 +106,7 @@ class Graph:
 
     def led(self, ids: np.ndarray) -> np.ndarray:
         """Where nodes [M] lead, [M · width]; themselves where they have fewer ways."""
-        return self.nodes.ways.take(ids, axis=0)[:, : self.width].ravel()
+        return self.nodes.ways.take(ids, axis=0).astype(np.int64).ravel()
 
     def moved(self, current: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where a move has changed what can be reached, and what can be reached there.
@@ -135,16 +148,17 @@ class Outward:
 
     def __init__(self, graph: Graph, sources: np.ndarray, number: int):
         """Stand at the sources; `Graph.walk` makes walks."""
-        self._graph, self._base = graph, number << 32
+        self._graph, self.base = graph, number << 32  # what `seen` is of sources, and more of all that is met
         nodes = graph.nodes
-        nodes.seen[sources], nodes.predecessor[sources] = self._base, NOBODY
+        nodes.seen[sources], nodes.predecessor[sources] = self.base, NOBODY
         columns = nodes.owner.take(sources)
         self._row_of = np.zeros(columns.max(initial=0) + 1, np.int64)
         self._row_of[columns] = np.arange(len(sources))
-        self._distance: int | None = 0  # of the outermost level; None after `resume`, when rows may differ
+        self._n_rows = len(sources)
+        self._order = 1  # of the next node
         self._aside: list[np.ndarray] = []
-        self._met = [sources]  # all levels
-        self.ids = sources  # the outermost level met
+        self._met = [sources]
+        self.ids = sources  # the outermost level met of each row that goes on, row after row
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """The rows [M] of the walk, 0 to R − 1, that nodes [M] belong to."""
@@ -162,37 +176,65 @@ class Outward:
         """Go on in the rows that are `going`, bool [R], each from where it was left."""
         self.ids = np.concatenate([self.ids, *self._aside])
         self._aside = []
-        self._distance = None
         self.only(going)
 
     def advance(self) -> None:
         """Meet the next level: it is empty when all has been met."""
         nodes, width = self._graph.nodes, self._graph.width
         led = self._graph.led(self.ids)
-        new = np.flatnonzero(nodes.seen.take(led) < self._base)
+        new = (nodes.seen.take(led) < self.base).nonzero()[0]
         led, predecessor = led.take(new), self.ids.take(new // width)
         nodes.predecessor[led[::-1]] = predecessor[::-1]  # of several writers the last one stays: the first way
-        first = np.flatnonzero(nodes.predecessor.take(led) == predecessor)
-        self.ids = led.take(first)
-        if self._distance is None:
-            nodes.seen[self.ids] = nodes.seen.take(predecessor.take(first)) + 1
-        else:
-            self._distance += 1
-            nodes.seen[self.ids] = self._base + self._distance
+        self.ids = led.compress(nodes.predecessor.take(led) == predecessor)
+        begin = self.base + self._order
+        nodes.seen[self.ids] = np.arange(begin, begin + len(self.ids))
+        self._order += len(self.ids)
         self._met.append(self.ids)
+
+    def seek(self, field: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """Go on in each row until a level has a node whose field is what is wanted, or until all has been met.
+
+        Args:
+          field: [N] of all nodes.
+          wanted: [R], or [1] for all rows alike.
+
+        Returns:
+          How many levels each row has advanced, [R]; 0 where all was met in vain. The others' levels are in `ids`.
+        """
+        nodes, steps = self._graph.nodes, np.zeros(self._n_rows, np.int64)
+        if kernels.compiled:
+            met, rows = self._graph.room(), self.rows(self.ids)
+            arrays = (field, wanted, nodes.ways, nodes.seen, nodes.predecessor)
+            count, self.ids = kernels.seek(self.ids, rows, *arrays, self._order, self.base, met, steps)
+            self._order += count
+            self._met.append(met[:count].copy())
+            return steps
+        stopped, step = [], 0
+        while len(self.ids):
+            self.advance()
+            step += 1
+            if len(wanted) == 1:
+                hits = (field.take(self.ids) == wanted).nonzero()[0]
+                if not len(hits):
+                    continue
+                rows = self.rows(self.ids)
+            else:
+                rows = self.rows(self.ids)
+                hits = (field.take(self.ids) == wanted.take(rows)).nonzero()[0]
+            steps[rows.take(hits)] = step
+            stops = steps.take(rows) > 0
+            stopped.append(self.ids.compress(stops))
+            self.ids = self.ids.compress(~stops)
+        self.ids = np.concatenate([self.ids, *stopped])
+        return steps
 
     def has_met(self, ids: np.ndarray) -> np.ndarray:
         """Whether nodes [M] were met: bool [M]."""
-        return self._graph.nodes.seen.take(ids) >= self._base
+        return self._graph.nodes.seen.take(ids) >= self.base
 
-    def distances(self, ids: np.ndarray) -> np.ndarray:
-        """The distances of nodes [M] that were met."""
-        return self._graph.nodes.seen.take(ids) & _DISTANCE
-
-    def level(self, distance: int) -> np.ndarray:
-        """The nodes met at a distance, in a walk that has not been resumed."""
-        assert self._distance is not None
-        return self._met[distance]
+    def order(self, ids: np.ndarray) -> np.ndarray:
+        """The order in which nodes [M] that were met came: those of a row in the order of a queue, its source 0."""
+        return self._graph.nodes.seen.take(ids) & _ORDER
 
     def everything(self) -> np.ndarray:
         """All nodes met so far; of each row the nearest first, its source in front."""

@@ -30,6 +30,7 @@ class Stepped(NamedTuple):
     rewards: np.ndarray  # [N] float32
     terminated: np.ndarray  # [N] bool
     solved: np.ndarray  # [N] bool; False where an environment does not say
+    bonus: np.ndarray | None = None  # [N] float32, how unsure a learned model is; None: it is sure
 
 
 class Model(Protocol):

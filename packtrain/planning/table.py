@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from packtrain.planning import kernels
+
 NOBODY = -1  # the number of a key that is not there
 _EMPTY = np.uint64(0)
 
@@ -38,51 +40,50 @@ class Table:
         return found
 
     def enter(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Look M keys up, and enter those that are not there. The caller gives the new ones their numbers with `give`.
+        """Look M keys up, and enter those that are not there. The caller then gives the new ones numbers with `give`.
 
         Returns:
-          [M] the numbers of known keys, NOBODY for new ones; [M] for each new key the index at which it stands first
-          among the M (its own, unless it comes twice), and for known ones −1.
+          [M] the numbers of known keys; for new ones ~i, below 0, where i is the index at which the key stands first
+          among the M (its own, unless it comes twice); [M] the keys' places, for `give`.
         """
         if 2 * (self._used + len(keys)) > self._size:
             self._grow(self._used + len(keys))
         keys = _proper(keys)
-        found = np.full(len(keys), NOBODY, np.int64)
-        first = np.full(len(keys), -1, np.int64)
+        if kernels.compiled:
+            found, places = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
+            self._used += kernels.enter(self._keys, self._values, keys, found, places)
+            return found, places
         places = self._start(keys)
-        open_ = np.arange(len(keys))
-        while len(open_):
-            seen = self._keys[places[open_]]
-            empty = open_[seen == _EMPTY][::-1]  # of several that want a place the last writer has it: the first key
-            self._keys[places[empty]] = keys[empty]
-            self._values[places[empty]] = ~empty  # below 0: claimed in this call, not numbered yet
-            hit = self._keys[places[open_]] == keys[open_]
-            values = self._values[places[open_[hit]]]
-            found[open_[hit]] = np.where(values < 0, NOBODY, values)
-            first[open_[hit]] = np.where(values < 0, ~values, -1)
-            open_ = open_[~hit]
-            places[open_] = (places[open_] + 1) & (self._size - 1)
-        fresh = first == np.arange(len(keys))
-        self._used += int(fresh.sum())
-        return found, first
+        hit = self._keys.take(places) == keys
+        found = self._values.take(places)
+        open_ = (~hit).nonzero()[0]
+        if not len(open_):
+            return found, places
+        at, mine = places.take(open_), keys.take(open_)
+        while True:
+            empty = (self._keys.take(at) == _EMPTY).nonzero()[0][::-1]  # of several that want a place the last writer
+            claimed = at.take(empty)  # has it: the first key
+            self._keys[claimed] = mine.take(empty)
+            self._values[claimed] = ~open_.take(empty)  # below 0: claimed in this call, not numbered yet
+            hit = self._keys.take(at) == mine
+            value = self._values.take(at)
+            found[open_], places[open_] = value, at  # wrong where there was no hit, until there is one
+            if hit.all():
+                break
+            left = (~hit).nonzero()[0]
+            open_, at, mine = open_.take(left), (at.take(left) + 1) & (self._size - 1), mine.take(left)
+        self._used += int(np.count_nonzero(found == ~np.arange(len(keys))))
+        return found, places
 
-    def give(self, keys: np.ndarray, values: np.ndarray) -> None:
-        """Number keys that are in the table, each once."""
-        keys = _proper(keys)
-        places = self._start(keys)
-        open_ = np.arange(len(keys))
-        while len(open_):
-            hit = self._keys[places[open_]] == keys[open_]
-            self._values[places[open_[hit]]] = values[open_[hit]]
-            open_ = open_[~hit]
-            places[open_] = (places[open_] + 1) & (self._size - 1)
+    def give(self, places: np.ndarray, values: np.ndarray) -> None:
+        """Number keys by the places that `enter` has just said, each once."""
+        self._values[places] = values
 
     def rebuild(self, keys: np.ndarray, values: np.ndarray) -> None:
         """Hold these keys, all different, and no others."""
         self._keys[:] = _EMPTY
         self._used = 0
-        self.enter(keys)
-        self.give(keys, values)
+        self.give(self.enter(keys)[1], values)
 
     def _start(self, keys: np.ndarray) -> np.ndarray:
         return (keys & np.uint64(self._size - 1)).astype(np.int64)
@@ -93,10 +94,9 @@ class Table:
         self._size = 1 << (4 * wanted - 1).bit_length()
         self._keys, self._values = np.zeros(self._size, np.uint64), np.zeros(self._size, np.int64)
         self._used = 0
-        self.enter(keys)
-        self.give(keys, values)
+        self.give(self.enter(keys)[1], values)
 
 
 def _proper(keys: np.ndarray) -> np.ndarray:
     """Keys without the one that means an empty place."""
-    return np.where(keys == _EMPTY, np.uint64(1), keys)
+    return np.maximum(keys, np.uint64(1))

@@ -102,7 +102,7 @@ class TraceWriter:
             source, target = int(steps.source[index]), int(steps.target[index])
             # The root is the one state that the planner has a number for and has told no step to.
             origin = -1 if source < 0 else episode.known.setdefault(source, episode.here)
-            node = self._node(episode, keys[place], steps.states, index)
+            node = self._node(episode, keys[place], steps.states, int(index))
             if target >= 0:
                 episode.known[target] = node
             episode.passes[-1].append(

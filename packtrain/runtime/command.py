@@ -20,6 +20,7 @@ import psutil
 import torch
 
 from packtrain import __version__, config, knobs, trees
+from packtrain.acting.planned import PlannedPolicy
 from packtrain.envs.boundary import space_leaves
 from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunFolderError
 from packtrain.memory.unroll import Unrolls
@@ -30,7 +31,7 @@ from packtrain.runtime.evaluation import Evaluator
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.seeds import seed_for
-from packtrain.runtime.training import Training, open_evaluator
+from packtrain.runtime.training import Training, learning_epoch, open_evaluator, try_out
 from packtrain.runtime.watchdog import Watchdog
 from packtrain.types import Spec
 
@@ -174,7 +175,7 @@ def prepare(
     experiment = config.build(configuration)
     spec = experiment.probe()
     try:
-        experiment.policy.build(spec)
+        try_out(experiment, spec)
     except RuntimeError as error:  # torch's word for a size that does not fit
         raise ConfigError(f"the network cannot be built: {str(error).splitlines()[0]}; lower hidden_size") from error
     return configuration, experiment, spec
@@ -303,6 +304,8 @@ def evaluate(
     torch.set_num_threads(1)
     root = seed_for(experiment.seed if seed is None else seed, "eval")
     evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, greedy=greedy)
+    if isinstance(evaluator.policy, PlannedPolicy):
+        evaluator.policy.epoch = learning_epoch(experiment, state["run"]["repeats"])
     for weights in state["weights"].values():  # none where nothing learns
         network.load_state_dict(weights)
 
@@ -335,8 +338,9 @@ def _play(evaluator: Evaluator, num_episodes: int) -> dict[str, Any]:
 def describe_evaluation(run: str, result: dict[str, Any]) -> str:
     """The result as a line or two for people."""
     interval = "" if result["return_ci95"] is None else f" ± {result['return_ci95']:.3f} (95 % interval)"
+    solved = f", solved {result['solved']:.3f}" if "solved" in result else ""
     text = (
-        f"{run} at step {result['checkpoint']:,}: return {result['return_mean']:.3f}{interval} "
+        f"{run} at step {result['checkpoint']:,}: return {result['return_mean']:.3f}{interval}{solved} "
         f"({result['episodes']} episodes of {result['length_mean']:.1f} steps)"
     )
     others = {name: value for name, value in result["rewards"].items() if name != "train"}

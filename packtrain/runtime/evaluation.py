@@ -16,6 +16,7 @@ class Evaluator:
 
     def __init__(self, stream: Stream, policy: NetworkPolicy | PlannedPolicy, num_episodes: int):
         self.stream = stream
+        self.policy = policy
         self._seat = policy.seat(stream)
         self._share = [num_episodes // stream.size + (c < num_episodes % stream.size) for c in range(stream.size)]
         self._played: list[list[Episode]] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import nn
 
@@ -15,6 +15,9 @@ from packtrain.memory.episodes import Episodes
 from packtrain.memory.unroll import Unrolls
 from packtrain.networks.actor_critic import ActorCritic
 from packtrain.networks.prediction import Prediction
+from packtrain.networks.world_model import WorldModel
+from packtrain.planning.learned import NETWORK as MODEL
+from packtrain.planning.learned import LearnedModel
 from packtrain.planning.planner import Agent
 from packtrain.planning.traces import Traces
 from packtrain.types import Spec
@@ -55,13 +58,18 @@ class Planning:
 
     agent: Agent
     network: Prediction = Prediction()
+    model: LearnedModel | None = None  # what is searched in; None: the environment itself
+    model_network: WorldModel = WorldModel()  # that guesses for it
     evaluation_agent: Agent | None = None  # acts in evaluations; None: the same
     traces: Traces | None = None  # which episodes are written down; None: none
 
     def build(self, spec: Spec) -> nn.ModuleDict:
         """The networks by their names, each with the heads it is asked for."""
         heads = self.agent.heads(spec.action)
-        return nn.ModuleDict({name: self.network.build(spec.obs, wanted) for name, wanted in heads.items()})
+        networks: dict[str, nn.Module] = {name: self.network.build(spec.obs, wanted) for name, wanted in heads.items()}
+        if self.model is not None:
+            networks[MODEL] = self.model_network.build(spec.obs, spec.action)
+        return nn.ModuleDict(networks)
 
 
 class LearnerDescription(Protocol):
@@ -86,14 +94,22 @@ class LearnerUse:
 class Collect:
     """Act: until the memory can serve a batch, or whole episodes."""
 
-    memory: str | None = None  # None: nothing is kept
+    memory: str | tuple[str, ...] | None = None  # where episodes go; None: nothing is kept
     rounds: int | None = None  # episodes that every column plays; None: as long as the memory is not ready
+    policy: Literal["policy", "random"] = "policy"  # who acts; random: uniformly random actions
 
     def __post_init__(self) -> None:
         if self.rounds is not None and self.rounds < 1:
             raise ConfigError(f"Collect.rounds = {self.rounds} must be at least 1")
         if self.memory is None and self.rounds is None:
             raise ConfigError("Collect needs a memory to fill, or a number of rounds to play")
+        if self.policy == "random" and self.rounds is None:
+            raise ConfigError("Collect.policy = 'random' is for whole episodes: give Collect.rounds")
+
+    @property
+    def memories(self) -> tuple[str, ...]:
+        """The names of all memories that are filled."""
+        return (self.memory,) if isinstance(self.memory, str) else self.memory or ()
 
 
 @configurable
@@ -119,6 +135,7 @@ class Repeat:
 
     stages: tuple[Collect | Update, ...]
     times: int | None = None  # epochs; None: no end of its own
+    forget: bool = False  # empty the memories that its learners learn from, at the end
 
     @property
     def by_epochs(self) -> bool:
@@ -160,6 +177,8 @@ class Evaluation:
     every: int = 0  # steps; 0: never
     every_epochs: int = 0  # epochs, where there are epochs; 0: never
     num_episodes: int = 16
+    environment: Environment | None = None  # None: that of training; also what `packtrain eval` plays
+    episode_time_limit: int | None = None  # steps, for planners; None: that of training
 
     def __post_init__(self) -> None:
         for name in ("every", "every_epochs"):
@@ -196,14 +215,14 @@ class Experiment:
         for stage in stages:
             if isinstance(stage, Update) and stage.learner not in self.learners:
                 raise ConfigError(f"Update.learner = {stage.learner!r}; there are {sorted(self.learners)}")
-            if isinstance(stage, Collect) and stage.memory is not None and stage.memory not in self.memories:
+            if isinstance(stage, Collect) and not set(stage.memories) <= set(self.memories):
                 raise ConfigError(f"Collect.memory = {stage.memory!r}; there are {sorted(self.memories)}")
         if self.learners and not any(isinstance(stage, Update) for stage in stages):
             raise ConfigError("Experiment.schedule has no Update: nothing would be learned")
         if not self.learners and not self.by_epochs:
             raise ConfigError("Experiment.learners is empty: only planners can act without learning")
-        if self.by_epochs != isinstance(self.policy, Planning):
-            raise ConfigError("whole episodes are collected for planners, and planners play whole episodes")
+        if not self.by_epochs == isinstance(self.policy, Planning) == self.streams.together:
+            raise ConfigError("whole episodes are collected for planners, and planners play whole episodes, together")
 
     @property
     def by_epochs(self) -> bool:

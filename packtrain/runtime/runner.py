@@ -15,12 +15,14 @@ from typing import Any
 
 from packtrain import config
 from packtrain.algorithms.expert_iteration import ExpertIteration
+from packtrain.algorithms.world_model import WorldModelLearning
 from packtrain.config import configurable
 from packtrain.envs import ours
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
 from packtrain.memory.episodes import Episodes
 from packtrain.networks.prediction import Prediction
+from packtrain.networks.world_model import WorldModel
 from packtrain.planning import (  # noqa: F401  (registers the planners)
     bandit,
     best_first,
@@ -30,6 +32,7 @@ from packtrain.planning import (  # noqa: F401  (registers the planners)
     shooting,
     stochastic_mcts,
 )
+from packtrain.planning.learned import LearnedModel
 from packtrain.planning.planner import Agent
 from packtrain.planning.random_agent import RandomAgent
 from packtrain.planning.traces import Traces
@@ -37,6 +40,7 @@ from packtrain.runtime.experiment import (
     Collect,
     Evaluation,
     Experiment,
+    LearnerDescription,
     LearnerUse,
     Planning,
     Repeat,
@@ -45,14 +49,14 @@ from packtrain.runtime.experiment import (
     Update,
 )
 
-MEMORY, LEARNER = "episodes", "agent"
+MEMORY, LEARNER, MODEL = "episodes", "agent", "model"
 
 
 @dataclass(frozen=True)
 class Trainer:
     """What learns between the episodes, from what, and how much."""
 
-    learner: ExpertIteration
+    learner: LearnerDescription
     memory: Episodes
     n_steps_per_epoch: int
 
@@ -146,6 +150,29 @@ def _share(owner: str, **values: float) -> None:
 
 
 @partial(configurable, module="packtrain.trainers")
+def WorldModelTrainer(  # noqa: N802
+    batch_size: int = 1024,
+    members: int = 8,
+    n_steps_per_epoch: int = 200,
+    replay_buffer_capacity: int = 500_000,
+    sampling_hierarchy: tuple[str, ...] = ("solved",),
+) -> Trainer:
+    """Learns what actions lead to.
+
+    Args:
+      batch_size: steps in a batch of one member.
+      members: of the ensemble, each of which has batches of its own.
+      n_steps_per_epoch: updates of all members.
+      replay_buffer_capacity: steps kept in each bucket.
+      sampling_hierarchy: buckets by these attributes of an episode.
+    """
+    learner: WorldModelLearning = WorldModelLearning()
+    with config.unrecorded():
+        memory = Episodes(replay_buffer_capacity, batch_size * members, tuple(sampling_hierarchy))
+        return Trainer(learner, memory, n_steps_per_epoch)
+
+
+@partial(configurable, module="packtrain.trainers")
 def DummyTrainer() -> None:  # noqa: N802
     """Nothing learns."""
     return None
@@ -170,22 +197,30 @@ def RayBatchStepper() -> str:  # noqa: N802
 class _Evaluations:
     evaluation: Evaluation
     agent_kwargs: dict[str, Any] = field(default_factory=dict)
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @configurable
 def EvaluationCallback(  # noqa: N802
-    n_envs: int = 1, eval_period: int = 10, agent_kwargs: dict[str, Any] | None = None
+    n_envs: int = 1,
+    episode_time_limit: int | None = None,
+    eval_period: int = 10,
+    agent_kwargs: dict[str, Any] | None = None,
+    env_kwargs: dict[str, Any] | None = None,
 ) -> _Evaluations:
     """Episodes between epochs that nobody learns from.
 
     Args:
       n_envs: episodes each time.
+      episode_time_limit: steps until truncation; None: that of training.
       eval_period: epochs between two evaluations.
       agent_kwargs: parameters of the agent that are different in evaluations: exploration, say, switched off.
+      env_kwargs: options of the environment that are different: other boards, say.
     """
-    _at_least(1, "EvaluationCallback", n_envs=n_envs, eval_period=eval_period)
+    _at_least(1, "EvaluationCallback", n_envs=n_envs, episode_time_limit=episode_time_limit, eval_period=eval_period)
     with config.unrecorded():
-        return _Evaluations(Evaluation(every_epochs=eval_period, num_episodes=n_envs), agent_kwargs or {})
+        evaluation = Evaluation(every_epochs=eval_period, num_episodes=n_envs, episode_time_limit=episode_time_limit)
+        return _Evaluations(evaluation, agent_kwargs or {}, env_kwargs or {})
 
 
 @configurable
@@ -217,6 +252,13 @@ def Runner(  # noqa: N802
     n_precollect_epochs: int = 0,
     callback_classes: tuple[Callable[..., Any], ...] = (),
     total_steps: int | None = None,
+    model_class: Callable[..., LearnedModel] | None = None,
+    model_network_class: Callable[..., WorldModel] = WorldModel,
+    model_trainer_class: Callable[..., Trainer] | None = None,
+    n_model_precollect_episodes: int = 0,
+    n_model_pretrain_epochs: int = 0,
+    fine_tune_on_agent_data: bool = False,
+    clear_model_replay_after_pretrain: bool = False,
 ) -> Experiment:
     """A planning experiment.
 
@@ -233,14 +275,31 @@ def Runner(  # noqa: N802
       n_precollect_epochs: epochs before them that only collect.
       callback_classes: EvaluationCallback, TraceCallback.
       total_steps: decisions after which the run ends at the latest; None: no limit.
+      model_class: makes the description of a learned model to search in; None: planners search in the environment.
+      model_network_class: makes the description of its networks.
+      model_trainer_class: makes what they learn with.
+      n_model_precollect_episodes: random episodes, for the model, before all else; at least so many.
+      n_model_pretrain_epochs: epochs in which only the model learns, from those.
+      fine_tune_on_agent_data: the model goes on learning, from the planner's episodes too.
+      clear_model_replay_after_pretrain: forget the random episodes before the planner plays.
     """
+    counts = (n_model_precollect_episodes, n_model_pretrain_epochs)
+    _at_least(0, "Runner", n_model_precollect_episodes=counts[0], n_model_pretrain_epochs=counts[1])
+    if (model_class is None) != (model_trainer_class is None):
+        given, missing = "model_class", "model_trainer_class"
+        if model_class is None:
+            given, missing = missing, given
+        raise ConfigError(f"Runner.{given} needs Runner.{missing}: a learned model has to learn")
+    if model_class is None and (fine_tune_on_agent_data or any(counts)):
+        raise ConfigError("Runner has numbers for learning a model, and no Runner.model_class")
     _at_least(1, "Runner", n_envs=n_envs, episode_time_limit=episode_time_limit)
     _at_least(1, "Runner", n_epochs=n_epochs, total_steps=total_steps)
     _at_least(0, "Runner", n_precollect_epochs=n_precollect_epochs)
     batch_stepper_class()
     environment = env_class() if env_class is not None else ENVIRONMENTS["CartPole"]()
     if env_kwargs:
-        environment = replace(environment, kwargs={**environment.kwargs, **env_kwargs})
+        with config.unrecorded():
+            environment = replace(environment, kwargs={**environment.kwargs, **env_kwargs})
     agent, network, trainer = agent_class(), network_class(), trainer_class()
     evaluation, traces, evaluation_agent = Evaluation(), None, None
     for callback_class in callback_classes:
@@ -249,29 +308,52 @@ def Runner(  # noqa: N802
             traces = callback
         elif isinstance(callback, _Evaluations):
             evaluation = callback.evaluation
+            if callback.env_kwargs:
+                with config.unrecorded():
+                    own = replace(environment, kwargs={**environment.kwargs, **callback.env_kwargs})
+                    evaluation = replace(evaluation, environment=own)
             if callback.agent_kwargs:
                 evaluation_agent = _changed(agent, callback.agent_kwargs)
         else:
             raise ConfigError(
-                f"Runner.callback_classes: {callback_class} is neither EvaluationCallback nor TraceCallback"
+                f"Runner.callback_classes: {callback_class.__name__} is neither EvaluationCallback nor TraceCallback"
             )
+    model = None if model_class is None else model_class()
+    with config.unrecorded():
+        model_network = WorldModel()
+    if model_class is not None:
+        model_network = model_network_class()
+    model_trainer = None if model_trainer_class is None else model_trainer_class()
     run = config.bind(Run, total_steps=total_steps)
     with config.unrecorded():
         parts: dict[str, Any] = {
             "streams": Streams(environment, n_envs, 1, True, episode_time_limit),
-            "policy": Planning(agent, network, evaluation_agent, traces),
+            "policy": Planning(agent, network, model, model_network, evaluation_agent, traces),
             "memories": {},
             "learners": {},
         }
-        memory = None
-        updates: tuple[Update, ...] = ()
+        updates: list[Update] = []
         if trainer is not None:
-            memory = MEMORY
-            parts["memories"] = {MEMORY: trainer.memory}
-            parts["learners"] = {LEARNER: LearnerUse(trainer.learner, MEMORY)}
-            updates = (Update(LEARNER, trainer.n_steps_per_epoch),)
-        collect = Collect(memory, rounds=1)
-        before = (Repeat((collect,), n_precollect_epochs),) if n_precollect_epochs else ()
+            parts["memories"][MEMORY] = trainer.memory
+            parts["learners"][LEARNER] = LearnerUse(trainer.learner, MEMORY)
+            updates.append(Update(LEARNER, trainer.n_steps_per_epoch))
+        filled, before = [MEMORY] if trainer is not None else [], []
+        if model_trainer is not None:
+            publishes = ("policy",) if trainer is None else ()  # one learner publishes all networks of the planner
+            parts["memories"][MODEL] = model_trainer.memory
+            parts["learners"][MODEL] = LearnerUse(model_trainer.learner, MODEL, publishes)
+            learn = Update(MODEL, model_trainer.n_steps_per_epoch)
+            rounds = -(-n_model_precollect_episodes // n_envs)
+            if rounds:
+                before.append(Repeat((Collect(MODEL, rounds=1, policy="random"),), rounds))
+            if n_model_pretrain_epochs:
+                before.append(Repeat((learn,), n_model_pretrain_epochs, forget=clear_model_replay_after_pretrain))
+            if fine_tune_on_agent_data:
+                filled.append(MODEL)
+                updates.append(learn)
+        collect = Collect(tuple(filled) or None, rounds=1)
+        if n_precollect_epochs:
+            before.append(Repeat((collect,), n_precollect_epochs))
         parts["schedule"] = (*before, Repeat((collect, *updates), n_epochs))
     return config.bind(Experiment, **parts, run=run, evaluation=evaluation)
 
@@ -281,8 +363,9 @@ def _changed(agent: Agent, values: dict[str, Any]) -> Agent:
         with config.unrecorded():
             return replace(agent, **values)  # type: ignore[type-var]
     except TypeError as error:
+        reason = str(error).splitlines()[0]  # gin adds a line of its own
         raise ConfigError(
-            f"EvaluationCallback.agent_kwargs = {values} does not fit {type(agent).__name__}: {error}"
+            f"EvaluationCallback.agent_kwargs = {values} does not fit {type(agent).__name__}: {reason}"
         ) from None
 
 

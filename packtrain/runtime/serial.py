@@ -29,7 +29,7 @@ def run(training: Training) -> None:
         try:
             _evaluate_if_due(training)
             for index, stage in enumerate(training.experiment.schedule):
-                if isinstance(stage, Repeat) and stage.by_epochs:
+                if isinstance(stage, Repeat) and training.experiment.by_epochs:
                     _run_epochs(training, index, stage)
                 else:
                     _run_stage(training, stage)
@@ -44,8 +44,8 @@ def _run_stage(training: Training, stage: Collect | Update | Repeat) -> None:
             for inner in stage.stages:
                 _run_stage(training, inner)
     elif isinstance(stage, Collect):
-        assert stage.memory is not None
-        memory = training.parts.memories[stage.memory]
+        (name,) = stage.memories
+        memory = training.parts.memories[name]
         while not memory.ready() and training.stop is None:
             with training.learner_busy.waiting():
                 training.act()
@@ -66,17 +66,17 @@ def _run_epochs(training: Training, index: int, stage: Repeat) -> None:
                 for _ in range(inner.count):
                     with training.actor_busy.waiting():
                         training.update(inner.learner)
-            elif not _play(training, inner.rounds or 1):
+            elif not _play(training, inner):
                 return  # an epoch that was broken off counts for nothing, and is played again by a run that goes on
         training.end_epoch(index)
         _evaluate_if_due(training)
         training.save_if_due(background=False)
 
 
-def _play(training: Training, rounds: int) -> bool:
+def _play(training: Training, stage: Collect) -> bool:
     """Let every column play so many episodes; False if the run is to stop first."""
-    for _ in range(rounds):
-        training.begin_round()
+    for _ in range(stage.rounds or 1):
+        training.begin_round(stage)
         while not training.round_is_over():
             if training.stop is not None:
                 return False

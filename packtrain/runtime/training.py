@@ -30,17 +30,17 @@ from packtrain.errors import CheckpointError, DivergedError, SaveError, StalledE
 from packtrain.memory.episodes import EpisodeMemory
 from packtrain.metrics.console import PlainConsole, RichConsole
 from packtrain.metrics.planning import planning_row
-from packtrain.metrics.recorder import Recorder
+from packtrain.metrics.recorder import Recorder, means
 from packtrain.metrics.writers import JsonlWriter, TensorBoardWriter
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.planning.traces import TraceWriter
 from packtrain.runtime import checkpoint
 from packtrain.runtime.evaluation import Evaluator
-from packtrain.runtime.experiment import Experiment, Planning, Repeat
+from packtrain.runtime.experiment import Collect, Experiment, Planning, Repeat, Update
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
-from packtrain.types import Spec
+from packtrain.types import Sink, Spec
 
 log = logging.getLogger("packtrain")
 EVALUATION_COLUMNS = 16
@@ -68,15 +68,31 @@ def make_policy(
     """Who acts with a network: itself, or a planner that asks it."""
     if isinstance(description, Planning):
         agent = (description.evaluation_agent if greedy else None) or description.agent
-        return PlannedPolicy(agent, network, device, seed, traces)  # type: ignore[arg-type]
+        return PlannedPolicy(agent, network, device, seed, traces, description.model)  # type: ignore[arg-type]
     return NetworkPolicy(network, seed, greedy)  # type: ignore[arg-type]
 
 
-class _Nowhere:
-    """Takes rows that nobody learns from."""
+def try_out(experiment: Experiment, spec: Spec) -> None:
+    """Build the networks, and all that may find that it does not fit: planners and what learns from them."""
+    network = experiment.policy.build(spec)
+    if isinstance(experiment.policy, Planning):
+        stream = Stream(experiment.streams.environment.open_core(1, 0), 1)
+        for greedy in (False, True):
+            make_policy(experiment.policy, network, torch.device("cpu"), 0, greedy).seat(stream)
+        for use in experiment.learners.values():
+            use.learner.build(network, experiment.total_steps)
+
+
+class _Spread:
+    """Takes the rows of one group to the memories that are being filled: one for most, several or none for planners."""
+
+    def __init__(self) -> None:
+        self.sinks: list[Sink] = []
 
     def add(self, row: Any, carry: Any, extras: dict[str, Any]) -> None:
-        """Drop them."""
+        """Hand them on."""
+        for sink in self.sinks:
+            sink.add(row, carry, extras)
 
 
 class Parts:
@@ -124,10 +140,16 @@ class Parts:
         self._published = [(self.learners[name], use.publishes) for name, use in experiment.learners.items()]
         self.publish(0)
         self._version = -1
-        sinks: list[Any] = [_Nowhere()] * len(sizes)
-        for memory in self.memories.values():
-            sinks = memory.sinks
+        self._spread = [_Spread() for _ in sizes]
+        self.collect_into(tuple(self.memories))
+        single = next(iter(self.memories.values())).sinks if len(self.memories) == 1 else None
+        sinks: Any = single if single is not None and not experiment.by_epochs else self._spread
         self.actor = Actor(self.streams, self.policy, sinks, self._refresh)
+
+    def collect_into(self, names: tuple[str, ...]) -> None:
+        """Fill these memories from now on."""
+        for group, spread in enumerate(self._spread):
+            spread.sinks = [self.memories[name].sinks[group] for name in names]
 
     def acting(self) -> contextlib.AbstractContextManager:
         """Around a thread that acts: on a GPU, a stream of its own that goes before learning."""
@@ -197,16 +219,22 @@ def open_evaluator(
     """An evaluator with environments and a network of its own, and that network."""
     network = experiment.policy.build(spec).to(device)
     size = min(num_episodes, EVALUATION_COLUMNS)
-    environment: Environment = experiment.streams.environment
+    environment: Environment = experiment.evaluation.environment or experiment.streams.environment
     own_seed = seed_for(seed, "evaluation")
     if isinstance(experiment.policy, Planning):
-        limit = experiment.streams.episode_time_limit
+        limit = experiment.evaluation.episode_time_limit or experiment.streams.episode_time_limit
         stream = Stream(environment.open_core(size, own_seed, time_limit=limit), size)
     else:
         network.precision = precision
         stream = Stream(environment.open(size, own_seed, spec, travelling), size)
     policy = make_policy(experiment.policy, network, device, seed_for(seed, "evaluation", "actions"), greedy)
     return Evaluator(stream, policy, num_episodes), network
+
+
+def learning_epoch(experiment: Experiment, repeats: list[int]) -> int:
+    """The epochs that count for schedules: those that learned, or all where nothing learns."""
+    learning = [i for i, stage in enumerate(experiment.schedule) if isinstance(stage, Repeat) and stage.learns]
+    return sum(repeats[i] for i in learning or range(len(repeats)))
 
 
 def _settle_gpu() -> None:
@@ -305,6 +333,7 @@ class Training:
             traces = TraceWriter(experiment.policy.traces, where, experiment.streams.environment.id, seed)
         self.parts = Parts(experiment, spec, device, travelling, streams, exact, traces)
         self.repeats = [0] * len(experiment.schedule)  # how often each stage has been gone through: epochs
+        self._learned: dict[str, list[dict[str, Any]]] = {}  # what updates of an epoch reported, by learner
         self._epoch_begin: tuple[int, dict[str, Any] | None] | None = None  # step and actor; None: no epoch under way
         self.step = 0  # decisions learned from
         self._frames_per_step = spec.frames_per_step
@@ -376,18 +405,20 @@ class Training:
 
     def begin_epoch(self) -> None:
         """Remember where the environments stand: until the epoch is over, this is what is saved."""
-        learning = [i for i, s in enumerate(self.experiment.schedule) if isinstance(s, Repeat) and s.learns]
-        counted = learning or range(len(self.repeats))
         if isinstance(self.parts.policy, PlannedPolicy):
-            self.parts.policy.epoch = sum(self.repeats[i] for i in counted)
+            self.parts.policy.epoch = learning_epoch(self.experiment, self.repeats)
+            self.parts.policy.trace_epoch = self.epoch
         self._epoch_begin = (self.step, self.parts.actor.snapshot() if self._savable() else None)
 
     def _savable(self) -> bool:
         return all(stream.columns.savable for stream in self.parts.streams) and self.parts.actor.steps > 0
 
-    def begin_round(self) -> None:
+    def begin_round(self, stage: Collect) -> None:
         """All columns begin an episode with the next turn."""
         self._round_steps = -1
+        self.parts.collect_into(stage.memories)
+        assert isinstance(self.parts.policy, PlannedPolicy)
+        self.parts.policy.random = stage.policy == "random"
 
     def round_is_over(self) -> bool:
         """Whether every column has finished its episode."""
@@ -400,13 +431,26 @@ class Training:
         """Count the epoch, and write its rows."""
         self.repeats[index] += 1
         self.step = self.parts.actor.steps
+        stage = self.experiment.schedule[index]
+        assert isinstance(stage, Repeat)
+        if stage.forget and not self.repeats_left(index):
+            for inner in stage.stages:
+                if isinstance(inner, Update):
+                    memory = self.parts.memories[self.experiment.learners[inner.learner].memory]
+                    assert isinstance(memory, EpisodeMemory)
+                    memory.clear()
         self._epoch_begin = None
         assert isinstance(self.parts.policy, PlannedPolicy)
         decided = self.parts.policy.decisions.drain()
-        row = planning_row(self.epoch, list(self._episodes), self._recorder.means(), decided)
+        learned = {name: means(updates) for name, updates in self._learned.items()}
+        self._learned = {}
+        for name in learned:
+            memory = self.parts.memories[self.experiment.learners[name].memory]
+            learned[name] |= memory.bucket_sizes() if isinstance(memory, EpisodeMemory) else {}
+        row = planning_row(self.epoch, list(self._episodes), learned, decided)
         while self._episodes:
             self._recorder.episodes(self._episodes.popleft())
-        self._write_train_row()
+        self._write_train_row(next(iter(learned.values()), {}))
         self._write("planning", row)
 
     def update(self, name: str) -> bool:
@@ -421,9 +465,10 @@ class Training:
         if (priorities := metrics.pop("priorities", None)) is not None:
             assert isinstance(memory, EpisodeMemory)
             memory.set_priorities(priorities.cpu().numpy())
-        self._recorder.update(metrics, sample.lag)
         if memory.replays:  # steps are counted where they are made, and rows are written between epochs
+            self._learned.setdefault(name, []).append(metrics)
             return True
+        self._recorder.update(metrics, sample.lag)
         self.step += sample.steps
         while self._episodes:
             self._recorder.episodes(self._episodes.popleft())
@@ -431,9 +476,9 @@ class Training:
             self._write_train_row()
         return True
 
-    def _write_train_row(self) -> None:
+    def _write_train_row(self, learned: dict[str, float] | None = None) -> None:
         row: dict[str, Any] = {"epoch": self.epoch} if self.experiment.by_epochs else {}
-        row |= self._recorder.row(self.step)
+        row |= {**(learned or {}), **self._recorder.row(self.step)}
         now = time.monotonic()
         row["env_steps"] = self.parts.actor.steps
         if self._frames_per_step > 1:
@@ -480,7 +525,10 @@ class Training:
                 self._evaluation_network.load_state_dict(learner.network.state_dict())  # type: ignore[union-attr]
             # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
             self._evaluated = (self.step, self._state(with_actor=not self.experiment.by_epochs))
-            self._evaluator.begin()  # type: ignore[union-attr]
+            assert self._evaluator is not None
+            if isinstance(self._evaluator.policy, PlannedPolicy):
+                self._evaluator.policy.epoch = learning_epoch(self.experiment, self.repeats)
+            self._evaluator.begin()
             _settle_gpu()  # the actor's stream plays on with what this one has prepared
         if every:
             self._next_eval = (self.step // every + 1) * every

@@ -153,7 +153,7 @@ def test_a_column_plans_exactly_while_its_episode_is_under_way(together, limit):
     script, watch = Script(), Watch()
     stream = stream_of(Countdown(), 5, together, limit)
     policy = PlannedPolicy(script, nn.ModuleDict(), CPU, 0, watch)
-    policy.epoch = 7
+    policy.epoch = policy.trace_epoch = 7
     seat = policy.seat(stream)
     playing, before, said = [False] * 5, [], []
     idle = waits = truncations = 0

@@ -19,7 +19,7 @@ def test_a_row_has_the_names_of_the_earlier_frameworks():
     row = planning_row(
         4,
         [finished([1.0, 2.0, 3.0], [10, 20, 30], [1, 0, 1]), finished([6.0], [80], [1])],
-        {"total_loss": 0.5},
+        {"agent": {"total_loss": 0.5}, "model": {"total_loss": 0.25}},
         {"depth_mean": 2.0},
     )
     assert row == {
@@ -34,6 +34,7 @@ def test_a_row_has_the_names_of_the_earlier_frameworks():
         "episode/solved_rate": 0.75,
         "agent/depth_mean": 2.0,
         "train/total_loss": 0.5,
+        "model_train/total_loss": 0.25,
     }
 
 

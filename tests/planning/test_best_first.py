@@ -15,6 +15,7 @@ from packtrain.errors import ConfigError
 from packtrain.planning.best_first import BestFirstSearchAgent, _Equal, _ordered
 from packtrain.planning.model import CoreModel, Stepped, digest
 from packtrain.planning.planner import Roots
+from packtrain.planning.table import NOBODY
 from packtrain.testing.plain_best_first import PlainBestFirst, distances
 
 
@@ -180,9 +181,11 @@ def check_reachable(planner, twins, columns) -> None:
     marked = np.flatnonzero(nodes.reachable & np.isin(nodes.owner, columns))
     assert sorted(ids.tolist()) == marked.tolist()
     found: dict[int, dict[int, int]] = {column: {} for column in columns.tolist()}
-    owners, slots, steps = nodes.owner[ids].tolist(), nodes.slot[ids].tolist(), walk.distances(ids).tolist()
-    for owner, slot, distance in zip(owners, slots, steps, strict=True):
-        found[owner][slot] = distance
+    depth: dict[int, int] = {NOBODY: -1}
+    for node, before, owner, slot in zip(
+        *(a[:].tolist() for a in (ids, nodes.predecessor[ids], nodes.owner[ids], nodes.slot[ids])), strict=True
+    ):
+        depth[node] = found[owner][slot] = depth[before] + 1
     for column in columns.tolist():
         met = distances(twins[column].current)
         assert found[column] == {node.slot: distance for node, (distance, _, _) in met.items()}

@@ -315,14 +315,6 @@ def test_ties_are_broken_evenly() -> None:
 # -- the twin
 
 
-class DoubtedStepped(NamedTuple):
-    states: Any
-    rewards: np.ndarray
-    terminated: np.ndarray
-    solved: np.ndarray
-    bonus: np.ndarray
-
-
 class Even(PathHash):
     """Rewards of few kinds, so that ties are many."""
 
@@ -338,7 +330,7 @@ class Doubted(PathHash):
 
     def step(self, states: Any, actions: Any, rng: np.random.Generator) -> Asking[Any]:
         stepped = yield from super().step(states, actions, rng)
-        return DoubtedStepped(*stepped, np.abs(stepped.rewards * 7 % 1).astype(np.float32))
+        return stepped._replace(bonus=np.abs(stepped.rewards * 7 % 1).astype(np.float32))
 
 
 def members(request: Request) -> dict[str, np.ndarray]:

@@ -20,17 +20,16 @@ def test_table_is_a_dict(batches: list[list[int]], crowded: bool) -> None:
     table, twin = Table(4), {}
     for batch in batches:
         keys = np.array([k << 32 if crowded else k for k in batch], np.uint64)
-        found, first = table.enter(keys)
+        found, places = table.enter(keys)
         for index, key in enumerate(keys.tolist()):
             key = key or 1
             if key in twin:
-                assert found[index] == twin[key] and first[index] == -1
+                assert found[index] == twin[key]
             else:
-                assert found[index] == NOBODY
-                assert first[index] == [k or 1 for k in keys.tolist()].index(key)
-        new = np.flatnonzero(first == np.arange(len(keys)))
+                assert found[index] == ~[k or 1 for k in keys.tolist()].index(key)
+        new = np.flatnonzero(found == ~np.arange(len(keys)))
         numbers = 100 * len(twin) + np.arange(len(new))
-        table.give(keys[new], numbers)
+        table.give(places[new], numbers)
         twin |= {int(keys[i]) or 1: int(n) for i, n in zip(new, numbers, strict=True)}
         assert len(table) == len(twin)
         every = np.array([*twin, 2**63], np.uint64)

@@ -1,0 +1,66 @@
+"""Ensembles of small networks as one module: the weights of all K members are stacked, never looped over."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from packtrain.config import configurable
+from packtrain.errors import ConfigError
+
+
+class StackedLinear(nn.Module):
+    """K linear layers side by side: [K, N, inputs] → [K, N, outputs]. Drawn like Keras's: Glorot uniform, biases 0."""
+
+    def __init__(self, members: int, inputs: int, outputs: int):
+        super().__init__()
+        bound = math.sqrt(6 / (inputs + outputs))
+        self.weight = nn.Parameter(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(members, 1, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One batched product."""
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+@configurable
+@dataclass(frozen=True)
+class EnsembleMlp:
+    """Sizes of an ensemble of fully connected networks."""
+
+    members: int = 8  # K
+    hidden_sizes: tuple[int, ...] = (250, 250, 250, 250)
+
+    def __post_init__(self) -> None:
+        if self.members < 1:
+            raise ConfigError(f"EnsembleMlp.members = {self.members} must be at least 1")
+        if any(size < 1 for size in self.hidden_sizes):
+            raise ConfigError(f"EnsembleMlp.hidden_sizes = {self.hidden_sizes} must be at least 1 each")
+
+    def build(self, inputs: int, heads: dict[str, int]) -> EnsembleNetwork:
+        """The module; weights are drawn from torch's global generator."""
+        return EnsembleNetwork(self, inputs, heads)
+
+
+class EnsembleNetwork(nn.Module):
+    """Vectors [N, inputs], the same for all members, or [K, N, inputs] → {head: [K, N, outputs]}."""
+
+    def __init__(self, sizes: EnsembleMlp, inputs: int, heads: dict[str, int]):
+        super().__init__()
+        self.members = sizes.members
+        widths = [inputs, *sizes.hidden_sizes]
+        layers = [StackedLinear(sizes.members, a, b) for a, b in itertools.pairwise(widths)]
+        self.layers = nn.ModuleList(layers)
+        self.heads = nn.ModuleDict({name: StackedLinear(sizes.members, widths[-1], n) for name, n in heads.items()})
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """All heads of all members."""
+        if x.ndim == 2:
+            x = x.expand(self.members, *x.shape)
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return {name: head(x) for name, head in self.heads.items()}

@@ -1,0 +1,277 @@
+"""Searches written down: what a file holds, how much of it, and that it can be read again without running anything."""
+
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from packtrain.acting.planned import PlannedPolicy
+from packtrain.envs.columns import FunctionalColumns
+from packtrain.envs.stream import Stream
+from packtrain.errors import ConfigError
+from packtrain.planning import traces
+from packtrain.planning.best_first import BestFirstSearchAgent
+from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
+from packtrain.planning.events import ModelSteps
+from packtrain.planning.shooting import ShootingAgent
+from packtrain.planning.stochastic_mcts import RolloutNewLeafRater, StochasticMCTSAgent
+from packtrain.planning.traces import Traces, TraceWriter, decode
+
+
+class Line:
+    """Places 0, 1, 2, …: action 1 goes one on, action 0 one back (from 0: nowhere). Place 4 is the goal and pays 1."""
+
+    observation_space: gym.Space = gym.spaces.Box(0, 10, (1,), np.float32)
+    action_space: gym.Space = gym.spaces.Discrete(2)
+    max_steps = 6
+
+    def initial(self, n, rng):
+        return np.zeros(n, np.int64)
+
+    def step(self, states, actions, rng):
+        over = states == 4
+        after = np.where(over, states, np.maximum(states + 2 * actions - 1, 0))
+        solved = (after == 4) & ~over
+        return after, solved.astype(np.float32), after == 4, {"solved": solved}
+
+    def observe(self, states):
+        return states[:, None].astype(np.float32)
+
+
+def places(*values):
+    return np.array(values, np.int64)
+
+
+def steps(columns, source, target, states, actions, rewards=None):
+    rewards = np.zeros(len(columns), np.float32) if rewards is None else rewards
+    return ModelSteps(
+        places(*columns), places(*source), places(*target), states, places(*actions), rewards, states == 4
+    )
+
+
+def read(folder):
+    return {path.name: json.loads(path.read_text()) for path in sorted(folder.iterdir())}
+
+
+def scripted(writer, epoch=3):
+    """An episode of two steps in columns 4 and 9, of which the planner numbers states 70, 71, … and 4's search has two
+    passes, 9's has one without numbers. In the second step 4's planner has begun anew, with number 80."""
+    writer.episode_begin(places(4, 9), epoch, places(2, 0))
+    writer.pass_begin(places(4, 9))
+    writer.model_steps(steps([4, 4, 9], [70, 70, -1], [71, 72, -1], places(1, 3, 1), [0, 1, 1]))
+    writer.pass_end(places(4, 9))
+    writer.pass_begin(places(4))
+    writer.model_steps(steps([4, 4], [72, 72], [70, 73], places(2, 4), [0, 1], np.array([0.0, 1.0], np.float32)))
+    writer.pass_end(places(4))
+    extras = {"value": np.array([0.5, np.nan], np.float32), "qualities": np.array([[0.0, 1.0], [np.inf, 2.0]])}
+    writer.real_steps(places(4, 9), places(3, 1), places(1, 1), np.zeros(2), np.array([False, False]), extras)
+    writer.pass_begin(places(4, 9))
+    writer.model_steps(steps([4, 9], [80, -1], [81, -1], places(4, 2), [1, 1], np.array([1.0, 0.0], np.float32)))
+    writer.pass_end(places(4, 9))
+    extras = {"value": np.array([1.0, 0.0], np.float32)}
+    writer.real_steps(places(4, 9), places(4, 2), places(1, 1), np.array([1.0, 0.0]), np.array([True, True]), extras)
+
+
+def test_a_file_holds_what_was_thought_and_what_was_done(tmp_path):
+    """Literally, for column 4. Nodes are numbers of states as met: 0 is place 2, 1 place 1, 2 place 3, 3 place 4.
+
+    Mutations: the planner's own numbers; a step from the root that is not known; passes of the decision before.
+    """
+    scripted(TraceWriter(Traces(), tmp_path / "traces", "Line", 0))
+    files = read(tmp_path / "traces")
+    assert list(files) == ["ep000003_0004.json", "ep000003_0009.json"]
+    file = files["ep000003_0004.json"]
+    met = {node: decode(leaves["state"]) for node, leaves in file.pop("states").items()}
+    assert {node: (int(place), place.dtype, place.shape) for node, place in met.items()} == {
+        node: (place, np.dtype(np.int64), ()) for node, place in {"0": 2, "1": 1, "2": 3, "3": 4}.items()
+    }
+
+    def link(begin, end, action, reward=0.0, terminated=False):
+        return {"from": begin, "to": end, "action": action, "reward": reward, "terminated": terminated}
+
+    assert file == {
+        "version": 1,
+        "environment": "Line",
+        "epoch": 3,
+        "column": 4,
+        "cut": False,
+        "start": 0,
+        "steps": [
+            {
+                "action": 1,
+                "reward": 0.0,
+                "ended": False,
+                "to": 2,
+                "extras": {"value": 0.5, "qualities": [0.0, 1.0]},
+                "passes": [[link(0, 1, 0), link(0, 2, 1)], [link(2, 0, 0), link(2, 3, 1, 1.0, True)]],
+            },
+            {
+                "action": 1,
+                "reward": 1.0,
+                "ended": True,
+                "to": 3,
+                "extras": {"value": 1.0},
+                "passes": [[link(2, 3, 1, 1.0, True)]],
+            },
+        ],
+    }
+    other = files["ep000003_0009.json"]
+    assert [step["passes"] for step in other["steps"]] == [[[link(-1, 1, 1)]], [[link(-1, 2, 1)]]]
+    assert other["steps"][0]["extras"] == {"value": None, "qualities": [None, 2.0]}, "JSON has no word for NaN"
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        DeterministicMCTSAgent(n_passes=4, use_value_network=False),
+        StochasticMCTSAgent(n_passes=4, new_leaf_rater=RolloutNewLeafRater(rollout_time_limit=2)),
+        BestFirstSearchAgent(n_nodes_per_step=3, use_value=False),
+        ShootingAgent(n_rollouts=4, rollout_time_limit=3),
+    ],
+    ids=lambda agent: type(agent).__name__,
+)
+def test_every_link_of_a_real_search_is_a_step_of_the_model(tmp_path, agent):
+    """From the state it says it is from, by its action, to the state it says it leads to.
+
+    Mutations: numbers of the planner for nodes; the real state before the step as the root.
+    """
+    core = Line()
+    stream = Stream(FunctionalColumns(core, 3, 0, "raise", "Line", True), 3)
+    writer = TraceWriter(Traces(), tmp_path, "Line", 0)
+    seat = PlannedPolicy(agent, nn.ModuleDict(), torch.device("cpu"), 1, writer).seat(stream)
+    row = stream.start()
+    while True:
+        decision = seat.act(row)
+        if stream.columns.all_ended:
+            break
+        stream.send(decision.action)
+        row = stream.recv()
+    files = read(tmp_path)
+    assert len(files) == 3
+    known = 0
+    for file in files.values():
+        states = {int(node): decode(leaves["state"]) for node, leaves in file["states"].items()}
+        assert len({int(state) for state in states.values()}) == len(states), "equal states are one node"
+
+        def check(begin, link, end, states=states):
+            after, reward, terminated, _ = core.step(states[begin][None], places(link["action"]), None)
+            assert after[0] == states[end] and reward[0] == link["reward"]
+            assert terminated[0] == link.get("terminated", terminated[0])
+
+        here = file["start"]
+        for step in file["steps"]:
+            check(here, step, step["to"])
+            links = [link for one in step["passes"] for link in one]
+            assert links or step is not file["steps"][0], "a search that knows everything steps nothing"
+            for link in links:
+                if link["from"] >= 0:
+                    known += 1
+                    check(link["from"], link, link["to"])
+            here = step["to"]
+        assert file["steps"][-1]["ended"] and not any(step["ended"] for step in file["steps"][:-1])
+    assert bool(known) != isinstance(agent, ShootingAgent), "shooting keeps no states"
+
+
+def test_a_file_is_bounded(tmp_path, monkeypatch):
+    """What was done is always there; model steps end with a limit, of their number or of the bytes of states.
+
+    Mutations: no limit; a limit that loses real steps; empty passes without end after it.
+    """
+    scripted(TraceWriter(Traces(max_model_steps=3), tmp_path / "steps", "Line", 0))
+    file = read(tmp_path / "steps")["ep000003_0004.json"]
+    assert file["cut"] and [[len(one) for one in step["passes"]] for step in file["steps"]] == [[2, 1], []]
+    assert [step["action"] for step in file["steps"]] == [1, 1]
+    assert not read(tmp_path / "steps")["ep000003_0009.json"]["cut"]
+    monkeypatch.setattr(traces, "STATE_BYTES", 16)  # two places
+    scripted(TraceWriter(Traces(), tmp_path / "bytes", "Line", 0))
+    file = read(tmp_path / "bytes")["ep000003_0004.json"]
+    assert file["cut"] and [[len(one) for one in step["passes"]] for step in file["steps"]] == [[1], []]
+
+
+def test_some_episodes_are_sampled(tmp_path):
+    """By chance, the same ones for the same seed. Mutations: the first ones; all columns of an epoch or none."""
+
+    def names(rate, seed, folder):
+        writer = TraceWriter(Traces(sample_rate=rate, max_files=10_000), tmp_path / folder, "Line", seed)
+        columns = np.arange(25)
+        for epoch in range(20):
+            writer.episode_begin(columns, epoch, np.zeros(25, np.int64))
+            writer.real_steps(columns, columns, columns, columns, np.ones(25, bool), {})
+        return set(read(tmp_path / folder)) if (tmp_path / folder).is_dir() else set()
+
+    some = names(0.2, 1, "a")
+    assert 70 < len(some) < 130 and some == names(0.2, 1, "b") != names(0.2, 2, "c")
+    assert len({name[:8] for name in some}) == 20 and len({name[-9:] for name in some}) > 20
+    assert len(names(1.0, 1, "d")) == 500 and names(0.0, 1, "e") == set()
+
+
+def test_there_are_no_more_files_than_allowed(tmp_path):
+    """Of all runs of the folder together. Mutation: counting anew after a resume."""
+    for epochs in (range(5), range(5, 10)):
+        writer = TraceWriter(Traces(max_files=3), tmp_path, "Line", 0)
+        for epoch in epochs:
+            scripted(writer, epoch)
+        assert len(read(tmp_path)) == 3
+
+
+def test_an_episode_that_is_broken_off_leaves_nothing(tmp_path):
+    writer = TraceWriter(Traces(), tmp_path, "Line", 0)
+    writer.episode_begin(places(4), 0, places(2))
+    writer.model_steps(steps([4], [5], [6], places(3), [1]))
+    scripted(writer)
+    assert len(read(tmp_path)) == 2
+    assert len(read(tmp_path)["ep000003_0004.json"]["steps"][0]["passes"]) == 2, "nothing is left of the one before"
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.uint8).reshape(2, 3),
+        np.array([1.5, -0.0, np.nan, np.inf]),
+        np.float32(2.5),
+        np.zeros((0, 3), np.int16),
+        np.array([True, False]),
+        np.arange(12).reshape(3, 4).T,
+        np.array([1, 2], ">i4"),
+    ],
+    ids=str,
+)
+def test_arrays_come_back_to_the_last_bit(array):
+    """Through JSON. Mutations: the layout in memory for the order of the array; native byte order."""
+    back = decode(json.loads(json.dumps(traces._encoded(array))))
+    assert back.shape == np.shape(array) and back.dtype == np.asarray(array).dtype
+    assert np.ascontiguousarray(array).tobytes() == back.tobytes()
+
+
+def test_states_are_named_and_objects_are_left_out(tmp_path):
+    """A simulator's snapshots are objects: they are not written, and nothing that could run code is.
+
+    Mutation: pickling them.
+    """
+    snapshots = np.empty(1, object)
+    snapshots[0] = print
+    states = {"state": snapshots, "obs": {"left": np.ones((1, 2), np.float32)}, "key": np.zeros(1, np.uint64)}
+    writer = TraceWriter(Traces(), tmp_path, "Line", 0)
+    writer.episode_begin(places(0), 0, states)
+    writer.real_steps(places(0), states, places(0), np.zeros(1), np.ones(1, bool), {})
+    (file,) = read(tmp_path).values()
+    assert file["states"].keys() == {"0"} and file["states"]["0"].keys() == {"obs/left", "key"}
+    assert decode(file["states"]["0"]["obs/left"]).tolist() == [1, 1]
+    with pytest.raises((TypeError, ValueError)):
+        decode(["|O", [1], "AAAAAAAAAAA="])
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"sample_rate": 1.5}, r"Traces.sample_rate = 1.5 must lie in \[0, 1\]"),
+        ({"max_model_steps": 0}, "Traces.max_model_steps = 0 must be at least 1"),
+        ({"max_files": 0}, "Traces.max_files = 0 must be at least 1"),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        Traces(**values)

@@ -1,0 +1,487 @@
+"""Planning experiments as configurations say them: what reaches the experiment, what is refused, and runs that stop."""
+
+import json
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+import gin
+import pytest
+
+from packtrain import config
+from packtrain.algorithms.expert_iteration import ExpertIteration
+from packtrain.cli import main
+from packtrain.envs.environment import Environment
+from packtrain.errors import ConfigError
+from packtrain.memory.episodes import Episodes
+from packtrain.metrics.reading import read_metrics
+from packtrain.networks.prediction import ConvNet, Prediction
+from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
+from packtrain.planning.random_agent import RandomAgent
+from packtrain.planning.shooting import ShootingAgent
+from packtrain.planning.traces import Traces
+from packtrain.runtime import checkpoint
+from packtrain.runtime.experiment import Collect, Evaluation, LearnerUse, Planning, Repeat, Run, Streams, Update
+from packtrain.runtime.training import Training
+
+CLOCKED = ("wall_s", "steps_per_second", "actor_busy", "learner_busy", "rss_mb")
+HANOI = """
+include 'planning/base.gin'
+n_envs = 3
+n_epochs = 4
+Runner.env_class = @Hanoi
+Hanoi.disks = 2
+Hanoi.max_steps = 8
+"""
+MCTS = """
+Runner.agent_class = @DeterministicMCTSAgent
+DeterministicMCTSAgent.n_passes = 2
+DeterministicMCTSAgent.top_level_epsilon = 0.4
+Runner.trainer_class = @SupervisedTrainer
+SupervisedTrainer.n_steps_per_epoch = 5
+SupervisedTrainer.batch_size = 8
+SupervisedTrainer.sampling_hierarchy = ('solved',)
+SupervisedTrainer.priority_exponent = 0.5
+Prediction.torso = @Mlp()
+Mlp.hidden_sizes = (8,)
+Runner.n_precollect_epochs = 1
+Runner.callback_classes = (@EvaluationCallback, @TraceCallback)
+EvaluationCallback.eval_period = 1
+EvaluationCallback.n_envs = 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_tmp(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def build(text, *bindings):
+    """The experiment of a configuration, as `packtrain train` builds it."""
+    path = Path("given.gin")
+    path.write_text(text)
+    experiment = config.build(config.load([path], list(bindings), {}))
+    gin.clear_config()  # what tests build to compare with has defaults again
+    config._state = None
+    return experiment
+
+
+def write(text, name="given.gin"):
+    Path(name).write_text(text)
+    return name
+
+
+# -- what reaches the experiment
+
+
+def test_without_anything_it_is_random_episodes_of_cartpole():
+    experiment = build("Runner.n_epochs = 3")
+    assert experiment.streams == Streams(Environment("CartPole"), 16, 1, True, None)
+    assert experiment.policy == Planning(RandomAgent(), Prediction())
+    assert experiment.schedule == (Repeat((Collect(None, 1),), 3),)
+    assert not experiment.memories and not experiment.learners
+    assert experiment.run.total_steps is None and experiment.epochs == 3 and experiment.by_epochs
+    assert not experiment.evaluation.every and not experiment.evaluation.every_epochs
+
+
+def test_every_parameter_reaches_the_experiment():
+    """Mutation: any argument of `Runner`, of a trainer or of a callback that is taken and not handed on."""
+    experiment = build(
+        """
+        Runner.env_class = @Sokoban
+        Sokoban.height = 6
+        Sokoban.width = 7
+        Sokoban.num_boxes = 1
+        Runner.env_kwargs = {'step_reward': 0.0, 'width': 8}
+        Runner.agent_class = @DeterministicMCTSAgent
+        DeterministicMCTSAgent.n_passes = 7
+        Runner.network_class = @Prediction
+        Prediction.torso = @ConvNet()
+        Prediction.zero_heads = True
+        ConvNet.d_conv = 5
+        Runner.n_envs = 9
+        Runner.episode_time_limit = 33
+        Runner.batch_stepper_class = @LocalBatchStepper
+        Runner.trainer_class = @SupervisedTrainer
+        SupervisedTrainer.targets = {'value': 'discounted_return'}
+        SupervisedTrainer.batch_size = 12
+        SupervisedTrainer.n_steps_per_epoch = 13
+        SupervisedTrainer.replay_buffer_capacity = 1400
+        SupervisedTrainer.sampling_hierarchy = ('solved', 'truncated')
+        SupervisedTrainer.discount = 0.5
+        SupervisedTrainer.priority_exponent = 0.6
+        ExpertIteration.learning_rate = 0.25
+        ExpertIteration.weight_decay = 0.125
+        Runner.n_epochs = 11
+        Runner.n_precollect_epochs = 2
+        Runner.callback_classes = (@EvaluationCallback, @TraceCallback)
+        EvaluationCallback.n_envs = 4
+        EvaluationCallback.eval_period = 5
+        EvaluationCallback.episode_time_limit = 44
+        EvaluationCallback.agent_kwargs = {'n_passes': 70}
+        EvaluationCallback.env_kwargs = {'num_boxes': 2}
+        TraceCallback.sample_rate = 0.5
+        TraceCallback.max_model_steps = 17
+        TraceCallback.max_files = 18
+        Runner.total_steps = 12345
+        Run.checkpoint_secs = 6.0
+        Experiment.seed = 19
+        """
+    )
+    streams = experiment.streams
+    assert (streams.num_actors, streams.groups, streams.together, streams.episode_time_limit) == (9, 1, True, 33)
+    kwargs = streams.environment.kwargs
+    assert streams.environment.id == "Sokoban" and (kwargs["height"], kwargs["width"], kwargs["num_boxes"]) == (6, 8, 1)
+    assert kwargs["step_reward"] == 0.0
+    assert experiment.policy == Planning(
+        DeterministicMCTSAgent(n_passes=7),
+        Prediction(ConvNet(d_conv=5), zero_heads=True),
+        evaluation_agent=DeterministicMCTSAgent(n_passes=70),
+        traces=Traces(0.5, 17, 18),
+    )
+    learner = ExpertIteration(targets={"value": "discounted_return"}, learning_rate=0.25, weight_decay=0.125)
+    assert experiment.learners == {"agent": LearnerUse(learner, "episodes")}
+    memory = Episodes(1400, 12, ("solved", "truncated"), (), discount=0.5, priority_exponent=0.6)
+    assert experiment.memories == {"episodes": memory}
+    collect = Collect(("episodes",), 1)
+    assert experiment.schedule == (Repeat((collect,), 2), Repeat((collect, Update("agent", 13)), 11))
+    own = Environment("Sokoban", {**kwargs, "num_boxes": 2})
+    assert experiment.evaluation == Evaluation(0, 5, 4, environment=own, episode_time_limit=44)
+    assert experiment.run == Run(total_steps=12345, checkpoint_secs=6.0) and experiment.seed == 19
+
+
+def test_the_td_trainer_learns_n_step_returns():
+    experiment = build(
+        """
+        Runner.n_epochs = 1
+        Runner.agent_class = @DeterministicMCTSAgent
+        Runner.trainer_class = @TDTrainer
+        TDTrainer.temporal_diff_n = 3
+        TDTrainer.gamma = 0.75
+        TDTrainer.batch_size = 5
+        TDTrainer.n_steps_per_epoch = 6
+        TDTrainer.replay_buffer_capacity = 700
+        TDTrainer.sampling_hierarchy = ('solved',)
+        TDTrainer.priority_exponent = 0.25
+        """
+    )
+    memory = Episodes(700, 5, ("solved",), (), discount=0.75, n_step=3, priority_exponent=0.25)
+    assert experiment.memories == {"episodes": memory}
+    assert experiment.learners["agent"].learner == ExpertIteration(targets={"value": "n_step"})
+    assert experiment.schedule[-1].stages[-1] == Update("agent", 6)
+
+
+def test_what_the_search_says_is_kept_where_it_is_learned():
+    experiment = build(
+        """
+        Runner.n_epochs = 1
+        Runner.trainer_class = @SupervisedTrainer
+        SupervisedTrainer.targets = {'value': 'value', 'logits': 'action_histogram', 'other': 'solved'}
+        """
+    )
+    assert experiment.memories["episodes"].extras == ("value", "action_histogram")
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "Runner.batch_stepper_class = @packtrain.batch_steppers.LocalBatchStepper",
+        "Runner.agent_class = @packtrain.agents.RandomAgent",
+        "Runner.trainer_class = @packtrain.trainers.DummyTrainer",
+        "Runner.env_class = @packtrain.envs.CartPole",
+    ],
+)
+def test_names_may_be_spelled_out(spelling):
+    assert build("Runner.n_epochs = 1", spelling) == build("Runner.n_epochs = 1")
+
+
+def test_a_spelled_out_agent_takes_its_parameters():
+    text = "Runner.n_epochs = 1\nRunner.agent_class = @packtrain.agents.ShootingAgent\n"
+    assert build(text, "ShootingAgent.n_rollouts = 3").policy.agent == ShootingAgent(n_rollouts=3)
+    assert build(text, "packtrain.agents.ShootingAgent.n_rollouts = 4").policy.agent == ShootingAgent(n_rollouts=4)
+
+
+# -- what is refused
+
+TRAINED = "Runner.n_epochs = 1\nRunner.agent_class = @DeterministicMCTSAgent\nRunner.trainer_class = @{}\n"
+CALLED = "Runner.n_epochs = 1\nRunner.callback_classes = (@{},)\n"
+
+
+@pytest.mark.parametrize(
+    "text, binding, message",
+    [
+        ("", "Runner.n_envs = 0", "Runner.n_envs = 0 must be at least 1"),
+        ("", "Runner.n_envs = 2.5", "Runner.n_envs = 2.5 is not a whole number"),
+        ("", "Runner.episode_time_limit = 0", "Runner.episode_time_limit = 0 must be at least 1"),
+        ("", "Runner.n_epochs = 0", "Runner.n_epochs = 0 must be at least 1"),
+        ("", "Runner.n_precollect_epochs = -1", "Runner.n_precollect_epochs = -1 must be at least 0"),
+        ("", "Runner.total_steps = 0", "Runner.total_steps = 0 must be at least 1"),
+        ("", "Runner.n_model_pretrain_epochs = 2", "no Runner.model_class"),
+        ("", "Runner.n_env = 1", "Runner has no parameter 'n_env'"),
+        ("", "Runner.agent_class = @ShotingAgent", "nothing is called 'ShotingAgent'"),
+        ("", "ShootingAgent.n_rollouts = 3", "ShootingAgent.n_rollouts is set but used by nothing"),
+        (
+            "",
+            "Runner.batch_stepper_class = @RayBatchStepper",
+            "RayBatchStepper: planning on a cluster is not available yet; "
+            "Runner.batch_stepper_class = @LocalBatchStepper runs on this machine",
+        ),
+        (
+            "",
+            "Runner.callback_classes = (@RandomAgent,)",
+            "is neither EvaluationCallback nor TraceCallback",
+        ),
+        (TRAINED.format("SupervisedTrainer"), "SupervisedTrainer.batch_size = 0", "SupervisedTrainer.batch_size = 0"),
+        (
+            TRAINED.format("SupervisedTrainer"),
+            "SupervisedTrainer.n_steps_per_epoch = 0",
+            "SupervisedTrainer.n_steps_per_epoch = 0 must be at least 1",
+        ),
+        (
+            TRAINED.format("SupervisedTrainer"),
+            "SupervisedTrainer.replay_buffer_capacity = 0",
+            "SupervisedTrainer.replay_buffer_capacity = 0 must be at least 1",
+        ),
+        (
+            TRAINED.format("SupervisedTrainer"),
+            "SupervisedTrainer.discount = 1.5",
+            "SupervisedTrainer.discount = 1.5 must lie in [0, 1]",
+        ),
+        (
+            TRAINED.format("SupervisedTrainer"),
+            "SupervisedTrainer.sampling_hierarchy = ('sloved',)",
+            "episodes have no 'sloved'; they have solved, terminated, truncated",
+        ),
+        (
+            TRAINED.format("TDTrainer"),
+            "TDTrainer.temporal_diff_n = 0",
+            "TDTrainer.temporal_diff_n = 0 must be at least 1",
+        ),
+        (TRAINED.format("TDTrainer"), "TDTrainer.gamma = -0.5", "TDTrainer.gamma = -0.5 must lie in [0, 1]"),
+        (
+            CALLED.format("EvaluationCallback"),
+            "EvaluationCallback.eval_period = 0",
+            "EvaluationCallback.eval_period = 0 must be at least 1",
+        ),
+        (
+            CALLED.format("EvaluationCallback"),
+            "EvaluationCallback.n_envs = 0",
+            "EvaluationCallback.n_envs = 0 must be at least 1",
+        ),
+        (
+            CALLED.format("EvaluationCallback"),
+            "EvaluationCallback.agent_kwargs = {'epsilon': 0.0}",
+            "EvaluationCallback.agent_kwargs = {'epsilon': 0.0} does not fit RandomAgent",
+        ),
+        (
+            CALLED.format("TraceCallback"),
+            "TraceCallback.sample_rate = 2.0",
+            "TraceCallback.sample_rate = 2.0 must lie in [0, 1]",
+        ),
+        (
+            CALLED.format("TraceCallback"),
+            "TraceCallback.max_files = 0",
+            "TraceCallback.max_files = 0 must be at least 1",
+        ),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused(text, binding, message):
+    """In the words of the parameter that was set. Mutation: those of what is built from it."""
+    with pytest.raises(ConfigError) as caught:
+        build(text or "Runner.n_envs = 2", binding)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "bindings, message",
+    [
+        (["Hanoi.disks = 0"], "Hanoi"),
+        (["SupervisedTrainer.targets = {'quality': 'value'}"], "names head 'quality'; the planner asks for value"),
+        (
+            ["SupervisedTrainer.targets = {'value': 'valeu'}"],
+            "'valeu' is to be learned, and the planner does not say it",
+        ),
+        (["SupervisedTrainer.targets = {'value': 'qualities'}"], "its target 'qualities' has 6"),
+        (["ExpertIteration.network = 'model'"], "ExpertIteration.network = 'model'; the planner asks ['agent']"),
+        (["Runner.env_class = @PointMass"], "is set but used by nothing"),
+        (["DeterministicMCTSAgent.n_passes = 0"], "DeterministicMCTSAgent.n_passes = 0 must be at least 1"),
+    ],
+)
+def test_a_command_that_cannot_work_says_one_line(capsys, bindings, message):
+    flags = [flag for binding in bindings for flag in ("--config", binding)]
+    assert main(["train", write(HANOI + MCTS), "--output_dir", "run", *flags]) == 2
+    printed = capsys.readouterr().err.strip()
+    assert message in printed and printed.startswith("packtrain: error: ") and len(printed.splitlines()) == 1
+
+
+# -- runs
+
+
+def rows(run):
+    return [{k: v for k, v in row.items() if k not in CLOCKED} for row in read_metrics(Path(run))]
+
+
+def saved(run):
+    """The newest checkpoint, to the last byte."""
+    folder = Path(run) / "checkpoints"
+    newest = folder / str(checkpoint.steps(folder)[-1])
+    files = {path.name: path.read_bytes() for path in sorted(newest.glob("*.safetensors"))}
+    assert "actor.safetensors" in files
+    return files
+
+
+def traced(run):
+    return {path.name: path.read_text() for path in sorted((Path(run) / "traces").glob("*"))}
+
+
+def train(output, *more, text=HANOI + MCTS):
+    return main(["train", write(text), "--output_dir", output, *more])
+
+
+def test_the_reference_command_works_as_it_is_typed(capfd, monkeypatch):
+    """`python3 -m packtrain.runner …`, Alpacka's own with our name. The file says 16 environments; the bindings win."""
+    given = Path(config.__file__).parent / "configs/planning/shooting_random_cartpole.gin"
+    argv = [
+        f"--config_file={given}",
+        "--config=Runner.episode_time_limit=50",
+        "--config=Runner.n_envs=8",
+        "--output_dir=./out",
+    ]
+    monkeypatch.setattr(sys, "argv", ["packtrain.runner", *argv])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_module("packtrain.runner", run_name="__main__")
+    assert left.value.code == 0
+    assert capfd.readouterr().out.strip().splitlines()[-1].startswith("finished 400 steps")
+    (row,) = [row for row in rows("out") if row["kind"] == "planning"]
+    assert row["episode/count"] == 8 and row["episode/return_mean"] == 50.0, "shooting keeps the pole up"
+    assert row["epoch"] == 1 and row["agent/simulation_steps_mean"] > 0
+    assert "n_envs=8" in Path("out/config.gin").read_text().replace(" ", "")
+
+
+def test_a_run_learns_evaluates_and_writes_searches(capfd):
+    """And its config.gin says all of it: the same run again, and an evaluation."""
+    assert train("run") == 0
+    found = rows("run")
+    planning = [row for row in found if row["kind"] == "planning"]
+    assert [row["epoch"] for row in planning] == [1, 2, 3, 4, 5], "one of them before learning"
+    assert "train/total_loss" not in planning[0] and all("train/total_loss" in row for row in planning[1:])
+    assert all(row["episode/count"] == 3 and 0 <= row["episode/solved_rate"] <= 1 for row in planning)
+    assert [row["step"] for row in planning] == sorted(row["step"] for row in planning)
+    evaluations = [row for row in found if row["kind"] == "eval"]
+    assert len(evaluations) == 5 and all(row["episodes"] == 2 for row in evaluations)
+    losses = [row["total_loss"] for row in found if row["kind"] == "train" and "total_loss" in row]
+    assert len(losses) == 4 and len(set(losses)) == 4
+    assert traced("run") and all(json.loads(text)["version"] == 1 for text in traced("run").values())
+    assert main(["train", "run/config.gin", "--output_dir", "again"]) == 0
+    assert rows("again") == found and saved("again") == saved("run") and traced("again") == traced("run")
+    assert main(["train", "run/config.gin", "--output_dir", "run"]) == 0
+    assert "run is finished: 5 of 5 epochs" in capfd.readouterr().out
+    assert main(["eval", "run", "--num_episodes", "3", "--json"]) == 0
+    result = json.loads(capfd.readouterr().out)
+    assert result["episodes"] == 3 and result["env"] == "Hanoi"
+    assert main(["eval", "run", "--num_episodes", "3", "--json", "--checkpoint", "best"]) == 0
+
+
+def test_seeds_matter():
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        assert train(name, "--seed", str(seed)) == 0
+    assert saved("a") == saved("b") and rows("a") == rows("b")
+    assert saved("a")["weights.safetensors"] != saved("c")["weights.safetensors"]
+    assert [row["step"] for row in rows("a")] != [row["step"] for row in rows("c")]
+
+
+CARTPOLE = """
+include 'planning/base.gin'
+n_envs = 3
+n_epochs = 4
+episode_time_limit = 12
+Runner.env_class = @CartPole
+"""
+OTHERS = {
+    "mcts": HANOI + MCTS,
+    "stochastic": HANOI
+    + """
+Runner.agent_class = @StochasticMCTSAgent
+StochasticMCTSAgent.n_passes = 3
+StochasticMCTSAgent.sampling_temperature = 0.5
+StochasticMCTSAgent.new_leaf_rater = @QualityNetworkNewLeafRater()
+QualityNetworkNewLeafRater.use_policy = True
+Runner.trainer_class = @SupervisedTrainer
+SupervisedTrainer.targets = {'quality': 'qualities', 'logits': 'action_histogram_smooth'}
+SupervisedTrainer.n_steps_per_epoch = 4
+SupervisedTrainer.batch_size = 8
+""",
+    "policy": CARTPOLE
+    + """
+Runner.agent_class = @SoftmaxAgent
+SoftmaxAgent.with_critic = True
+Runner.trainer_class = @TDTrainer
+TDTrainer.temporal_diff_n = 2
+TDTrainer.gamma = 0.9
+TDTrainer.n_steps_per_epoch = 4
+TDTrainer.batch_size = 8
+Runner.callback_classes = (@EvaluationCallback,)
+EvaluationCallback.eval_period = 1
+EvaluationCallback.n_envs = 4
+EvaluationCallback.episode_time_limit = 60
+""",
+    "shooting": CARTPOLE
+    + """
+Runner.agent_class = @ShootingAgent
+ShootingAgent.n_rollouts = 4
+ShootingAgent.rollout_time_limit = 5
+""",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_two_epochs_and_two_more_are_four(name):
+    """To the last byte of weights, moments, memories and generators, and in every row.
+
+    Mutations: leaving the memory, its generator, the planner's count of decisions or the priorities out of a
+    checkpoint; an evaluation that depends on those before it.
+    """
+    assert train("straight", text=OTHERS[name]) == 0
+    for epochs in ("2", "4"):
+        assert train("resumed", "--n_epochs", epochs, text=OTHERS[name]) == 0
+    assert rows("resumed") == rows("straight")
+    assert saved("resumed") == saved("straight")
+    assert traced("resumed") == traced("straight")
+
+
+@pytest.mark.parametrize("name", ["mcts", "policy"])
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_a_run_stopped_within_an_epoch_loses_that_epoch_alone(monkeypatch, capfd, name, epoch):
+    """SIGTERM while episodes are played; then the same command goes on, and ends as if nothing had happened.
+
+    Mutations: saving where the environments stand instead of where the epoch began; keeping half an epoch.
+    """
+    assert train("straight", text=OTHERS[name]) == 0
+    act, seen = Training.act, []
+
+    def interrupted(self):
+        act(self)
+        seen.append(self.epoch)
+        if seen.count(epoch) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "act", interrupted)
+        assert train("stopped", text=OTHERS[name]) == 128 + signal.SIGTERM
+    assert seen.count(epoch) == 3 and max(seen) == epoch
+    assert "stopped by SIGTERM" in capfd.readouterr().out
+    planning = [row["epoch"] for row in rows("stopped") if row["kind"] == "planning"]
+    assert planning == list(range(1, epoch + 1)), "what was finished stays"
+    assert train("stopped", text=OTHERS[name]) == 0
+    assert rows("stopped") == rows("straight")
+    assert saved("stopped") == saved("straight")
+
+
+def test_a_changed_search_is_another_run(capsys):
+    """What may change on resume is the length, not the planner. Mutation: leaving the planner out of the identity."""
+    assert train("run", "--n_epochs", "1") == 0
+    assert train("run", "--config", "DeterministicMCTSAgent.n_passes = 3") == 2
+    assert "DeterministicMCTSAgent.n_passes: 2 → 3" in capsys.readouterr().err
+    assert train("run", "--config", "EvaluationCallback.n_envs = 3") == 0
