@@ -90,7 +90,7 @@ def test_every_shipped_config_has_the_common_knobs():
     for name in knobs.shipped():
         found = knobs.read_knobs(knobs.CONFIGS / f"{name}.gin")
         assert {"checkpoint_secs", "total_steps"} <= set(found)
-        assert "env" in found or name.startswith("planning/"), name  # there an environment is a class with options
+        assert "env" in found or name.startswith(("planning/", "tbv/")), name  # there environments are classes
         assert all(knob.comment for knob in found.values()), name
 
 

@@ -35,9 +35,10 @@ from packtrain.planning.chance import best, chance
 from packtrain.planning.distances import Graph, Outward, graph_fields
 from packtrain.planning.events import Listener, ModelSteps
 from packtrain.planning.model import Asking, Model, Stepped
-from packtrain.planning.nodes import Nodes, numbered
+from packtrain.planning.nodes import Nodes
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.table import NOBODY
+from packtrain.planning.verification import Verification
 from packtrain.trees import Tree
 from packtrain.types import Request
 
@@ -56,7 +57,6 @@ Fringe = Literal["priority", "fifo", "lifo", "random", "artefact"]
 
 _OF_VALUE = {"value", "index", "index_without_auxiliary_loss", "value_plus_bonus", "solved_then_index"}
 _OF_BONUS = {"bonus", "value_plus_bonus", "solved_then_auxiliary_then_bonus"}
-_BLOCK = 64  # nodes of a column that lie together
 _TRUE = np.ones(1, bool)
 _FAR = np.iinfo(np.int64).max
 _EPSILON, _RANDOM_ACTION, _RANDOM_NODE = range(3)  # what a random number is for
@@ -89,13 +89,18 @@ class BestFirstSearchAgent:
     epsilon_avoid_traps: bool = False  # random actions are not such as are predicted to end the episode unrewarded
     avoid_history_coeff: float = 0.0  # added to a node's index with each visit; below 0 to avoid visited nodes
     use_value: bool = True  # ask "agent" for "value" of new nodes, if a heuristic looks at values
+    bonus_quantile_threshold: float | None = None  # verify what the model is less sure of than this; None: never
+    rejection_probability: float = 0.5  # chance of trusting the plan all the same
+    bonus_queue_length: int = 200  # expansions that the quantile is taken over
+    filter_bonus_on_traps: bool = False  # no bonus for actions that are predicted to end the episode unrewarded
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        if self.n_nodes_per_step < 1:
-            raise ConfigError(f"{name}.n_nodes_per_step = {self.n_nodes_per_step} must be at least 1")
-        for field in ("gamma", "top_level_epsilon"):
-            if not 0 <= getattr(self, field) <= 1:
+        for field in ("n_nodes_per_step", "bonus_queue_length"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"{name}.{field} = {getattr(self, field)} must be at least 1")
+        for field in ("gamma", "top_level_epsilon", "bonus_quantile_threshold", "rejection_probability"):
+            if getattr(self, field) is not None and not 0 <= getattr(self, field) <= 1:
                 raise ConfigError(f"{name}.{field} = {getattr(self, field)} must be from 0 to 1")
         if not math.isfinite(self.avoid_history_coeff):
             raise ConfigError(f"{name}.avoid_history_coeff = {self.avoid_history_coeff} must be a finite number")
@@ -129,7 +134,9 @@ class BestFirstSearchAgent:
             raise ConfigError(f"{name} needs actions Discrete(n) from 0; this model's are {space}")
         if not model.deterministic:
             raise ConfigError(f"{name} needs a deterministic model: it looks up states that it has met before")
-        wanted = sorted({self.expand_heuristic, self.top_level_heuristic} & _OF_BONUS)
+        wanted: list[str] = sorted({self.expand_heuristic, self.top_level_heuristic} & _OF_BONUS)
+        wanted += ["filter_bonus_on_traps"] * self.filter_bonus_on_traps
+        wanted += ["bonus_quantile_threshold"] * (self.bonus_quantile_threshold is not None)
         if wanted and not getattr(model, "gives_bonus", False):
             raise ConfigError(
                 f"{name} is to look at {wanted[0]!r}, and needs a model that gives bonuses: this one gives none"
@@ -153,6 +160,11 @@ class BestFirstSearch:
         self._every_action = np.arange(self._n_actions)
         self._actions = self._every_action  # repeated as often as was needed
         self._bonuses = bool(getattr(model, "gives_bonus", False))
+        self._verification: Verification | None = None
+        if agent.bonus_quantile_threshold is not None:
+            self._verification = Verification(
+                columns, agent.bonus_quantile_threshold, agent.rejection_probability, agent.bonus_queue_length, seed
+            )
         actions = (self._n_actions,)
         fields = {
             "key": ((), np.uint64, None),  # the model's
@@ -166,17 +178,13 @@ class BestFirstSearch:
             "rated": ((), bool, False),  # the network has said its value
             "auxiliary": ((), np.float32, 0),
             "rank": ((), np.int64, None),  # its worth as a target, in the order of the top-level heuristic
-            "plan": ((), np.int64, 0),  # number of the last plan whose path leaves it; of that plan are:
-            "plan_action": ((), np.int64, None),
-            "plan_steps": ((), np.int64, None),  # to the target
-            "plan_value": ((), np.float64, None),  # the return along the path
         }
         if self._bonuses:
             fields |= {
                 "bonuses": (actions, np.float32, 0),
                 "found_bonus": ((), np.float32, 0),
             }  # that of its first edge
-        self.nodes = Nodes(graph_fields(self._n_actions) | fields, block=_BLOCK)
+        self.nodes = Nodes(graph_fields(self._n_actions) | fields)
         self._graph = Graph(self.nodes)
         self._current = np.full(columns, NOBODY)
         self._before = np.full(columns, NOBODY)  # the current node of the last decision
@@ -185,9 +193,12 @@ class BestFirstSearch:
         self._sizes = np.zeros(columns, np.int64)  # nodes of each column
         self._reached = np.zeros(columns, np.int64)  # reachable ones
         self._fringes = np.zeros(columns, np.int64)  # those neither expanded nor terminal among them
-        self._planned = 0  # plans so far
-        self._plans = np.zeros(columns, np.int64)  # number of the plan that is being followed; 0: none
-        self._targets = np.full(columns, NOBODY)  # of these plans
+        self._targets = np.full(columns, NOBODY)  # of the plans that are being followed
+        self._steps = np.zeros(columns, np.int64)  # from the current node to there; 0: there is no plan
+        # The paths of these plans, the last steps first: place n − 1 is n steps from the target.
+        self._plan_nodes = np.full((columns, 64), NOBODY)
+        self._plan_actions = np.zeros((columns, 64), np.int64)
+        self._plan_values = np.zeros((columns, 64))  # the return along the path from there
         self._avoids_distance = agent.fringe == "priority" and agent.expand_heuristic != "neg_distance"
         self._lists_fringe = agent.fringe in ("fifo", "lifo", "random")
         # Boards: one row for each column, one place for each of its nodes.
@@ -201,9 +212,11 @@ class BestFirstSearch:
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
         """An episode begins in these columns: forget what is known there."""
+        if self._verification is not None:
+            self._verification.begin(columns)
         self.nodes.forget(columns)
         self._current[columns] = self._reached_from[columns] = self._targets[columns] = NOBODY
-        self._sizes[columns] = self._plans[columns] = 0
+        self._sizes[columns] = self._steps[columns] = 0
         self._members[columns] = NOBODY
         self._clear(columns)
 
@@ -265,7 +278,7 @@ class BestFirstSearch:
         nodes.value[ids[terminated]] = 0
         self._rank(ids)
         self._reached_from[columns] = NOBODY
-        self._plans[columns] = 0
+        self._steps[columns] = 0
 
     # -- where the columns are
 
@@ -313,7 +326,7 @@ class BestFirstSearch:
             level += walk.seek(nodes.open, _TRUE)
             ids = walk.ids.compress(nodes.open.take(walk.ids))
             rows = walk.rows(ids)
-            number = numbered(rows, len(columns))
+            number = _numbered(rows, len(columns))
             within = np.flatnonzero(number < left.take(rows))
             if len(within) < len(rows):
                 ids, rows, number = ids.take(within), rows.take(within), number.take(within)
@@ -385,7 +398,11 @@ class BestFirstSearch:
         actions = self._actions[: len(repeated)]
         stepped = yield from self._model.step(states, actions, self.rng)
         children, made, keys = self._children(repeated, owners, stepped)
-        bonus = stepped.bonus if self._bonuses else None  # type: ignore[attr-defined]
+        bonus = stepped.bonus if self._bonuses else None
+        if bonus is not None and self._agent.filter_bonus_on_traps:
+            bonus = np.where(stepped.terminated & (stepped.rewards <= 0), np.float32(0), bonus)
+        if bonus is not None and self._verification is not None:
+            self._verification.expanded(owners[::n_actions], bonus.reshape(-1, n_actions).max(axis=1))
         new = children.take(made)
         if len(made):
             terminal = stepped.terminated.take(made)
@@ -453,7 +470,7 @@ class BestFirstSearch:
     def _enter(self, ids: np.ndarray, columns: np.ndarray, keys: np.ndarray) -> None:
         """Give new nodes [M], those of a column together, a place in their column."""
         added = np.bincount(columns, minlength=len(self._sizes))
-        slots = self._sizes.take(columns) + numbered(columns, len(self._sizes))
+        slots = self._sizes.take(columns) + _numbered(columns, len(self._sizes))
         self._sizes += added
         if self._sizes.max() > self._room:
             self._widen()
@@ -557,15 +574,15 @@ class BestFirstSearch:
         top = self._best_ranks(columns, current)
         # Following a plan needs no walk: a path that was the first choice is so still, if all that is new is farther
         # away and the node just left, which could not be a target while it was the current one, is none now.
-        target, plans = self._targets[columns], self._plans[columns]
-        follows = (plans > 0) & (nodes.plan.take(current) == plans) & (target != current)
+        target, steps = self._targets[columns], self._steps[columns] - 1
+        follows = (steps > 0) & (self._plan_nodes[columns, steps - 1] == current)
         follows &= nodes.rank.take(self._before[columns]) != top
-        follows &= (nodes.rank.take(target) == top) & (nodes.plan_steps.take(current) < nearest)
-        self._plans[columns[~follows]] = 0
+        follows &= (nodes.rank.take(target) == top) & (steps < nearest)
+        self._steps[columns] = np.where(follows, steps, 0)
         wanted = ~follows & (top != NOBODY)
         if not wanted.any():
             return
-        target = self._first_met(walk, columns, top, wanted)
+        target = self._first_met(walk, columns, current, top, wanted)
         going = wanted & (target == NOBODY)
         if going.any():
             walk.resume(going)
@@ -575,20 +592,35 @@ class BestFirstSearch:
             target[rows.take(hits)] = walk.ids.take(hits)  # of several writers the last one stays: the first hit
             assert (target[going] != NOBODY).all(), "a reachable node was not met by a walk"
         rows = np.flatnonzero(wanted)
-        self._targets[columns[rows]] = target = target[rows]
-        self._planned += 1
-        number = self._planned
-        self._plans[columns[rows]] = number
-        value = nodes.value.take(target).astype(np.float64)
+        self._plan_back(walk, columns[rows], target[rows])
+
+    def _plan_back(self, walk: Outward, columns: np.ndarray, targets: np.ndarray) -> None:
+        """Write down the first shortest paths to targets [M] that a walk has met, and the returns along them."""
+        nodes, gamma = self.nodes, self._agent.gamma
+        self._targets[columns] = targets
+        value = nodes.value.take(targets).astype(np.float64)
         if kernels.compiled:
-            noted = (nodes.plan, nodes.plan_action, nodes.plan_steps, nodes.plan_value)
-            known = (nodes.predecessor, nodes.edges, nodes.rewards)
-            kernels.plan_back(number, target, value, self._agent.gamma, *known, *noted)
+            arrays = (columns, targets, value, gamma, nodes.mark, nodes.edges, nodes.rewards)
+            plan = (self._plan_nodes, self._plan_actions, self._plan_values)
+            longest = kernels.plan_back(*arrays, *plan, self._steps)
+            if longest > self._plan_nodes.shape[1]:
+                self._make_room(longest)
+                self._plan_back(walk, columns, targets)
             return
-        for steps, (which, source, action) in enumerate(walk.ways_back(target), start=1):
-            value[which] = nodes.rewards[source, action] + self._agent.gamma * value[which]
-            nodes.plan[source], nodes.plan_action[source] = number, action
-            nodes.plan_steps[source], nodes.plan_value[source] = steps, value[which]
+        steps = walk.ways_back(targets)
+        self._make_room(len(steps))
+        for place, (which, source, action) in enumerate(steps):
+            value[which] = nodes.rewards[source, action] + gamma * value[which]
+            mine = columns[which]
+            self._plan_nodes[mine, place], self._plan_actions[mine, place] = source, action
+            self._plan_values[mine, place], self._steps[mine] = value[which], place + 1
+
+    def _make_room(self, steps: int) -> None:
+        """Widen the plans for paths of so many steps."""
+        if steps > self._plan_nodes.shape[1]:
+            self._plan_nodes = _wider(self._plan_nodes, 2 * steps, NOBODY)
+            self._plan_actions = _wider(self._plan_actions, 2 * steps, 0)
+            self._plan_values = _wider(self._plan_values, 2 * steps, 0)
 
     def _best_ranks(self, columns: np.ndarray, current: np.ndarray) -> np.ndarray:
         """The best rank in each column [R], without the current node's."""
@@ -605,7 +637,9 @@ class BestFirstSearch:
         ranks[places] = own
         return top
 
-    def _first_met(self, walk: Outward, columns: np.ndarray, top: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    def _first_met(
+        self, walk: Outward, columns: np.ndarray, current: np.ndarray, top: np.ndarray, wanted: np.ndarray
+    ) -> np.ndarray:
         """The first node with the top rank [R] that a walk has met so far, past its source; NOBODY where there is none.
 
         Those with that rank are few, so they are looked up on the board.
@@ -613,20 +647,18 @@ class BestFirstSearch:
         target = np.full(len(columns), NOBODY)
         if kernels.compiled:
             boards = (self._ranks, self._members, self._sizes)
-            kernels.first_met(*boards, columns, top, wanted, self.nodes.seen, walk.base, target)
+            kernels.first_met(*boards, columns, top, wanted, current, self.nodes.mark, walk.floor, target)
             return target
         size = self._sizes.max()
         ranks = self._ranks[:, :size] if len(columns) == len(self._sizes) else self._ranks[columns, :size]
         place = np.flatnonzero(ranks == top[:, None])
         rows = place // size
         ids = self._members.ravel().take(columns.take(rows) * self._room + place - rows * size)
-        met = np.flatnonzero(walk.has_met(ids) & wanted.take(rows))
+        met = np.flatnonzero(walk.has_met(ids) & wanted.take(rows) & (ids != current.take(rows)))
         ids, rows = ids.take(met), rows.take(met)
-        order = walk.order(ids)
-        order[order == 0] = _FAR  # the source
-        first = np.full(len(columns), _FAR)
+        order, first = walk.order(ids), np.full(len(columns), _FAR)
         np.minimum.at(first, rows, order)
-        hits = np.flatnonzero((order == first.take(rows)) & (order < _FAR))
+        hits = np.flatnonzero(order == first.take(rows))
         target[rows.take(hits)] = ids.take(hits)
         return target
 
@@ -634,10 +666,15 @@ class BestFirstSearch:
         """The first action of each plan; a random one where there is no plan, or where chance says so."""
         nodes, agent = self.nodes, self._agent
         decision, self.decisions = self.decisions, self.decisions + 1
-        planned = self._plans[columns] > 0
-        action = np.where(planned, nodes.plan_action.take(current), 0)
-        value = np.where(planned, nodes.plan_value.take(current), 0.0)
+        steps = self._steps[columns]
+        planned = steps > 0
+        action = np.where(planned, self._plan_actions[columns, steps - 1], 0)
+        value = np.where(planned, self._plan_values[columns, steps - 1], 0.0)
         by_chance = planned & (chance(self._seed, columns, decision, _EPSILON) < agent.top_level_epsilon)
+        verified = np.full(len(columns), -1)
+        if self._verification is not None:
+            verified = self._verification.choose(columns, nodes.bonuses[current], decision)
+            planned, by_chance = planned | (verified >= 0), by_chance & (verified < 0)
         if not planned.all() or by_chance.any():
             rows = np.flatnonzero(~planned | by_chance)
             here = current[rows]
@@ -651,15 +688,18 @@ class BestFirstSearch:
                 allowed = np.where(safe.any(axis=1, keepdims=True), safe, allowed)
             noise = chance(self._seed, columns[rows, None], decision, _RANDOM_ACTION, self._every_action)
             action[rows] = best(np.zeros(allowed.shape), noise, allowed)
-            self._plans[columns[rows]] = 0
+            self._steps[columns[rows]] = 0
             undo = current[by_chance]
             if len(undo) and agent.avoid_history_coeff:
                 nodes.auxiliary[undo] -= np.float32(agent.avoid_history_coeff)
                 self._rank(undo)
+        if self._verification is not None:
+            action = np.where(verified >= 0, verified, action)
+            self._steps[columns[verified >= 0]] = 0  # what is found out may change the plan
         self._action[columns] = action
         extras = {
             "value": value.astype(np.float32),
-            "target_distance": np.where(planned, nodes.plan_steps.take(current), 0),
+            "target_distance": steps,
             "random_action": ~planned | by_chance,
             "graph_size": self._sizes[columns],
             "reachable_nodes": self._reached[columns],
@@ -667,6 +707,8 @@ class BestFirstSearch:
         }
         if self._bonuses:
             extras["one_step_bonus"] = nodes.bonuses[current]  # [R, A]
+        if self._verification is not None:
+            extras["verified"] = verified >= 0
         return Plan(action, extras)
 
 
@@ -678,6 +720,14 @@ class _Equal:
 
     def __lt__(self, other: _Equal) -> bool:
         return False
+
+
+def _numbered(rows: np.ndarray, n_rows: int) -> np.ndarray:
+    """0, 1, 2, … within each run of equal rows [M]; every row has one run at most."""
+    starts = np.empty(n_rows, np.int64)
+    mine = np.arange(len(rows))
+    starts[rows[::-1]] = mine[::-1]  # the last writer is the first of its run
+    return mine - starts.take(rows)
 
 
 def _ordered(scores: np.ndarray) -> np.ndarray:

@@ -17,7 +17,8 @@ from packtrain.planning import kernels
 from packtrain.planning.nodes import Nodes
 from packtrain.planning.table import NOBODY
 
-_ORDER = (1 << 32) - 1  # the bits of `seen` that count nodes; those above number the walk
+_NODE = (1 << 32) - 1  # the bits of `mark` that hold a node; those above count
+_MANY = 1 << 30  # counts start again, between walks, when they have come so far
 
 
 def graph_fields(actions: int) -> dict[str, tuple[tuple[int, ...], Any, Any]]:
@@ -26,8 +27,11 @@ def graph_fields(actions: int) -> dict[str, tuple[tuple[int, ...], Any, Any]]:
         "edges": ((actions,), np.int64, None),  # the node each action leads to; of nodes that were linked
         "ways": ((1,), np.int32, None),  # the other nodes it leads to, each once, as actions come; then itself
         "reachable": ((), bool, False),  # from the column's current node
-        "seen": ((), np.int64, None),  # number of the last walk that met it · 2^32 + how many it had met; a source: + 0
-        "predecessor": ((), np.int64, None),  # before it on the first shortest path of that walk; NOBODY: the source
+        "mark": (
+            (),
+            np.int64,
+            0,
+        ),  # how many had been met, in all walks, when one met it last · 2^32 + the node before it
     }
 
 
@@ -38,7 +42,7 @@ class Graph:
         """Nodes with `graph_fields`, none so far."""
         self.nodes = nodes
         self.width = 1  # the most ways that a node has
-        self._walks = 0
+        self.met = 0  # nodes, in all walks so far
         self._room = np.empty(0, np.int64)
 
     def enter(self, ids: np.ndarray) -> None:
@@ -60,14 +64,14 @@ class Graph:
             place = np.flatnonzero(other)
             row = place // actions
             start = widths.cumsum() - widths
-            ways = ids.astype(np.int32).repeat(actions)
-            ways[row * actions + np.arange(len(place)) - start.take(row)] = edges.ravel().take(place)
-            ways = ways.reshape(edges.shape)
+            ways = ids.astype(np.int32)[:, None].repeat(actions, axis=1)
+            ways.ravel()[row * actions + np.arange(len(place)) - start.take(row)] = edges.ravel().take(place)
             width = int(widths.max(initial=0))
         if width > self.width:
             wider = np.arange(len(nodes.ways), dtype=np.int32)[:, None].repeat(width, axis=1)
             wider[:, : self.width] = nodes.ways
-            nodes.ways, self.width = wider, width
+            nodes.replace("ways", wider)
+            self.width = width
         nodes.ways[ids] = ways[:, : self.width]
 
     def close(self, ids: np.ndarray) -> None:
@@ -76,13 +80,14 @@ class Graph:
 
     def walk(self, sources: np.ndarray) -> Outward:
         """A walk from the sources [R], one node of each of R columns."""
-        self._walks += 1
-        return Outward(self, sources, self._walks)
+        if self.met >= _MANY:
+            self.nodes.mark[:] = self.met = 0
+        return Outward(self, sources)
 
     def room(self) -> np.ndarray:
-        """A place to write all nodes to, whose content lasts until the next call."""
-        if len(self._room) < len(self.nodes):
-            self._room = np.empty(2 * len(self.nodes), np.int64)
+        """A place to write all nodes to, and one more, whose content lasts until the next call."""
+        if len(self._room) <= len(self.nodes):
+            self._room = np.empty(2 * len(self.nodes) + 1, np.int64)
         return self._room
 
     def reach_on(self, ids: np.ndarray) -> np.ndarray:
@@ -93,13 +98,13 @@ class Graph:
         """
         nodes = self.nodes
         found: list[np.ndarray] = []
-        while True:  # `predecessor` can be written: no walk under way has met what could not be reached
-            ids = ids.take(np.flatnonzero(~nodes.reachable.take(ids)))
+        while True:  # `mark` can be written: no walk under way has met what could not be reached
+            ids = ids.compress(~nodes.reachable.take(ids))
             if not len(ids):
                 return np.concatenate(found) if found else ids
             places = np.arange(len(ids))
-            nodes.predecessor[ids[::-1]] = places[::-1]  # of several writers the last one stays: the first of the nodes
-            ids = ids.take(np.flatnonzero(nodes.predecessor.take(ids) == places))
+            nodes.mark[ids[::-1]] = places[::-1]  # of several writers the last one stays: the first of the nodes
+            ids = ids.compress(nodes.mark.take(ids) == places)
             nodes.reachable[ids] = True
             found.append(ids)
             ids = self.led(ids)
@@ -146,16 +151,18 @@ class Outward:
     action by action.
     """
 
-    def __init__(self, graph: Graph, sources: np.ndarray, number: int):
+    def __init__(self, graph: Graph, sources: np.ndarray):
         """Stand at the sources; `Graph.walk` makes walks."""
-        self._graph, self.base = graph, number << 32  # what `seen` is of sources, and more of all that is met
+        self._graph = graph
         nodes = graph.nodes
-        nodes.seen[sources], nodes.predecessor[sources] = self.base, NOBODY
+        graph.met += 1
+        self._base = graph.met
+        self.floor = self._base << 32  # the marks of nodes that were met are at least this
+        nodes.mark[sources] = self.floor | sources
         columns = nodes.owner.take(sources)
         self._row_of = np.zeros(columns.max(initial=0) + 1, np.int64)
         self._row_of[columns] = np.arange(len(sources))
         self._n_rows = len(sources)
-        self._order = 1  # of the next node
         self._aside: list[np.ndarray] = []
         self._met = [sources]
         self.ids = sources  # the outermost level met of each row that goes on, row after row
@@ -182,13 +189,13 @@ class Outward:
         """Meet the next level: it is empty when all has been met."""
         nodes, width = self._graph.nodes, self._graph.width
         led = self._graph.led(self.ids)
-        new = (nodes.seen.take(led) < self.base).nonzero()[0]
-        led, predecessor = led.take(new), self.ids.take(new // width)
-        nodes.predecessor[led[::-1]] = predecessor[::-1]  # of several writers the last one stays: the first way
-        self.ids = led.compress(nodes.predecessor.take(led) == predecessor)
-        begin = self.base + self._order
-        nodes.seen[self.ids] = np.arange(begin, begin + len(self.ids))
-        self._order += len(self.ids)
+        new = (nodes.mark.take(led) < self.floor).nonzero()[0]
+        led = led.take(new)
+        mark = np.arange(self._graph.met + 1, self._graph.met + 1 + len(new)) << 32
+        mark |= self.ids.take(new // width)
+        self._graph.met += len(new)
+        nodes.mark[led[::-1]] = mark[::-1]  # of several writers the last one stays: the first way
+        self.ids = led.compress(nodes.mark.take(led) == mark)
         self._met.append(self.ids)
 
     def seek(self, field: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -204,9 +211,9 @@ class Outward:
         nodes, steps = self._graph.nodes, np.zeros(self._n_rows, np.int64)
         if kernels.compiled:
             met, rows = self._graph.room(), self.rows(self.ids)
-            arrays = (field, wanted, nodes.ways, nodes.seen, nodes.predecessor)
-            count, self.ids = kernels.seek(self.ids, rows, *arrays, self._order, self.base, met, steps)
-            self._order += count
+            arrays = (field, wanted, nodes.ways, nodes.mark, met)
+            count, self.ids = kernels.seek(self.ids, rows, *arrays, self.floor, self._graph.met + 1, steps)
+            self._graph.met += count
             self._met.append(met[:count].copy())
             return steps
         stopped, step = [], 0
@@ -230,11 +237,15 @@ class Outward:
 
     def has_met(self, ids: np.ndarray) -> np.ndarray:
         """Whether nodes [M] were met: bool [M]."""
-        return self._graph.nodes.seen.take(ids) >= self.base
+        return self._graph.nodes.mark.take(ids) >= self.floor
 
     def order(self, ids: np.ndarray) -> np.ndarray:
-        """The order in which nodes [M] that were met came: those of a row in the order of a queue, its source 0."""
-        return self._graph.nodes.seen.take(ids) & _ORDER
+        """Numbers of nodes [M] that were met: they rise in the order in which those of a row came; its source has 0."""
+        return (self._graph.nodes.mark.take(ids) >> 32) - self._base
+
+    def predecessors(self, ids: np.ndarray) -> np.ndarray:
+        """The nodes before nodes [M] that were met, on the first shortest paths; sources are before themselves."""
+        return self._graph.nodes.mark.take(ids) & _NODE
 
     def everything(self) -> np.ndarray:
         """All nodes met so far; of each row the nearest first, its source in front."""
@@ -250,8 +261,8 @@ class Outward:
         steps: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         which = np.arange(len(targets))
         while True:
-            source = nodes.predecessor.take(targets)
-            on = np.flatnonzero(source != NOBODY)
+            source = self.predecessors(targets)
+            on = np.flatnonzero(source != targets)
             if len(on) < len(source):
                 which, source, targets = which.take(on), source.take(on), targets.take(on)
             if not len(which):

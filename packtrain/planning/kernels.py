@@ -45,6 +45,34 @@ def enter(
 
 
 @_kernel
+def _meet(
+    level: np.ndarray,
+    begin: int,
+    end: int,
+    ways: np.ndarray,
+    mark: np.ndarray,
+    met: np.ndarray,
+    count: int,
+    floor: int,
+    number: int,
+) -> int:
+    """Append to the first `count` of `met` what the nodes `level[begin:end]` lead to; how many these are then.
+
+    Without branches: which of the ways are new is hard to foresee.
+    """
+    for index in range(begin, end):
+        node = level[index]
+        for way in range(ways.shape[1]):
+            to = ways[node, way]
+            old = mark[to]
+            new = old < floor
+            mark[to] = ((number + count) << 32) | node if new else old
+            met[count] = to
+            count += new
+    return count
+
+
+@_kernel
 def ways(ids: np.ndarray, edges: np.ndarray, ways: np.ndarray) -> int:
     """Of `Graph.link`: write the `ways` [M, A] of nodes [M] with edges [M, A]; the most that one has."""
     width = 0
@@ -69,62 +97,40 @@ def seek(
     rows: np.ndarray,  # [F]
     field: np.ndarray,  # [N] of nodes
     wanted: np.ndarray,  # [R] or [1]
-    ways: np.ndarray,  # [N, A]
-    seen: np.ndarray,  # [N]
-    predecessor: np.ndarray,  # [N]
-    order: int,
-    base: int,
-    met: np.ndarray,  # [at least the nodes there are] written: those met, row by row
+    ways: np.ndarray,  # [N, W]
+    mark: np.ndarray,  # [N]
+    met: np.ndarray,  # [more than there are nodes] written: those met, row by row
+    floor: int,
+    number: int,  # of the first node that will be met
     steps: np.ndarray,  # [R] written
 ) -> tuple[int, np.ndarray]:
     """`Outward.seek`: how many nodes were met; the levels at which the rows stopped, row by row."""
-    count, actions = 0, ways.shape[1]
+    count, n_stopped, begin = 0, 0, 0
     stopped = np.empty(len(front), np.int64)
-    n_stopped, begin = 0, 0
     while begin < len(front):
-        row = rows[begin]
-        end = begin
+        row, end = rows[begin], begin
         while end < len(front) and rows[end] == row:
             end += 1
         want = wanted[row] if len(wanted) > 1 else wanted[0]
-        start, level = count, 0  # where the level being met starts in `met`
-        for index in range(begin, end):
-            node = front[index]
-            for action in range(actions):
-                to = ways[node, action]
-                if to == node:
-                    break
-                if seen[to] < base:
-                    seen[to], predecessor[to], met[count] = base + order, node, to
-                    order += 1
-                    count += 1
+        start = count
+        count = _meet(front, begin, end, ways, mark, met, count, floor, number)
+        stop, level, hit = count, 1, False
         while True:
-            level += 1
-            stop = count
-            hit = False
             for index in range(start, stop):
                 hit |= field[met[index]] == want
             if hit or start == stop:
                 break
-            for index in range(start, stop):
-                node = met[index]
-                for action in range(actions):
-                    to = ways[node, action]
-                    if to == node:
-                        break
-                    if seen[to] < base:
-                        seen[to], predecessor[to], met[count] = base + order, node, to
-                        order += 1
-                        count += 1
-            start = stop
+            count = _meet(met, start, stop, ways, mark, met, count, floor, number)
+            start, stop, level = stop, count, level + 1
         if hit:
             steps[row] = level
-            if n_stopped + stop - start > len(stopped):
-                more = np.empty(2 * (n_stopped + stop - start), np.int64)
+            total = n_stopped + stop - start
+            if total > len(stopped):
+                more = np.empty(2 * total, np.int64)
                 more[:n_stopped] = stopped[:n_stopped]
                 stopped = more
-            stopped[n_stopped : n_stopped + stop - start] = met[start:stop]
-            n_stopped += stop - start
+            stopped[n_stopped:total] = met[start:stop]
+            n_stopped = total
         begin = end
     return count, stopped[:n_stopped]
 
@@ -149,8 +155,9 @@ def first_met(
     columns: np.ndarray,  # [R]
     top: np.ndarray,  # [R]
     wanted: np.ndarray,  # [R]
-    seen: np.ndarray,  # [N]
-    base: int,
+    current: np.ndarray,  # [R]
+    mark: np.ndarray,  # [N]
+    floor: int,
     target: np.ndarray,  # [R] written where there is one
 ) -> None:
     """`BestFirstSearch._first_met`."""
@@ -161,33 +168,40 @@ def first_met(
         for slot in range(sizes[column]):
             if ranks[column, slot] == top[row]:
                 node = members[column, slot]
-                if base < seen[node] < first:
-                    first, target[row] = seen[node], node
+                if floor <= mark[node] < first and node != current[row]:
+                    first, target[row] = mark[node], node
 
 
 @_kernel
 def plan_back(
-    number: int,
+    columns: np.ndarray,  # [M]
     targets: np.ndarray,  # [M]
     values: np.ndarray,  # [M] of the targets
     gamma: float,
-    predecessor: np.ndarray,
-    edges: np.ndarray,
-    rewards: np.ndarray,
-    plan: np.ndarray,
-    plan_action: np.ndarray,
-    plan_steps: np.ndarray,
-    plan_value: np.ndarray,
-) -> None:
-    """Of `BestFirstSearch`: write down the paths to the targets of plans with this number."""
+    mark: np.ndarray,  # [N]
+    edges: np.ndarray,  # [N, A]
+    rewards: np.ndarray,  # [N, A]
+    plan_nodes: np.ndarray,  # [C, D], written like the others
+    plan_actions: np.ndarray,  # [C, D]
+    plan_values: np.ndarray,  # [C, D]
+    plan_steps: np.ndarray,  # [C]
+) -> int:
+    """`BestFirstSearch._plan_back`, of paths that D has room for; how many steps the longest of all has."""
+    longest, node_bits = 0, (1 << 32) - 1
     for index in range(len(targets)):
-        node, value, steps = targets[index], values[index], 0
-        source = predecessor[node]
-        while source >= 0:
-            action, steps = 0, steps + 1
-            while edges[source, action] != node:
-                action += 1
-            value = rewards[source, action] + gamma * value
-            plan[source], plan_action[source] = number, action
-            plan_steps[source], plan_value[source] = steps, value
-            node, source = source, predecessor[source]
+        column, node, value, steps = columns[index], targets[index], values[index], 0
+        source = mark[node] & node_bits
+        while source != node:
+            if steps < plan_nodes.shape[1]:
+                action = 0
+                while edges[source, action] != node:
+                    action += 1
+                value = rewards[source, action] + gamma * value
+                plan_nodes[column, steps], plan_actions[column, steps] = source, action
+                plan_values[column, steps] = value
+            steps += 1
+            node = source
+            source = mark[node] & node_bits
+        plan_steps[column] = steps
+        longest = max(longest, steps)
+    return longest

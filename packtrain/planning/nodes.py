@@ -22,16 +22,13 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 class Nodes:
     """Nodes of B columns with named fields, and optionally states under their keys."""
 
-    def __init__(self, fields: dict[str, tuple[tuple[int, ...], Any, Any]], capacity: int = 1024, block: int = 0):
+    def __init__(self, fields: dict[str, tuple[tuple[int, ...], Any, Any]], capacity: int = 1024):
         """Nothing is in it.
 
         Args:
           fields: {name: (shape of one node's value, dtype, what a new node has)}; they become attributes. Where a new
             node is to have None, it has anything: for fields that are written before they are read.
           capacity: nodes there is room for at first; it doubles when needed.
-          block: how many numbers in a row a column is given at a time, so that what belongs together lies together in
-            memory; 0 gives numbers in the order of asking. With blocks, nodes that are asked for in one call come
-            column by column, and `keep` cannot be used.
         """
         self._fills = {name: fill for name, (_, _, fill) in fields.items()}
         self._capacity = capacity
@@ -41,25 +38,20 @@ class Nodes:
         for name, (shape, dtype, _) in fields.items():
             setattr(self, name, np.zeros((capacity, *shape), dtype))
         self.states: Tree = None  # [capacity, ...], of nodes that were given some
-        self._free = np.empty(0, np.int64)  # numbers given back; with blocks, the first ones of blocks
+        self._free = np.empty(0, np.int64)  # numbers given back
         self._end = 0  # numbers from here on were never given
-        self._count = 0
-        self._block = block
-        self._blocks = np.empty((0, 1), np.int64)  # [columns, blocks] first numbers
-        self._used = np.zeros(0, np.int64)  # [columns] numbers
         self._table = Table(capacity)
 
     def __len__(self) -> int:
         """How many nodes there are."""
-        return self._count
+        return self._end - len(self._free)
 
     def __getattr__(self, name: str) -> Any:  # fields are set in __init__; this tells a type checker so
         raise AttributeError(name)
 
     def add(self, columns: np.ndarray, states: Tree = None) -> np.ndarray:
         """New nodes [M] for these columns [M], with the given states if there are any."""
-        ids = self._take_in_blocks(columns) if self._block else self._take(len(columns))
-        self._count += len(ids)
+        ids = self._take(len(columns))
         self.owner[ids] = columns
         for name, fill in self._fills.items():
             if fill is not None:
@@ -100,12 +92,7 @@ class Nodes:
             return
         ids = np.flatnonzero(mine)
         self.owner[ids], self._keyed[ids] = NOBODY, False
-        self._count -= len(ids)
-        if self._block:
-            columns = np.unique(columns[columns < len(self._used)])
-            ids = ids[0:0] if not self._count else self._given_blocks(columns)
-            self._used[columns] = 0
-        if not self._count:
+        if len(ids) == len(self):
             self._free, self._end = self._free[:0], 0
         else:
             self._free = np.concatenate([self._free, ids[::-1]])
@@ -118,10 +105,13 @@ class Nodes:
         given[ids] = False
         dropped = np.flatnonzero(given)
         assert not self._keyed[dropped].any(), "a node with a key would still be found by it"
-        assert not self._block, "blocks are given back by columns"
         self.owner[dropped] = NOBODY
-        self._count -= len(dropped)
         self._free = np.concatenate([self._free, dropped[::-1]])
+
+    def replace(self, name: str, values: np.ndarray) -> None:
+        """Have other values in a field, of another shape if need be: [as many as there is room for, ...]."""
+        assert len(values) == self._capacity
+        setattr(self, name, values)
 
     def of(self, column: int) -> np.ndarray:
         """The nodes of a column."""
@@ -138,45 +128,11 @@ class Nodes:
         self._end = end
         return ids
 
-    def _take_in_blocks(self, columns: np.ndarray) -> np.ndarray:
-        n_columns = int(columns.max(initial=-1)) + 1
-        if n_columns > len(self._used):
-            self._used = _longer(self._used, n_columns)
-            self._blocks = _longer(self._blocks, n_columns)
-        place = self._used.take(columns) + numbered(columns, len(self._used))
-        had = -(-self._used // self._block)
-        self._used += np.bincount(columns, minlength=len(self._used))
-        more = -(-self._used // self._block) - had
-        if more.any():
-            into = np.repeat(np.arange(len(more)), more)
-            index = had.take(into) + numbered(into, len(more))
-            if index.max() >= self._blocks.shape[1]:
-                wider = np.zeros((len(self._blocks), 2 * int(index.max())), np.int64)
-                wider[:, : self._blocks.shape[1]] = self._blocks
-                self._blocks = wider
-            reused = min(len(into), len(self._free))
-            split = len(self._free) - reused
-            old, self._free = self._free[split:][::-1], self._free[:split]
-            end = self._end + (len(into) - reused) * self._block
-            if end > self._capacity:
-                self._grow(end)
-            self._blocks[into, index] = np.concatenate([old, np.arange(self._end, end, self._block)])
-            self._end = end
-        nth = place // self._block
-        return self._blocks.ravel().take(columns * self._blocks.shape[1] + nth) + (place - nth * self._block)
-
-    def _given_blocks(self, columns: np.ndarray) -> np.ndarray:
-        """The first numbers of the blocks that these columns have."""
-        given = np.arange(self._blocks.shape[1]) * self._block < self._used[columns, None]
-        return self._blocks[columns][given]
-
     def _grow(self, wanted: int) -> None:
-        had = self._capacity
         while self._capacity < wanted:
             self._capacity *= 2
         for name in ("owner", "_keys", "_keyed", *self._fills):
             setattr(self, name, _longer(getattr(self, name), self._capacity))
-        self.owner[had:] = NOBODY
         if self.states is not None:
             self.states = trees.map(lambda leaf: _longer(leaf, self._capacity), self.states)
 
@@ -193,14 +149,6 @@ class Nodes:
 def own_keys(columns: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Keys that differ between columns too."""
     return mix(keys + _GOLDEN * (columns.astype(np.uint64) + np.uint64(1)))
-
-
-def numbered(rows: np.ndarray, n_rows: int) -> np.ndarray:
-    """0, 1, 2, … within each run of equal rows [M]; every row, of 0 to n_rows − 1, has one run at most."""
-    starts = np.empty(n_rows, np.int64)
-    mine = np.arange(len(rows))
-    starts[rows[::-1]] = mine[::-1]  # the last writer is the first of its run
-    return mine - starts.take(rows)
 
 
 def _longer(array: np.ndarray, length: int) -> np.ndarray:

@@ -12,11 +12,19 @@ from packtrain.envs.cartpole import CartPole
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.toy_mr import ToyMR
 from packtrain.errors import ConfigError
+from packtrain.planning import kernels
 from packtrain.planning.best_first import BestFirstSearchAgent, _Equal, _ordered
 from packtrain.planning.model import CoreModel, Stepped, digest
 from packtrain.planning.planner import Roots
-from packtrain.planning.table import NOBODY
 from packtrain.testing.plain_best_first import PlainBestFirst, distances
+
+
+@pytest.fixture(params=["numpy", "kernels"], autouse=True, scope="module")
+def way(request):
+    """Everything in NumPy, then with kernels: compiled where numba is installed, else the same lines in Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "compiled", request.param == "kernels")
+        yield
 
 
 class SteppedWithBonus(NamedTuple):
@@ -181,11 +189,9 @@ def check_reachable(planner, twins, columns) -> None:
     marked = np.flatnonzero(nodes.reachable & np.isin(nodes.owner, columns))
     assert sorted(ids.tolist()) == marked.tolist()
     found: dict[int, dict[int, int]] = {column: {} for column in columns.tolist()}
-    depth: dict[int, int] = {NOBODY: -1}
-    for node, before, owner, slot in zip(
-        *(a[:].tolist() for a in (ids, nodes.predecessor[ids], nodes.owner[ids], nodes.slot[ids])), strict=True
-    ):
-        depth[node] = found[owner][slot] = depth[before] + 1
+    depth = dict.fromkeys(planner._current[columns].tolist(), -1)
+    for node, before in zip(ids.tolist(), walk.predecessors(ids).tolist(), strict=True):
+        depth[node] = found[int(nodes.owner[node])][int(nodes.slot[node])] = depth[before] + 1
     for column in columns.tolist():
         met = distances(twins[column].current)
         assert found[column] == {node.slot: distance for node, (distance, _, _) in met.items()}
@@ -306,6 +312,20 @@ def test_random_actions_keep_out_of_traps() -> None:
             rewarded.add(int(plan_one(planner, model, 8).action[0]))
     assert taken == {True: {1, 2}, False: {0, 1, 2}}
     assert 2 in rewarded  # an end with a reward is no trap
+
+
+def test_a_plan_is_followed_only_on_its_path() -> None:
+    """Carried off to where the plan does not lead, without any feedback. Caught mutation: a plan followed blindly."""
+    model = CorridorModel()
+    planner = BestFirstSearchAgent(n_nodes_per_step=30, use_value=False).build(model, 1, 1)
+    planner.begin(np.zeros(1, np.int64), 0)
+    assert [plan_one(planner, model, state).extras["target_distance"][0] for state in (4, 5, 2, 3, 7)] == [
+        5,
+        4,
+        7,
+        6,
+        2,
+    ]
 
 
 def test_epsilon_is_the_share_of_random_actions() -> None:

@@ -3,9 +3,18 @@
 import numpy as np
 import pytest
 
+from packtrain.planning import distances, kernels
 from packtrain.planning.distances import Graph, graph_fields
 from packtrain.planning.nodes import Nodes
 from packtrain.planning.table import NOBODY
+
+
+@pytest.fixture(params=["numpy", "kernels"], autouse=True, scope="module")
+def way(request):
+    """Everything in NumPy, then with kernels: compiled where numba is installed, else the same lines in Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "compiled", request.param == "kernels")
+        yield
 
 
 class PlainGraph:
@@ -60,12 +69,16 @@ def test_walks_are_breadth_first_searches(seed: int) -> None:
     nodes, graph, twin = three_graphs(n_columns, int(rng.integers(1, 5)))
     sources = np.arange(n_columns)
     for _ in range(12):
-        grow(rng, nodes, graph, twin, n_columns)
+        for node in grow(rng, nodes, graph, twin, n_columns):
+            others = [to for to in dict.fromkeys(twin.edges[node]) if to != node]
+            assert nodes.ways[node].tolist() == others + [node] * (graph.width - len(others))
         sources = np.array([rng.choice(nodes.of(column)) for column in range(n_columns)])
         walk = graph.walk(sources)
-        for _ in range(4):
+        for _ in range(2):
             walk.resume(rng.random(n_columns) < 0.5)
             walk.advance()
+        walk.resume(going := rng.random(n_columns) < 0.7)
+        check_seek(rng, nodes, walk, twin, sources, going)
         walk.resume(np.ones(n_columns, bool))
         while len(walk.ids):
             walk.advance()
@@ -76,16 +89,44 @@ def test_walks_are_breadth_first_searches(seed: int) -> None:
             mine = ids[rows == column]
             assert mine.tolist() == list(want)
             assert (np.diff(walk.order(mine)) > 0).all() and walk.order(mine[:1]) == 0
-            assert nodes.predecessor[mine].tolist() == [predecessor for _, predecessor in want.values()]
-        check_way(nodes, walk, twin, rng.choice(ids, 5))
+            before = [predecessor for _, predecessor in want.values()]
+            assert walk.predecessors(mine).tolist() == [int(sources[column]), *before[1:]]
+        check_way(nodes, walk, twin, sources, rng.choice(ids, 5))
 
 
-def depth(nodes: Nodes, node: int) -> int:
-    """The steps to a node that a walk has met."""
-    return 0 if nodes.predecessor[node] == NOBODY else 1 + depth(nodes, int(nodes.predecessor[node]))
+def check_seek(rng, nodes: Nodes, walk, twin: PlainGraph, sources: np.ndarray, going: np.ndarray) -> None:
+    """Rows that go on stop at their first level with what they want, and say how far it was."""
+    field, wanted = rng.integers(0, 12, len(nodes.owner)), rng.integers(0, 12, len(sources))
+    stood = {row: int(walk.order(walk.ids[walk.rows(walk.ids) == row]).max(initial=-1)) for row in range(len(sources))}
+    met_before = walk.has_met(np.arange(len(nodes)))
+    steps = walk.seek(field, wanted)
+    rows = walk.rows(walk.ids)
+    for row, source in enumerate(sources.tolist()):
+        want = twin.distances(source)
+        reached = [want[node][0] for node in want if met_before[node]]
+        hits = [d for node, (d, _) in want.items() if field[node] == wanted[row] and not met_before[node]]
+        if going[row] and hits and stood[row] >= 0:
+            assert steps[row] == min(hits) - max(reached)
+            assert walk.ids[rows == row].tolist() == [node for node, (d, _) in want.items() if d == min(hits)]
+        else:
+            assert steps[row] == 0 and not (rows == row).any()
 
 
-def check_way(nodes: Nodes, walk, twin: PlainGraph, targets: np.ndarray) -> None:
+def test_counts_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caught mutation: marks of earlier walks kept, which a walk with a smaller number takes for its own."""
+    monkeypatch.setattr(distances, "_MANY", 5)
+    nodes, graph, _ = three_graphs(1, 1)
+    graph.enter(nodes.add(np.zeros(2, np.int64)))
+    graph.link(np.arange(3), np.array([[1], [2], [0]]))
+    for turn in range(9):
+        walk = graph.walk(np.array([turn % 3]))
+        while len(walk.ids):
+            walk.advance()
+        assert walk.everything().tolist() == [turn % 3, (turn + 1) % 3, (turn + 2) % 3]
+    assert graph.met < 9
+
+
+def check_way(nodes: Nodes, walk, twin: PlainGraph, sources: np.ndarray, targets: np.ndarray) -> None:
     steps = walk.ways_back(targets)
     for index, target in enumerate(targets.tolist()):
         at = target
@@ -94,8 +135,8 @@ def check_way(nodes: Nodes, walk, twin: PlainGraph, targets: np.ndarray) -> None
                 if path == index:
                     assert twin.edges[node].index(at) == taken  # the first action that leads there
                     at = node
-        assert nodes.predecessor[at] == NOBODY
-        assert sum(index in which for which, _, _ in steps) == depth(nodes, target)
+        assert at == sources[nodes.owner[target]]
+        assert sum(index in which for which, _, _ in steps) == twin.distances(at)[target][0]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -147,4 +188,4 @@ def test_a_plain_way_back_costs_no_walk() -> None:
     nodes.reachable[:2] = True
     rows, ids = graph.moved(np.array([1]), np.array([0]))
     assert len(rows) == len(ids) == 0
-    assert (nodes.seen[:2] == 0).all()
+    assert (nodes.mark[:2] == 0).all() and graph.met == 0
