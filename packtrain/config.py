@@ -276,7 +276,8 @@ def load(files: list[Path], bindings: list[str], knob_values: dict[str, Any], tr
     global _state
     gin.clear_config()
     configuration = _state = Configuration(sources=[knobs.shown(file) for file in files], trusted=trusted)
-    importlib.import_module("packtrain.runtime.runner")  # registers Experiment, Run, Environment, Runner, planners, …
+    with unrecorded():  # modules make values of their own, for defaults
+        importlib.import_module("packtrain.runtime.runner")  # registers Experiment, Run, Environment, Runner, …
     known: dict[str, knobs.Knob] = {}
     for file in files:
         known.update(knobs.read_knobs(file))
@@ -341,7 +342,8 @@ def _import(configuration: Configuration, statement: Any, place: str, folder: Pa
     if trusted and folder is not None and str(folder) not in sys.path:
         sys.path.append(str(folder))  # the user's modules may lie beside the user's file
     try:
-        importlib.import_module(module)
+        with unrecorded():
+            importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
             f"{place} imports {module!r}, which failed: {error}; is its folder on the PYTHONPATH?"
