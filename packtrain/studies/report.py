@@ -43,6 +43,8 @@ TRAINING_RETURN: Metric = ("train", "episode_return")
 _HEADINGS: dict[Metric, tuple[str, str]] = {
     EVALUATION_RETURN: ("Evaluation return", "mean return of evaluation episodes"),
     TRAINING_RETURN: ("Training return", "mean return of the episodes that ended since the last row"),
+    ("eval", "solved"): ("Solved in evaluations", "share of episodes"),
+    ("train", "solved"): ("Solved while training", "share of episodes"),
     ("train", "total_loss"): ("Total loss", ""),
     ("train", "pg_loss"): ("Policy-gradient loss", ""),
     ("train", "baseline_loss"): ("Baseline loss", ""),
