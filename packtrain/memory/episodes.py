@@ -205,7 +205,7 @@ class EpisodeMemory:
     # -- saving
 
     def snapshot(self) -> dict[str, Any]:
-        """All buckets, and the generator. Episodes under way are not in it."""
+        """All buckets, and the generator; valid until episodes are added. Those under way are not in it."""
         return {
             "buckets": [{"key": list(key), "ring": ring.snapshot()} for key, ring in sorted(self._buckets.items())],
             "rng": self._rng.bit_generator.state,

@@ -95,12 +95,12 @@ class Ring:
         self._room = room
 
     def snapshot(self) -> dict[str, Any]:
-        """The rows that are used."""
+        """The rows that are used, not copied: there may be gigabytes. Valid until the next `add`."""
         size = self._capacity if self._full else self._next
         return {
-            "fields": {name: trees.map(lambda leaf: leaf[:size].copy(), tree) for name, tree in self.fields.items()},
-            "is_step": self._is_step[:size].copy(),
-            "priority": self.priority[:size].copy(),
+            "fields": {name: trees.map(lambda leaf: leaf[:size], tree) for name, tree in self.fields.items()},
+            "is_step": self._is_step[:size],
+            "priority": self.priority[:size],
             "next": self._next,
             "full": self._full,
         }
