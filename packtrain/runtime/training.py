@@ -157,6 +157,11 @@ class Parts:
             return contextlib.nullcontext()
         return torch.cuda.stream(torch.cuda.Stream(self.policy.device, priority=-1))
 
+    @property
+    def updates(self) -> int:
+        """Of all learners together: no two versions of weights share it."""
+        return sum(learner.updates for learner in self.learners.values())
+
     def publish(self, version: int) -> None:
         """Make the learners' weights the newest version."""
         for learner, names in self._published:
@@ -191,7 +196,7 @@ class Parts:
         """Go on from a saved state; False if the environments could not be saved and begin new episodes."""
         for name, learner in self.learners.items():
             learner.load_state_dict({**state["learners"][name], "network": state["weights"][name]})
-        self.publish(sum(learner.updates for learner in self.learners.values()))
+        self.publish(self.updates)
         if not self.learners:
             self._version = 0
         if "actor" not in state:
@@ -460,7 +465,7 @@ class Training:
         if sample is None:
             return False
         metrics = learner.update(sample)
-        self.parts.publish(learner.updates)
+        self.parts.publish(self.parts.updates)
         memory = self.parts.memories[use.memory]
         if (priorities := metrics.pop("priorities", None)) is not None:
             assert isinstance(memory, EpisodeMemory)
