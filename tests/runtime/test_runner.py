@@ -427,6 +427,28 @@ EvaluationCallback.eval_period = 1
 EvaluationCallback.n_envs = 4
 EvaluationCallback.episode_time_limit = 60
 """,
+    "verifying": HANOI
+    + """
+Runner.agent_class = @DeterministicMCTSAgent
+DeterministicMCTSAgent.n_passes = 2
+DeterministicMCTSAgent.bonus_quantile_threshold = 0.5
+Runner.trainer_class = @SupervisedTrainer
+SupervisedTrainer.n_steps_per_epoch = 3
+SupervisedTrainer.batch_size = 8
+Runner.model_class = @LearnedModel
+LearnedModel.members = 3
+LearnedModel.mask_size = 2
+Runner.model_trainer_class = @WorldModelTrainer
+WorldModelTrainer.members = 3
+WorldModelTrainer.batch_size = 8
+WorldModelTrainer.n_steps_per_epoch = 4
+WorldModel.ensemble = @EnsembleMlp()
+EnsembleMlp.members = 3
+EnsembleMlp.hidden_sizes = (8,)
+Runner.n_model_precollect_episodes = 4
+Runner.n_model_pretrain_epochs = 2
+Runner.fine_tune_on_agent_data = True
+""",
     "shooting": CARTPOLE
     + """
 Runner.agent_class = @ShootingAgent
@@ -477,6 +499,26 @@ def test_a_run_stopped_within_an_epoch_loses_that_epoch_alone(monkeypatch, capfd
     assert train("stopped", text=OTHERS[name]) == 0
     assert rows("stopped") == rows("straight")
     assert saved("stopped") == saved("straight")
+
+
+def test_a_model_is_learned_before_it_is_searched_in():
+    """Two rounds of random episodes for four, pre-training, then epochs in which both networks learn.
+
+    Mutation: let random episodes into the value network's memory; they have no search to learn from.
+    """
+    experiment = build(OTHERS["verifying"])
+    model, agent = Update("model", 4), Update("agent", 3)
+    assert experiment.schedule == (
+        Repeat((Collect("model", 1, "random"),), 2),
+        Repeat((model,), 2),
+        Repeat((Collect(("episodes", "model"), 1), agent, model), 4),
+    )
+    assert train("run", text=OTHERS["verifying"]) == 0
+    planning = [row for row in rows("run") if row["kind"] == "planning"]
+    assert [row["episode/count"] for row in planning] == [3, 3, 0, 0, 3, 3, 3, 3]
+    assert ["model_train/total_loss" in row for row in planning] == [False] * 2 + [True] * 6
+    assert ["train/total_loss" in row for row in planning] == [False] * 4 + [True] * 4
+    assert all(0 <= row["agent/verified_mean"] <= 1 for row in planning[4:])
 
 
 def test_a_changed_search_is_another_run(capsys):
