@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from packtrain import trees
+from packtrain.arrays import longer
 from packtrain.trees import Tree
 
 _FIRST_ROOM = 1024
@@ -90,8 +91,8 @@ class Ring:
         if wanted <= self._room:
             return
         room = min(self._capacity, max(wanted, 2 * self._room, _FIRST_ROOM))
-        self.fields = {name: trees.map(lambda leaf: _longer(leaf, room), tree) for name, tree in self.fields.items()}
-        self._is_step, self.priority = _longer(self._is_step, room), _longer(self.priority, room)
+        self.fields = {name: trees.map(lambda leaf: longer(leaf, room), tree) for name, tree in self.fields.items()}
+        self._is_step, self.priority = longer(self._is_step, room), longer(self.priority, room)
         self._room = room
 
     def snapshot(self) -> dict[str, Any]:
@@ -118,9 +119,3 @@ def _write(field: Tree, rows: np.ndarray, values: Tree) -> None:
         mine[rows] = given
 
     trees.map(put, field, values)
-
-
-def _longer(array: np.ndarray, length: int) -> np.ndarray:
-    longer = np.zeros((length, *array.shape[1:]), array.dtype)
-    longer[: len(array)] = array
-    return longer

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from packtrain.planning.model import mix
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+from packtrain.planning.model import GOLDEN, mix
 
 
 def chance(seed: int, *counters: np.ndarray | int) -> np.ndarray:
     """Uniform numbers in [0, 1), float64, of the shape to which the counters broadcast, [1] at least."""
-    words = mix(np.full(1, seed, np.uint64) + _GOLDEN)  # arrays wrap around without a warning, scalars do not
+    words = mix(np.full(1, seed, np.uint64) + GOLDEN)  # arrays wrap around without a warning, scalars do not
+    return uniforms(hashed(words, *counters))
+
+
+def hashed(words: np.ndarray, *counters: np.ndarray | int) -> np.ndarray:
+    """Other words, uint64, of the shape to which words and counters broadcast."""
     for counter in counters:
-        words = mix(words * np.uint64(3) + mix(np.atleast_1d(counter).astype(np.uint64) + _GOLDEN))
+        words = mix(words * np.uint64(3) + mix(np.atleast_1d(counter).astype(np.uint64) + GOLDEN))
+    return words
+
+
+def uniforms(words: np.ndarray) -> np.ndarray:
+    """Words as numbers in [0, 1), float64."""
     return (words >> np.uint64(11)) * 2.0**-53
 
 

@@ -49,7 +49,7 @@ from packtrain.config import configurable
 from packtrain.errors import ConfigError, DivergedError
 from packtrain.planning.chance import chance
 from packtrain.planning.events import Listener, ModelSteps
-from packtrain.planning.model import Asking, Model, mix
+from packtrain.planning.model import GOLDEN, Asking, Model, mix
 from packtrain.planning.nodes import Nodes
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.table import NOBODY
@@ -525,7 +525,7 @@ def tie_words(levels: int, actions: int) -> np.ndarray:
     serves all levels and actions of a descent.
     """
     places = np.arange(1, levels * actions + 1, dtype=np.uint64).reshape(levels, actions)
-    return mix(places * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
+    return mix(places * GOLDEN) | np.uint64(1)
 
 
 def _without(unwanted: np.ndarray, score: np.ndarray) -> np.ndarray:

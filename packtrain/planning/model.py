@@ -82,7 +82,7 @@ class CoreModel:
         return None if legal is None else legal(states)
 
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: word i is told from word j by multiples of it
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: word i is told from word j by multiples of it
 
 
 def digest(states: Tree) -> np.ndarray:
@@ -100,7 +100,7 @@ def digest(states: Tree) -> np.ndarray:
         padded = np.zeros((len(leaf), 8 * words), np.uint8) if raw.shape[1] % 8 else raw
         if padded is not raw:
             padded[:, : raw.shape[1]] = raw
-        mixed = padded.view(np.uint64) + _GOLDEN * np.arange(place + 1, place + words + 1, dtype=np.uint64)
+        mixed = padded.view(np.uint64) + GOLDEN * np.arange(place + 1, place + words + 1, dtype=np.uint64)
         total += mix(mixed).sum(axis=1, dtype=np.uint64)
         place += words
     return mix(total)

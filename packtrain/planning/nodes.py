@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from packtrain import trees
-from packtrain.planning.model import mix
+from packtrain.arrays import longer
+from packtrain.planning.model import GOLDEN, mix
 from packtrain.planning.table import NOBODY, Table
 from packtrain.trees import Tree
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Nodes:
@@ -132,9 +131,9 @@ class Nodes:
         while self._capacity < wanted:
             self._capacity *= 2
         for name in ("owner", "_keys", "_keyed", *self._fills):
-            setattr(self, name, _longer(getattr(self, name), self._capacity))
+            setattr(self, name, longer(getattr(self, name), self._capacity))
         if self.states is not None:
-            self.states = trees.map(lambda leaf: _longer(leaf, self._capacity), self.states)
+            self.states = trees.map(lambda leaf: longer(leaf, self._capacity), self.states)
 
     def _store(self, ids: np.ndarray, states: Tree) -> None:
         if self.states is None:
@@ -148,10 +147,4 @@ class Nodes:
 
 def own_keys(columns: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Keys that differ between columns too."""
-    return mix(keys + _GOLDEN * (columns.astype(np.uint64) + np.uint64(1)))
-
-
-def _longer(array: np.ndarray, length: int) -> np.ndarray:
-    longer = np.zeros((length, *array.shape[1:]), array.dtype)
-    longer[: len(array)] = array
-    return longer
+    return mix(keys + GOLDEN * (columns.astype(np.uint64) + np.uint64(1)))

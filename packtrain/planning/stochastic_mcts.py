@@ -31,9 +31,9 @@ from packtrain import trees
 from packtrain.config import configurable
 from packtrain.equations import puct
 from packtrain.errors import ConfigError
-from packtrain.planning.chance import chance
+from packtrain.planning.chance import chance, hashed, uniforms
 from packtrain.planning.events import Listener, ModelSteps
-from packtrain.planning.model import Asking, Model, Stepped, mix
+from packtrain.planning.model import GOLDEN, Asking, Model, Stepped, mix
 from packtrain.planning.nodes import Nodes
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.schedules import check_schedules, scheduled
@@ -43,7 +43,6 @@ from packtrain.types import Request
 
 NETWORK = "agent"
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LEAF, _NOISE, _GUMBEL, _SAMPLE, _TIE = range(1, 6)  # what a random number is for
 _ROOMY = 4096  # nodes that may lie about before anybody looks for dead ones
 
@@ -723,24 +722,12 @@ def decision_tickets(seed: int, columns: np.ndarray, number: int) -> np.ndarray:
 def tie_words(tickets: np.ndarray, rows: np.ndarray, number: int, depths: np.ndarray, actions: int) -> np.ndarray:
     """Words that break ties in a pass at these depths [M], for the tickets of these rows [M]: [M, A]."""
     place = (depths.astype(np.uint64) << np.uint64(20)) + np.uint64((number << 40) + 1)
-    return mix((tickets[rows] + place * _GOLDEN)[:, None] + np.arange(actions, dtype=np.uint64) * _GOLDEN)
+    return mix((tickets[rows] + place * GOLDEN)[:, None] + np.arange(actions, dtype=np.uint64) * GOLDEN)
 
 
 def leaf_words(tickets: np.ndarray, number: int, depths: np.ndarray) -> np.ndarray:
     """A word for each leaf [M] that is expanded in a pass at these depths."""
     return hashed(tickets, _LEAF, number, depths)
-
-
-def hashed(words: np.ndarray, *counters: np.ndarray | int) -> np.ndarray:
-    """Other words, of the shape to which words and counters broadcast."""
-    for counter in counters:
-        words = mix(words * np.uint64(3) + mix(np.atleast_1d(counter).astype(np.uint64) + _GOLDEN))
-    return words
-
-
-def uniforms(words: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1), float64."""
-    return (words >> np.uint64(11)) * 2.0**-53
 
 
 def gumbels(words: np.ndarray, actions: int, *counters: np.ndarray | int) -> np.ndarray:

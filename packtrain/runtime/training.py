@@ -420,15 +420,15 @@ class Training:
 
     def begin_round(self, stage: Collect) -> None:
         """All columns begin an episode with the next turn."""
-        self._round_steps = -1
+        self._round_begun = False
         self.parts.collect_into(stage.memories)
         assert isinstance(self.parts.policy, PlannedPolicy)
         self.parts.policy.random = stage.policy == "random"
 
     def round_is_over(self) -> bool:
         """Whether every column has finished its episode."""
-        if self._round_steps < 0:  # the turn that resets them is still to come
-            self._round_steps = 0
+        if not self._round_begun:  # the turn that resets them is still to come
+            self._round_begun = True
             return False
         return all(stream.columns.all_ended for stream in self.parts.streams)  # type: ignore[attr-defined]
 
