@@ -9,6 +9,8 @@ import gymnasium as gym
 import numpy as np
 
 from packtrain.envs import options
+from packtrain.envs.factors import Factor
+from packtrain.errors import EnvSetupError
 from packtrain.trees import Tree
 
 PIXELS_PER_CHARACTER = 8
@@ -37,6 +39,8 @@ class Hanoi:
       max_steps: steps until truncation, 1 or more; None for no clock.
     """
 
+    chart_mark = 2  # pixels that a state covers on its chart, downward and rightward
+
     def __init__(
         self,
         disks: int = 7,
@@ -55,6 +59,7 @@ class Hanoi:
         self._dtype = np.min_scalar_type(self.pegs - 1)
         self.observation_space: gym.Space = gym.spaces.Box(0, 1, (self.disks * self.pegs,), np.float32)
         self.action_space: gym.Space = gym.spaces.Discrete(len(self.moves))
+        self.factors = tuple(Factor.one_hot(disk * self.pegs, self.pegs) for disk in range(self.disks))
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
         """All disks on peg 0: [N, disks]."""
@@ -100,6 +105,33 @@ class Hanoi:
         for character, colour in COLOURS.items():
             picture[text == character] = colour
         return picture.repeat(PIXELS_PER_CHARACTER, axis=0).repeat(PIXELS_PER_CHARACTER, axis=1)
+
+    def chart_shape(self) -> tuple[int, int]:
+        """Rows and columns of the chart: of three pegs, a triangle whose sides have 2^disks states."""
+        if self.pegs != 3:
+            raise EnvSetupError(f"Hanoi(pegs={self.pegs}): only the states of 3 pegs can be laid out on a chart")
+        side = 2 ** (self.disks + 1)
+        return side, side
+
+    def chart(self, states: Tree) -> np.ndarray:
+        """The state graph as a Sierpinski triangle, [N, 2] rows and columns; a legal move is a step of 2 pixels.
+
+        The start is in the lower left corner, the goal in the lower right one, and the shortest solution is the base.
+        The peg of the largest disk says in which third of the triangle a state is. The thirds of pegs p and q touch
+        where all smaller disks lie on the other peg r, so inside the third of p the corners of q and r are exchanged.
+        """
+        rows, _ = self.chart_shape()
+        corners = np.tile(np.arange(3), (len(states), 1))  # [N, 3] the corner that a peg stands for in this third
+        every = np.arange(len(states))
+        up, right = np.zeros(len(states), np.int64), np.zeros(len(states), np.int64)
+        for disk in reversed(range(self.disks)):  # the largest first
+            peg = states[:, disk].astype(np.int64)
+            corner = corners[every, peg]
+            up += (corner == 1) << disk
+            right += (corner == 2) << disk
+            other, third = (peg + 1) % 3, (peg + 2) % 3
+            corners[every, other], corners[every, third] = corners[every, third], corners[every, other]
+        return np.stack((rows - 2 - 2 * up, up + 2 * right), axis=1)
 
     def _tops(self, states: np.ndarray) -> np.ndarray:
         """The topmost, that is smallest, disk of each peg, [N, pegs]; `disks` where there is none."""

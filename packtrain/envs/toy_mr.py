@@ -67,6 +67,16 @@ COLOURS = {
     "x": (120, 40, 60),  # the explorer, dead
 }
 
+CHART_COLOURS = {  # the same things dimly, behind the counts of a chart
+    WALL: (24, 24, 28),
+    FLOOR: (56, 56, 62),
+    KEY: (150, 130, 40),
+    TRAP: (92, 32, 36),
+    DOOR: (124, 86, 44),
+    "G": (34, 78, 50),
+    " ": (12, 12, 15),  # no room
+}
+
 
 @dataclass(frozen=True)
 class Map:
@@ -441,6 +451,48 @@ class ToyMR:
             states["enter_column"] = shown[:, doors_end].astype(np.int8)
             states["enter_row"] = shown[:, doors_end + 1].astype(np.int8)
         return states
+
+    def landmarks(self, states: Tree) -> dict[str, np.ndarray]:
+        """What the states show of the way: the room one is in, keys taken, doors opened; bool [N, number of them]."""
+        keys, doors = np.arange(len(self._keys), dtype=np.uint32), np.arange(len(self._doors), dtype=np.uint32)
+        return {
+            "rooms": states["room"][:, None] == np.arange(len(self.map.places)),
+            "keys": (states["keys"][:, None] >> keys) & np.uint32(1) == 0,
+            "doors": (states["doors"][:, None] >> doors) & np.uint32(1) == 0,
+        }
+
+    def chart_shape(self) -> tuple[int, int]:
+        """Rows and columns of the chart: all rooms at their places, a pixel for a cell."""
+        across, down = self._laid_out().max(axis=0) + 1
+        return int(down) * self.map.height, int(across) * self.map.width
+
+    def chart(self, states: Tree) -> np.ndarray:
+        """The explorer's cell, [N, 2] rows and columns; states that differ in keys, doors or lives share it."""
+        across, down = self._laid_out()[states["room"]].T
+        rows, columns = down * self.map.height + states["row"], across * self.map.width + states["column"]
+        return np.stack((rows, columns), axis=1)
+
+    def chart_background(self) -> np.ndarray:
+        """The map without an explorer, dimly: uint8 [rows, columns, 3]."""
+        picture = np.empty((*self.chart_shape(), 3), np.uint8)
+        picture[:] = CHART_COLOURS[" "]
+        shape = (self.map.height, self.map.width)
+        for room, (across, down) in enumerate(self._laid_out()):
+            letters = np.array(list(self.map.drawings[room].replace(START, FLOOR))).reshape(shape)
+            if room == self.map.goal:
+                letters[:] = "G"
+            top, left = down * shape[0], across * shape[1]
+            for letter, colour in CHART_COLOURS.items():
+                picture[top : top + shape[0], left : left + shape[1]][letters == letter] = colour
+        return picture
+
+    def _laid_out(self) -> np.ndarray:
+        """Column and row of every room on the chart, [rooms, 2] from 0; wide gaps between rooms shrink to one."""
+        columns = []
+        for places in self._places.T:
+            known, place = np.unique(places, return_inverse=True)
+            columns.append(np.concatenate([[0], np.minimum(np.diff(known), 2).cumsum()])[place])
+        return np.stack(columns, axis=1)
 
     def render(self, states: Tree, mode: str) -> Any:
         """The room of state 0, as text or as a picture, and below it what is held: keys, then lives.

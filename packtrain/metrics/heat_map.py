@@ -1,0 +1,249 @@
+"""Where a run has been: visit counts over the chart of a world, as a picture, and a small writer of PNG files.
+
+A core that can be drawn has `chart(states)`, the row and column of a pixel for each state, and `chart_shape()`. It may
+have `chart_background()`, a picture of the world without counts, and `chart_mark`, the pixels that a state covers in
+each direction.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packtrain.envs.functional import Core
+from packtrain.errors import ConfigError, RunFolderError
+from packtrain.metrics.console import amount
+from packtrain.trees import Tree
+
+NARROWEST, WIDEST = 400, 1200  # pixels of a picture
+EMPTY = (12, 12, 15)  # where no state is
+UNVISITED = (56, 56, 62)
+VISITED = (96, 96, 104)  # in a panel of marks: seen, without a mark
+INK = (214, 214, 220)
+# Lightness rises along each of them from a level that is told from UNVISITED, and so prints well in grey. The first is
+# for visits, the others for marks.
+RAMPS = (
+    ((70, 52, 170), (138, 54, 172), (214, 66, 126), (250, 128, 66), (254, 196, 90), (255, 246, 190)),
+    ((20, 96, 120), (20, 160, 176), (120, 232, 226), (226, 255, 250)),
+    ((36, 110, 44), (92, 178, 52), (188, 232, 92), (248, 255, 206)),
+    ((140, 44, 40), (214, 78, 62), (252, 150, 124), (255, 230, 216)),
+)
+WIDE = 1.5  # charts this much wider than high are put below one another
+MARGIN = 12  # pixels around a panel
+STRIP = 12  # pixels of the legend's height
+SET_OFF = 6  # places of so many pixels are set off by dark lines, on charts without a background
+
+# Letters, drawn side by side; any other character is a blank.
+_SIZE = 2  # pixels of the picture for one of a letter
+_ALPHABET = "0123456789.-_/ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_DRAWN = (
+    "### .#. ### ### #.# ### ### ### ### ### . ... ... ..# "
+    ".#. ##. .## ##. ### ### .## #.# ### ..# #.# #.. #...# #..# .#. ##. .#. ##. .## ### #.# #.# #...# #.# #.# ###",
+    "#.# ##. ..# ..# #.# #.. #.. ..# #.# #.# . ... ... ..# "
+    "#.# #.# #.. #.# #.. #.. #.. #.# .#. ..# #.# #.. ##.## ##.# #.# #.# #.# #.# #.. .#. #.# #.# #...# #.# #.# ..#",
+    "#.# .#. ### .## ### ### ### .#. ### ### . ### ... .#. "
+    "### ##. #.. #.# ##. ##. #.# ### .#. ..# ##. #.. #.#.# #.## #.# ##. #.# ##. .#. .#. #.# #.# #.#.# .#. .#. .#.",
+    "#.# .#. #.. ..# ..# ..# #.# .#. #.# ..# . ... ... #.. "
+    "#.# #.# #.. #.# #.. #.. #.# #.# .#. #.# #.# #.. #...# #..# #.# #.. ### #.# ..# .#. #.# #.# ##.## #.# .#. #..",
+    "### ### ### ### ..# ### ### .#. ### ### # ... ### #.. "
+    "#.# ##. .## ##. ### #.. .## #.# ### .#. #.# ### #...# #..# .#. #.. .## #.# ##. .#. ### .#. #...# #.# .#. ###",
+)
+_GLYPHS = {
+    letter: np.array([list(line) for line in lines]) == "#"
+    for letter, *lines in zip(_ALPHABET, *(row.split() for row in _DRAWN), strict=True)
+}
+_LINE = 5 * _SIZE  # pixels of a line's height
+
+
+def heat_map(
+    core: Core,
+    states: Tree,
+    counts: np.ndarray,
+    marks: Mapping[str, tuple[Tree, np.ndarray]] | None = None,
+) -> np.ndarray:
+    """A picture of counts over the core's chart, 400 to 1200 pixels wide: uint8 [H, W, 3].
+
+    Counts of states that share a place are added up. The colour follows the logarithm of the count, from 1 to the
+    largest, which the legend below names. States that were never visited are dark grey, or as the core's background
+    shows them. Marks get a panel and colours of their own, with the visited places in light grey.
+
+    Args:
+      core: a world with a chart.
+      states: [N, ...], those to be shown, never visited ones among them.
+      counts: [N], 0 or more.
+      marks: {name: (states [M, ...], counts [M])}: where something else happened, wrong predictions say.
+    """
+    if not hasattr(core, "chart"):
+        raise ConfigError(f"heat_map({type(core).__name__}): this world has no chart to draw on")
+    layers = {"visits": (states, counts), **(marks or {})}
+    paper = _Paper(core, states, len(layers))
+    grids = [paper.sums(*layer) for layer in layers.values()]
+    panels = []
+    for number, (name, grid) in enumerate(zip(layers, grids, strict=True)):
+        ramp = RAMPS[0] if number == 0 else RAMPS[1 + (number - 1) % (len(RAMPS) - 1)]
+        ground = paper.ground()
+        if number > 0:
+            ground[grids[0] > 0] = VISITED
+        panels.append(paper.panel(ground, grid, ramp, name if marks else ""))
+    return paper.composed(panels)
+
+
+def colours(counts: np.ndarray, largest: float, ramp: tuple[tuple[int, int, int], ...]) -> np.ndarray:
+    """The colours of counts of 1 or more, uint8 [..., 3]: along the ramp by logarithm, the largest at its end."""
+    shares = np.log(counts) / np.log(largest) if largest > 1 else np.ones(np.shape(counts))
+    places = np.linspace(0, 1, len(ramp))
+    channels = [np.interp(shares, places, channel) for channel in zip(*ramp, strict=True)]
+    return np.stack(channels, axis=-1).round().astype(np.uint8)
+
+
+def write_png(path: str | Path, picture: np.ndarray) -> None:
+    """Write a picture uint8 [H, W, 3] as a PNG file: beside the target, then renamed, so that no half file is seen."""
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
+        raise ValueError(f"a picture is uint8 [H, W, 3], not {picture.dtype} {list(picture.shape)}")
+    height, width, _ = picture.shape
+    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # before each line its filter: 0, none
+    lines[:, 1:] = picture.reshape(height, -1)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB, not interlaced
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".picture-", suffix=".png")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(b"\x89PNG\r\n\x1a\n")
+                for kind, data in chunks:
+                    file.write(struct.pack(">I", len(data)) + kind + data)
+                    file.write(struct.pack(">I", zlib.crc32(kind + data)))
+            os.chmod(name, 0o644)
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise RunFolderError(f"cannot write the picture to {target}: {error.strerror}") from error
+
+
+class _Paper:
+    """Where the places of a chart are on the picture, and how the parts are put together.
+
+    Panels stand side by side; those of a wide chart below one another.
+    """
+
+    def __init__(self, core: Any, states: Tree, panels: int):
+        self._core = core
+        rows, columns = core.chart_shape()
+        self._stacked = columns > WIDE * rows
+        across = 1 if self._stacked else panels
+        room = (WIDEST - (across + 1) * MARGIN) // across  # for a chart's width, and its height too
+        self._shrink = -(-max(rows, columns) // room)  # pixels of the chart that become one; mostly 1
+        self._rows, self._columns = -(-rows // self._shrink), -(-columns // self._shrink)
+        self._scale = room // max(self._rows, self._columns)
+        self._mark = max(1, getattr(core, "chart_mark", 1) // self._shrink)
+        least = -(-(NARROWEST - (across + 1) * MARGIN) // across)
+        self._width = max(self._columns * self._scale, least)
+        self._at = core.chart(states) // self._shrink  # [N, 2]
+        background = getattr(core, "chart_background", None)
+        self._background = None if background is None else background()[:: self._shrink, :: self._shrink]
+
+    def sums(self, states: Tree, counts: np.ndarray) -> np.ndarray:
+        """The counts by place of the chart, float64 [rows, columns]."""
+        counts = np.asarray(counts)
+        if (counts < 0).any():
+            raise ValueError("counts of a heat map must be 0 or more")
+        return self._spread(self._core.chart(states) // self._shrink, counts)
+
+    def _spread(self, at: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        sums = np.zeros((self._rows, self._columns))
+        for down in range(self._mark):
+            for right in range(self._mark):
+                rows, columns = np.minimum(at + (down, right), (self._rows - 1, self._columns - 1)).T
+                np.add.at(sums, (rows, columns), counts)
+        return sums
+
+    def ground(self) -> np.ndarray:
+        """The chart without counts, uint8 [rows, columns, 3]."""
+        if self._background is not None:
+            return self._background.copy()
+        ground = _blank(self._rows, self._columns)
+        ground[self._spread(self._at, np.ones(len(self._at))) > 0] = UNVISITED
+        return ground
+
+    def panel(self, ground: np.ndarray, counts: np.ndarray, ramp: Any, name: str) -> np.ndarray:
+        """A chart with its name above, if it has one, and its legend below."""
+        largest = counts.max()
+        ground[counts > 0] = colours(counts[counts > 0], largest, ramp)
+        chart = ground.repeat(self._scale, axis=0).repeat(self._scale, axis=1)
+        if self._background is None and self._mark * self._scale >= SET_OFF:
+            top, left = self._at.T * self._scale
+            side = self._mark * self._scale
+            for pixel in range(side):  # a dark line along the right and the lower edge of every place
+                chart[top + pixel, left + side - 1] = EMPTY
+                chart[top + side - 1, left + pixel] = EMPTY
+        left = (self._width - chart.shape[1]) // 2
+        parts = [self._padded(_text(name)), self._padded(chart, left), self._legend(largest, ramp)]
+        return np.concatenate([_with_gap(part) for part in parts[not name :]])
+
+    def composed(self, panels: list[np.ndarray]) -> np.ndarray:
+        """The picture: panels with margins around them."""
+        if self._stacked:
+            panels = [np.concatenate(panels)]
+        gap = _blank(len(panels[0]), MARGIN)
+        row = np.concatenate([gap, *(part for panel in panels for part in (panel, gap))], axis=1)
+        return np.concatenate([_blank(MARGIN, row.shape[1]), row])
+
+    def _legend(self, largest: float, ramp: Any) -> np.ndarray:
+        """The colour of no visit, then the ramp between the count 1 and the largest."""
+        none = _blank(STRIP, STRIP)
+        none[:] = UNVISITED
+        labels = [_text(text) for text in ("0", "1", amount(largest) if largest else "0")]
+        gap = _blank(STRIP, STRIP // 2)
+        zero, one, most = (np.concatenate([_centred(label), gap], axis=1) for label in labels)
+        used = sum(part.shape[1] for part in (none, gap, zero, gap, one, gap, most))
+        length = max(self._width - used, STRIP)
+        strip = np.broadcast_to(
+            colours(np.geomspace(1, max(largest, 1), length), max(largest, 1), ramp), (STRIP, length, 3)
+        )
+        return self._padded(np.concatenate([none, gap, zero, gap, one, strip, gap, most], axis=1))
+
+    def _padded(self, part: np.ndarray, left: int = 0) -> np.ndarray:
+        """A part of a panel made as wide as the panel, or cut."""
+        wide = _blank(len(part), self._width)
+        kept = part[:, : self._width - left]
+        wide[:, left : left + kept.shape[1]] = kept
+        return wide
+
+
+def _blank(height: int, width: int) -> np.ndarray:
+    blank = np.empty((height, width, 3), np.uint8)
+    blank[:] = EMPTY
+    return blank
+
+
+def _with_gap(part: np.ndarray) -> np.ndarray:
+    """A part of a panel and the space below it."""
+    return np.concatenate([part, _blank(MARGIN, part.shape[1])])
+
+
+def _centred(text: np.ndarray) -> np.ndarray:
+    """A line of text in the middle of the legend's height."""
+    line = _blank(STRIP, text.shape[1])
+    line[(STRIP - _LINE) // 2 :][:_LINE] = text
+    return line
+
+
+def _text(text: str) -> np.ndarray:
+    """A line of small letters, uint8 [5 · _SIZE, W, 3]."""
+    space = np.zeros((5, 1), bool)
+    glyphs = [part for letter in text.upper() for part in (_GLYPHS.get(letter, np.zeros((5, 3), bool)), space)]
+    dots = np.concatenate(glyphs or [space], axis=1).repeat(_SIZE, axis=0).repeat(_SIZE, axis=1)
+    line = _blank(*dots.shape)
+    line[dots] = INK
+    return line
