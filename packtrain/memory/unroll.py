@@ -2,7 +2,7 @@
 
 Rows are written once, where they will be read: every column fills a slot of one arena [C+T+1, slots, ...]. A full slot
 joins the queue and the column goes on in a free one, its last rows copied over, so row T of an unroll is row 0 of the
-next. Column c starts its unrolls c·T/N steps after column 0, so batches do not arrive in bursts.
+next. Column c starts its unrolls c·T/N steps after column 0, so batches do not arrive in bursts, unless they are to.
 
 With a GPU, observations and carries lie there, where acting has brought them already; the few bytes beside them stay on
 the host, where writing is cheap, and go up with each batch.
@@ -35,6 +35,7 @@ class Unrolls:
     batch_size: int = 8  # B, unrolls a batch
     num_buffers: int | None = None  # finished unrolls that may wait; None: max(2 · num_actors, batch_size)
     max_policy_lag: int | None = None  # learner versions; older unrolls are dropped. None: max(20, what can happen)
+    staggered: bool = True  # columns begin their unrolls one after another; False: all together, for rollouts
 
     def __post_init__(self) -> None:
         for name in ("unroll_length", "batch_size", "num_buffers", "max_policy_lag"):
@@ -66,7 +67,8 @@ class Unrolls:
 
     def slots(self, columns: int) -> int:
         """Unrolls the arena holds: one a column, the queue, those that join it together, a batch being copied out."""
-        return columns + self.bound(columns) + -(-columns // self.unroll_length) + self.batch_size
+        joining = -(-columns // self.unroll_length) if self.staggered else columns
+        return columns + self.bound(columns) + joining + self.batch_size
 
     def lag_limit(self, columns: int) -> int:
         """The lag above which an unroll is dropped: by default never less than what queue and columns can hold."""
@@ -97,7 +99,7 @@ class UnrollQueue:
         self._changed = threading.Condition()
         self.dropped = 0  # unrolls over the lag limit
         self._written = torch.cuda.Event() if device.type == "cuda" else None  # after the last rows of full slots
-        starts = np.arange(columns) * self.length // columns
+        starts = np.arange(columns) * self.length // columns * sizes.staggered
         first = np.cumsum([0, *groups])
         self.sinks = [_GroupSink(self, starts[a:b]) for a, b in zip(first[:-1], first[1:], strict=True)]
 

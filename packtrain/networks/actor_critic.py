@@ -28,6 +28,7 @@ class Output(NamedTuple):
     parameters: Tensor  # [T, B, P] of the action distribution
     value: Tensor  # [T, B]
     carry: Tree  # after the last row; () without an LSTM
+    intrinsic_value: Tensor | None = None  # [T, B] of intrinsic rewards, where there is a head for them
 
 
 @configurable
@@ -48,6 +49,7 @@ class ActorCritic:
     lstm_layers: int = 1
     use_last_action: bool = True  # one-hot (or the action itself) beside the features
     use_last_reward: bool = True  # clipped to [−1, 1] beside the features
+    intrinsic_value: bool = False  # a second value head, for rewards that an algorithm makes up itself
     initial_std: float = 0.6  # of a continuous policy
     initialisation: Literal["default", "orthogonal"] = "default"
 
@@ -77,6 +79,7 @@ class ActorCriticNetwork(nn.Module):
 
     def __init__(self, sizes: ActorCritic, spec: Spec):
         super().__init__()
+        self.obs_space = spec.obs
         self.distribution = distribution_for(spec.action)
         self.context = sizes.perception.frames - 1
         self.perception = sizes.perception.build(spec.obs)
@@ -93,6 +96,7 @@ class ActorCriticNetwork(nn.Module):
         width = self.core.lstm.hidden_size if self.core is not None else width
         self.policy = nn.Linear(width, self.distribution.num_parameters)
         self.value = nn.Linear(width, 1)
+        self.intrinsic_value = nn.Linear(width, 1) if sizes.intrinsic_value else None
         if sizes.initialisation == "orthogonal":
             self._initialise_orthogonally()
         if self.distribution.num_parameters == 2 * getattr(self.distribution, "size", 0):  # a Gaussian
@@ -101,7 +105,7 @@ class ActorCriticNetwork(nn.Module):
 
     @torch.no_grad()
     def _initialise_orthogonally(self) -> None:
-        gains: dict[nn.Module, float] = {self.policy: 0.01, self.value: 1.0}
+        gains: dict[nn.Module | None, float] = {self.policy: 0.01, self.value: 1.0, self.intrinsic_value: 1.0}
         for module in self.modules():
             if isinstance(module, (nn.Conv2d, nn.Linear)):
                 plain = torch.empty(module.weight.shape)  # torch's function refuses weights stored channels last
@@ -138,7 +142,8 @@ class ActorCriticNetwork(nn.Module):
         features = torch.cat(inputs, -1) if len(inputs) > 1 else features
         if self.core is not None:
             features, carry = self.core(features, first, carry)
-        return Output(self.policy(features), self.value(features).squeeze(-1), carry)
+        intrinsic = self.intrinsic_value(features).squeeze(-1) if self.intrinsic_value is not None else None
+        return Output(self.policy(features), self.value(features).squeeze(-1), carry, intrinsic)
 
     def _autocast(self, kind: str) -> contextlib.AbstractContextManager:
         if self.precision is None:

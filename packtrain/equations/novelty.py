@@ -1,0 +1,173 @@
+"""How new an observation is: prediction errors, visit counts, distances to what an episode has shown, and their scales.
+
+RND: Burda et al. 2018 (arXiv:1810.12894). NGU: Badia et al. 2020 (arXiv:2002.06038). A reward for novelty belongs to
+the action that led there: row t of every reward here speaks of the observation after action t.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from packtrain.equations.scan import reverse_linear_scan
+from packtrain.equations.shapes import assert_equal_shapes
+
+TINY = 1e-8  # below which a standard deviation or a distance counts as none
+
+
+class Moments(NamedTuple):
+    """What is known of a stream of numbers (or of vectors, each coordinate for itself); float64."""
+
+    number: Tensor  # [] how many
+    mean: Tensor  # [...]
+    m2: Tensor  # [...] Σ (x − mean)²
+
+
+def no_moments(*shape: int, device: torch.device | None = None) -> Moments:
+    """Of nothing yet."""
+    zeros = torch.zeros(shape, dtype=torch.float64, device=device)
+    return Moments(torch.zeros((), dtype=torch.float64, device=device), zeros, zeros.clone())
+
+
+@torch.no_grad()
+def add_to_moments(moments: Moments, values: Tensor, weight: Tensor) -> Moments:
+    """The moments with N more values, merged as in Chan et al. 1979: the order and the batches do not matter.
+
+    Args:
+      moments: of what came before.
+      values: [N, ...].
+      weight: [N] how often each value counts, a whole number; values that count 0 times may be anything.
+
+    Returns:
+      New moments; those given are not changed.
+    """
+    assert values.shape[1:] == moments.mean.shape, f"{tuple(values.shape)} does not fit {tuple(moments.mean.shape)}"
+    assert weight.shape == values.shape[:1], f"{tuple(weight.shape)} does not fit {tuple(values.shape)}"
+    times = weight.double().reshape(-1, *[1] * (values.ndim - 1))
+    values = values.double().masked_fill(times == 0, 0.0)
+    added = times.sum()
+    mean = (values * times).sum(0) / added.clamp(min=1)
+    m2 = ((values - mean).square() * times).sum(0)
+    total = (moments.number + added).clamp(min=1)
+    change = mean - moments.mean
+    return Moments(
+        moments.number + added,
+        moments.mean + change * added / total,
+        moments.m2 + m2 + change.square() * moments.number * added / total,
+    )
+
+
+def deviation(moments: Moments) -> Tensor:
+    """The standard deviation √(M2 / number), [...] float64; 0 of nothing."""
+    return (moments.m2 / moments.number.clamp(min=1)).sqrt()
+
+
+def normalise(values: Tensor, moments: Moments, clip: float) -> Tensor:
+    """Values on the scale of what has been seen: (x − mean) / std, clipped to [−clip, clip], same shape, float32.
+
+    A coordinate that has never changed is 0 where it is as ever, and ±clip where it is not.
+    """
+    scale = deviation(moments).clamp(min=TINY)
+    return ((values - moments.mean.float()) / scale.float()).clamp(-clip, clip)
+
+
+def rnd_error(prediction: Tensor, target: Tensor) -> Tensor:
+    """The mean squared error of a prediction of random features, [..., F] → [...]; Burda et al. 2018, section 2.2."""
+    assert prediction.shape == target.shape, f"shapes differ: {tuple(prediction.shape)} and {tuple(target.shape)}"
+    return (prediction - target).square().mean(-1)
+
+
+def count_bonus(visits: Tensor) -> Tensor:
+    """1 / √n for the n-th visit, any shape, n at least 1; Bellemare et al. 2016 (arXiv:1606.01868) without its β."""
+    return visits.float().rsqrt()
+
+
+@torch.no_grad()
+def forward_returns(r_t: Tensor, weight_t: Tensor, discount: float, before: Tensor) -> Tensor:
+    """What rewards have come to so far, discounted backward in time.
+
+        f_t = γ f_{t−1} + r_t,   f_{−1} = before
+
+    RND divides intrinsic rewards by the standard deviation of f over all columns and times: a scale that looks at
+    sums, known before the future is. Episodes do not end it.
+
+    Args:
+      r_t: [T, B].
+      weight_t: [T, B] 0 for filler rows, where f stays as it was, else 1.
+      discount: γ.
+      before: [B] f before row 0.
+
+    Returns:
+      [T, B] f.
+    """
+    assert_equal_shapes(2, r_t=r_t, weight_t=weight_t)
+    assert before.shape == r_t.shape[1:], f"{tuple(before.shape)} does not fit {tuple(r_t.shape)}"
+    filler = weight_t == 0
+    decay = torch.full_like(r_t, discount).masked_fill(filler, 1.0)
+    added = r_t.masked_fill(filler, 0.0)
+    added = torch.cat([added[:1] + decay[:1] * before, added[1:]])
+    return reverse_linear_scan(added.flip(0), decay.flip(0)).flip(0)
+
+
+def life_long_modulator(error: Tensor, moments: Moments, largest: float = 5.0) -> Tensor:
+    """How much more than usual there is to learn here: NGU's α, which multiplies an episodic bonus.
+
+        α = min(max(1 + (error − mean) / std, 1), largest)
+
+    Args:
+      error: any shape, `rnd_error`s.
+      moments: of errors so far.
+      largest: L.
+
+    Returns:
+      Same shape, in [1, largest].
+    """
+    unusual = (error - moments.mean.float()) / deviation(moments).clamp(min=TINY).float()
+    return (1 + unusual).clamp(1.0, largest)
+
+
+def nearest_distances(embedding: Tensor, memory: Tensor, neighbours: int) -> Tensor:
+    """Squared distances to the nearest of what an episode has shown before, ascending: [N, D], [M, D] → [N, k].
+
+    k is `neighbours`, or M where the memory holds fewer.
+    """
+    assert embedding.ndim == memory.ndim == 2 and embedding.shape[1] == memory.shape[1]
+    squared = (embedding[:, None] - memory[None]).square().sum(-1)  # [N, 1, D], [1, M, D] → [N, M]
+    return squared.topk(min(neighbours, len(memory)), largest=False).values
+
+
+def episodic_bonus(
+    squared_distances: Tensor,
+    mean_squared_distance: Tensor,
+    *,
+    epsilon: float = 1e-4,
+    cluster_distance: float = 0.008,
+    pseudo_count: float = 0.001,
+    most_similar: float = 8.0,
+) -> Tensor:
+    """NGU's episodic bonus, Badia et al. 2020, equation 2 and algorithm 1: 1 / √n with a count by likeness.
+
+        K_i = ε / (max(d_i² / d_m² − ξ, 0) + ε)
+        s   = √(Σ_i K_i) + c
+        r   = 1 / s, or 0 where s > s_m
+
+    The embedding asked about is not in the memory yet. With k neighbours s is at most √k + c: the default s_m never
+    acts below k = 64.
+
+    Args:
+      squared_distances: [..., k] d_i² to the nearest neighbours (`nearest_distances`).
+      mean_squared_distance: [...] or [] d_m², a running mean of such distances; 0 counts as TINY.
+      epsilon: ε of the inverse kernel.
+      cluster_distance: ξ, closer than this is the same.
+      pseudo_count: c.
+      most_similar: s_m.
+
+    Returns:
+      [...] the bonus; 1 / c where there is no neighbour.
+    """
+    relative = squared_distances / mean_squared_distance.clamp(min=TINY).unsqueeze(-1)
+    kernel = epsilon / ((relative - cluster_distance).clamp(min=0.0) + epsilon)
+    similarity = kernel.sum(-1).sqrt() + pseudo_count
+    return similarity.reciprocal().masked_fill(similarity > most_similar, 0.0)
