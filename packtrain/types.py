@@ -80,6 +80,7 @@ class Spec:
     action: gym.Space
     reward_channels: tuple[str, ...] = ("train",)  # "train" first
     frames_per_step: int = 1  # emulator frames that one decision lasts
+    factors: tuple[Any, ...] = ()  # what a vector of observations is made of, where that is known: `envs/factors.py`
 
 
 class Policy(Protocol):

@@ -90,6 +90,18 @@ class GradientLearner:
             self._metrics = packed
         self._metrics.copy_(packed)
 
+    @torch.no_grad()
+    def begin_anew(self, fresh: dict[str, Tensor]) -> None:
+        """Take the trained parameters from other weights of the same network, and forget how they were moving."""
+        mine = {id(parameter) for parameter in self._parameters}
+        for name, parameter in self.network.named_parameters():
+            if id(parameter) in mine:
+                parameter.copy_(fresh[name])
+        for moments in self.optimiser.state.values():
+            for leaf in moments.values():
+                if isinstance(leaf, Tensor):
+                    leaf.zero_()
+
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimiser state and counters."""
         return {

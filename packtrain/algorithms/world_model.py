@@ -4,6 +4,9 @@ The model of "Trust, but verify" (openreview DE0MSwKv32y; IJCNN 2021):
 
     loss = mean (Δ̂ − (s' − s))² + BCE(r̂, r) + BCE(d̂, terminated) + weight_decay · Σ w²        for each member
 
+A model that guesses classes of factors has the mean cross-entropy of its F factors in place of the first term: each
+network knows the error of its own guesses of observations, and the rest is the same.
+
 A time-out is not an end: `terminated` is 0 there, so the model does not learn that worlds stop after so many steps.
 """
 
@@ -20,7 +23,7 @@ from packtrain.algorithms.gradient import GradientLearner
 from packtrain.algorithms.optimisers import make_optimiser
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
-from packtrain.networks.world_model import WorldModelNetwork
+from packtrain.networks.world_model import ModelNetwork
 from packtrain.types import Trajectory
 
 
@@ -46,12 +49,19 @@ class WorldModelLearning:
     def build(self, network: nn.ModuleDict, total_steps: int) -> GradientLearner:
         """A learner for the named model among the networks of a planner."""
         module = network[self.network]
-        assert isinstance(module, WorldModelNetwork)
-        optimiser = make_optimiser(
-            module.parameters(), self.optimiser, self.learning_rate, alpha=self.alpha, epsilon=self.epsilon
-        )
+        assert isinstance(module, ModelNetwork)
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        optimiser = make_optimiser(trained, self.optimiser, self.learning_rate, alpha=self.alpha, epsilon=self.epsilon)
         rate = self.learning_rate
-        return GradientLearner(network, partial(loss, settings=self), optimiser, lambda _: rate, float("inf"))
+        return GradientLearner(
+            network, partial(loss, settings=self), optimiser, lambda _: rate, float("inf"), capture=True
+        )
+
+    def validate(self, network: nn.ModuleDict, trajectory: Trajectory) -> dict[str, Tensor]:
+        """How good that model is on steps that it has not learned from, see `validation`."""
+        module = network[self.network]
+        assert isinstance(module, ModelNetwork)
+        return validation(module, trajectory)
 
 
 def loss(
@@ -65,28 +75,55 @@ def loss(
       settings: names and numbers.
     """
     module = network[settings.network]
-    assert isinstance(module, WorldModelNetwork)
+    assert isinstance(module, ModelNetwork)
     members = module.members
     obs, after = (_shares(row, members) for row in trajectory.obs[:2])  # [K, N, D]
     action, reward = _shares(trajectory.action[0], members), _shares(trajectory.reward[0], members)  # [K, N]
     terminated = _shares(trajectory.terminated[0].float(), members)
     guess = module.guess(obs, action)
     bce = nn.functional.binary_cross_entropy_with_logits
-    change = (guess["delta"] - (after - obs)).square().mean((1, 2))  # [K]
+    change, right = module.errors(guess, obs, after)  # [K], [K, N]
     paid = bce(guess["reward"][..., 0], reward.clamp(0, 1), reduction="none").mean(1)
     over = bce(guess["terminated"][..., 0], terminated, reduction="none").mean(1)
-    squares = torch.stack([w.square().sum() for name, w in module.named_parameters() if name.endswith("weight")]).sum()
+    trained = [w for name, w in module.named_parameters() if w.requires_grad and name.endswith("weight")]
+    squares = torch.stack([w.square().sum() for w in trained]).sum()
     total = (change + paid + over).sum() + settings.weight_decay * squares
-    with torch.no_grad():
-        right = ((obs + guess["delta"]).round() == after).all(-1).float().mean()
-        parts = {
-            "total_loss": total / members,
-            "next_observation_loss": change.mean(),
-            "reward_loss": paid.mean(),
-            "terminated_loss": over.mean(),
-            "perfect_next_observation": right,
-        }
+    parts = {
+        "total_loss": total / members,
+        "next_observation_loss": change.mean(),
+        "reward_loss": paid.mean(),
+        "terminated_loss": over.mean(),
+        "perfect_next_observation": right.float().mean(),
+    }
     return total, {name: part.detach() for name, part in parts.items()}
+
+
+@torch.no_grad()
+def validation(network: ModelNetwork, trajectory: Trajectory) -> dict[str, Tensor]:
+    """How good the guesses of all members are on all steps, as 0-d tensors: shares of steps, members pooled.
+
+    perfect_next_observation, reward_accuracy and terminated_accuracy are always there; reward_recall and
+    terminated_recall are left out where there was nothing to find, reward_precision and terminated_precision where no
+    member claimed to have found any. A reward counts as one from 0.5 on, as the loss clips it to [0, 1].
+
+    Args:
+      network: the model.
+      trajectory: [T, B] without context rows; filler rows are passed over.
+    """
+    real = ~trajectory.first[1:]  # [T, B] → [N] of what follows
+    obs, after, action = trajectory.obs[:-1][real], trajectory.obs[1:][real], trajectory.action[real]
+    guess = network.guess(obs, action)
+    _, right = network.errors(guess, obs, after)
+    found = {"perfect_next_observation": right.float().mean()}
+    for name, truth in (("reward", trajectory.reward[real] >= 0.5), ("terminated", trajectory.terminated[real])):
+        claimed = guess[name][..., 0] > 0  # [K, N]
+        hits = (claimed & truth).sum()
+        found[f"{name}_accuracy"] = (claimed == truth).float().mean()
+        if truth.any():
+            found[f"{name}_recall"] = hits / (truth.sum() * network.members)
+        if claimed.any():
+            found[f"{name}_precision"] = hits / claimed.sum()
+    return found
 
 
 def _shares(rows: Tensor, members: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import threading
@@ -26,6 +27,7 @@ from packtrain.envs.columns import (
     reward_channels,
 )
 from packtrain.envs.envpool import EnvpoolColumns, check_options, find_task, is_envpool, probe_task
+from packtrain.envs.factors import Factors, factors_of
 from packtrain.envs.functional import Core, load_core
 from packtrain.envs.simulator import Simulator
 from packtrain.errors import ConfigError, EnvError, EnvSetupError
@@ -207,7 +209,12 @@ class Environment:
     def probe_core(self) -> Spec:
         """What it shows and takes as a core."""
         core = self.core()
-        return Spec(core.observation_space, core.action_space, ("train", *getattr(core, "reward_channels", ())))
+        channels = ("train", *getattr(core, "reward_channels", ()))
+        factors: Factors = ()
+        if self.is_functional():
+            with contextlib.suppress(EnvSetupError):  # not everything is made of factors, and few ask
+                factors = factors_of(core)
+        return Spec(core.observation_space, core.action_space, channels, factors=factors)
 
     def core(self) -> Core:
         """The environment as pure functions over states, which is what a planner needs.

@@ -4,7 +4,8 @@ Columns play in rounds: each plays one episode, and when the last one is over al
 episode knows how it ended (`return`, `discounted_return`, `solved`) and what the search knew when it chose.
 
 Episodes can be kept apart by how they went, in buckets: with `sampling_hierarchy = ('solved',)` half of every batch
-comes from solved episodes as soon as there is one, however rare they are.
+comes from solved episodes as soon as there is one, however rare they are. Of every bucket some episodes may be held out
+(`validation_share`): they are never sampled, and tell how good what is learned is where it was not learned.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from packtrain.types import Row, Sample, Trajectory
 
 ATTRIBUTES = ("solved", "terminated", "truncated")
 HINDSIGHT = ("return", "discounted_return", "solved")
+VALIDATION_ROOM = 10  # what is held out has a tenth of the room of what is not
 
 
 @configurable
@@ -41,8 +43,11 @@ class Episodes:
     n_step: int | None = None  # also give n-step returns and what to bootstrap from; math.inf is a large number
     priority_exponent: float = 0.0  # 0: uniform within a bucket; else in proportion to priority ** this
     seed: int = 0
+    validation_share: float = 0.0  # of the episodes of each bucket that are held out; a tenth of the room is theirs
 
     def __post_init__(self) -> None:
+        if not 0 <= self.validation_share <= 0.5:
+            raise ConfigError(f"Episodes.validation_share = {self.validation_share} must lie in [0, 0.5]")
         for name in ("capacity", "batch_size", "n_step"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -74,6 +79,8 @@ class EpisodeMemory:
     def __init__(self, sizes: Episodes, groups: list[int], device: torch.device):
         self._sizes, self._device = sizes, device
         self._buckets: dict[tuple[bool, ...], Ring] = {}
+        self._held_out: dict[tuple[bool, ...], Ring] = {}
+        self._kept: dict[tuple[bool, ...], int] = {}  # episodes of each kind since the beginning
         self._rng = np.random.default_rng(sizes.seed)
         self.dropped = 0  # episodes longer than the capacity
         self.episodes = 0  # kept since the beginning
@@ -120,6 +127,15 @@ class EpisodeMemory:
             trajectory.extras["importance_weight"] = weight[None]
         return Sample(trajectory, size)
 
+    def held_out(self, most: int) -> Trajectory | None:
+        """At most so many steps that are never sampled, equally many of each bucket, as a trajectory [1, M].
+
+        None if there are none. Nothing is drawn: they are spread evenly over those that are kept.
+        """
+        rings = [ring for _, ring in sorted(self._held_out.items()) if len(ring)]
+        chosen = [(ring, ring.spread(max(1, most // len(rings)))) for ring in rings]
+        return self._trajectory([(ring, rows, np.ones(len(rows))) for ring, rows in chosen]) if chosen else None
+
     def set_priorities(self, priorities: np.ndarray) -> None:
         """How surprising each step of the last sample was, [B]."""
         for ring, rows, part in self._drawn:
@@ -140,9 +156,10 @@ class EpisodeMemory:
             parts = [ring.take("obs", ring.wrapped(where), 0) for ring, where, _ in rows]
             whole = parts[0] if len(parts) == 1 else trees.map(lambda *leaves: np.concatenate(leaves), *parts)
             extras["bootstrap_obs"] = one(trees.map(lambda leaf: torch.from_numpy(leaf).to(self._device), whole))
-        first = torch.zeros(2, self._sizes.batch_size, dtype=torch.bool, device=self._device)
+        size = sum(len(rows) for _, rows, _ in drawn)
+        first = torch.zeros(2, size, dtype=torch.bool, device=self._device)
         action = gather("action")
-        zeros = torch.zeros(1, self._sizes.batch_size, device=self._device)
+        zeros = torch.zeros(1, size, device=self._device)
         return Trajectory(
             obs=obs,
             first=first,
@@ -193,14 +210,17 @@ class EpisodeMemory:
         }
         if self._sizes.n_step:
             fields |= n_step_parts(reward, attributes["terminated"], self._sizes.n_step, discount)
-        if key not in self._buckets:
-            self._buckets[key] = Ring(self._sizes.capacity)
-        self._buckets[key].add(episode["obs"], fields)
+        self._kept[key] = self._kept.get(key, 0) + 1
+        share, room = self._sizes.validation_share, self._sizes.capacity // VALIDATION_ROOM
+        if share and self._kept[key] % round(1 / share) == 0 and length + 1 <= room:
+            self._held_out.setdefault(key, Ring(room)).add(episode["obs"], fields)
+        else:
+            self._buckets.setdefault(key, Ring(self._sizes.capacity)).add(episode["obs"], fields)
         self.episodes += 1
 
     def clear(self) -> None:
         """Forget all episodes."""
-        self._buckets = {}
+        self._buckets, self._held_out = {}, {}
 
     # -- saving
 
@@ -211,15 +231,15 @@ class EpisodeMemory:
             "rng": self._rng.bit_generator.state,
             "dropped": self.dropped,
             "episodes": self.episodes,
+            "held_out": [{"key": list(key), "ring": ring.snapshot()} for key, ring in sorted(self._held_out.items())],
+            "kept": [{"key": list(key), "count": count} for key, count in sorted(self._kept.items())],
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go on from a snapshot."""
-        self._buckets = {}
-        for bucket in snapshot["buckets"]:
-            ring = Ring(self._sizes.capacity)
-            ring.restore(bucket["ring"])
-            self._buckets[tuple(bool(value) for value in bucket["key"])] = ring
+        self._buckets = _rings(snapshot["buckets"], self._sizes.capacity)
+        self._held_out = _rings(snapshot.get("held_out", []), self._sizes.capacity // VALIDATION_ROOM)
+        self._kept = {_key(kind): int(kind["count"]) for kind in snapshot.get("kept", [])}
         self._rng.bit_generator.state = snapshot["rng"]
         self.dropped, self.episodes = int(snapshot["dropped"]), int(snapshot["episodes"])
         for sink in self.sinks:
@@ -280,6 +300,19 @@ class _GroupSink:
                 }
             )
         self.begin()
+
+
+def _key(kind: dict[str, Any]) -> tuple[bool, ...]:
+    return tuple(bool(value) for value in kind["key"])
+
+
+def _rings(kinds: list[dict[str, Any]], capacity: int) -> dict[tuple[bool, ...], Ring]:
+    """Rings by kind of episode, from their snapshots."""
+    rings = {}
+    for kind in kinds:
+        rings[_key(kind)] = Ring(capacity)
+        rings[_key(kind)].restore(kind["ring"])
+    return rings
 
 
 def bucket_chances(keys: list[tuple[bool, ...]]) -> np.ndarray:

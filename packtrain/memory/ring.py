@@ -74,6 +74,11 @@ class Ring:
             rows = np.concatenate([rows, drawn[self._is_step[drawn]]])
         return rows[:count], np.full(count, 1.0 / max(1, self._steps))
 
+    def spread(self, count: int) -> np.ndarray:
+        """The rows of at most `count` steps, evenly over all there are, from the first row to the last."""
+        rows = np.flatnonzero(self._is_step)
+        return rows[np.arange(min(count, len(rows))) * len(rows) // max(1, min(count, len(rows)))]
+
     def take(self, name: str, rows: np.ndarray, offset: int = 0) -> Tree:
         """A field at rows, or `offset` rows after them."""
         where = self.wrapped(rows + offset) if offset else rows

@@ -1,15 +1,22 @@
-"""What comes next, guessed by an ensemble: the change of the observation, the reward, the end."""
+"""What comes next, guessed by an ensemble: the next observation, the reward, the end.
+
+Two kinds, with the same face: one guesses the change of every coordinate, the other the class of every factor.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from packtrain import config
 from packtrain.config import configurable
-from packtrain.errors import EnvSetupError
+from packtrain.envs import factors as parts
+from packtrain.envs.factors import Factors
+from packtrain.errors import ConfigError, EnvSetupError
 from packtrain.networks.ensembles import EnsembleMlp
 
 
@@ -20,13 +27,43 @@ class WorldModel:
 
     ensemble: EnsembleMlp = EnsembleMlp()
 
-    def build(self, observation_space: gym.Space, action_space: gym.Space) -> WorldModelNetwork:
-        """The module; EnvSetupError unless observations are vectors and actions are a choice."""
-        if not isinstance(observation_space, gym.spaces.Box) or len(observation_space.shape) != 1:
-            raise EnvSetupError(f"WorldModel looks at vectors, and the observation is {observation_space}")
-        if not isinstance(action_space, gym.spaces.Discrete):
-            raise EnvSetupError(f"WorldModel needs a choice of actions, and the action space is {action_space}")
-        return WorldModelNetwork(self.ensemble, observation_space.shape[0], int(action_space.n))
+    def build(self, observation_space: gym.Space, action_space: gym.Space, factors: Factors = ()) -> WorldModelNetwork:
+        """The module; EnvSetupError unless observations are vectors and actions are a choice. Factors do not matter."""
+        width, actions = _sizes("WorldModel", observation_space, action_space)
+        return WorldModelNetwork(self.ensemble, width, actions)
+
+
+@configurable
+@dataclass(frozen=True)
+class FactoredWorldModel:
+    """An ensemble over one-hot factors and actions that guesses the class of every factor in the next observation.
+
+    The next class itself is guessed, not whether it changes: a guess of changes has "no change" for an easy answer,
+    and where that is wrong it is a false loop, which hides all that lies behind it.
+    """
+
+    ensemble: EnsembleMlp = EnsembleMlp()
+    prior_scale: float = 0.0  # times the output of random networks that never learn, added to every head
+
+    def __post_init__(self) -> None:
+        if not self.prior_scale >= 0:
+            raise ConfigError(f"FactoredWorldModel.prior_scale = {self.prior_scale} must not be negative")
+
+    def build(
+        self, observation_space: gym.Space, action_space: gym.Space, factors: Factors
+    ) -> FactoredWorldModelNetwork:
+        """The module; EnvSetupError unless observations are vectors made of the factors and actions are a choice."""
+        width, actions = _sizes("FactoredWorldModel", observation_space, action_space)
+        parts.checked(factors, width, "FactoredWorldModel")
+        return FactoredWorldModelNetwork(self.ensemble, factors, actions, self.prior_scale)
+
+
+def _sizes(owner: str, observation_space: gym.Space, action_space: gym.Space) -> tuple[int, int]:
+    if not isinstance(observation_space, gym.spaces.Box) or len(observation_space.shape) != 1:
+        raise EnvSetupError(f"{owner} looks at vectors, and the observation is {observation_space}")
+    if not isinstance(action_space, gym.spaces.Discrete):
+        raise EnvSetupError(f"{owner} needs a choice of actions, and the action space is {action_space}")
+    return observation_space.shape[0], int(action_space.n)
 
 
 class WorldModelNetwork(nn.Module):
@@ -47,11 +84,104 @@ class WorldModelNetwork(nn.Module):
         one_hot = nn.functional.one_hot(action.long(), self.actions).to(obs.dtype)
         return self.ensemble(torch.cat([obs, one_hot], -1))
 
+    def errors(self, guess: dict[str, Tensor], obs: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean squared error of each member's changes [K], and which next observations are right [K, N]."""
+        delta = guess["delta"]
+        squares = (delta - (after - obs)).square().mean((1, 2))
+        right = (torch.floor(obs + delta.detach() + 0.5) == after).all(-1)  # halves up, as planners decode
+        return squares, right
+
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """What a planner's request is answered with: members after rows."""
-        guess = self.guess(inputs["obs"].float(), inputs["action"])
-        return {
-            "delta": guess["delta"].transpose(0, 1),
-            "reward": guess["reward"][..., 0].T,
-            "terminated": guess["terminated"][..., 0].T,
-        }
+        return _rows_first(self.guess(inputs["obs"].float(), inputs["action"]), "delta")
+
+
+class FactoredWorldModelNetwork(nn.Module):
+    """Observation and action → {"classes": [N, K, C], "reward": [N, K], "terminated": [N, K]}, all of them logits.
+
+    The C classes are those of all factors, one factor's after the other's; each factor has a softmax of its own.
+
+    With a `prior_scale` every member is the sum of a network that learns and a random one that does not (randomised
+    priors, Osband et al. 2018, arXiv:1806.03335): what was learned makes up for the random part where there was data,
+    and nowhere else, so members differ there. The random networks have the first two hidden layers' sizes.
+    """
+
+    coordinate: Tensor  # [C]
+    value: Tensor  # [C]
+    padded: Tensor  # [F, S] classes of each factor; C, which is no class, behind the last one
+    factor: Tensor  # [C] which factor a class is of
+    belongs: Tensor  # [C, F] the same as a table: 1 where it is
+
+    def __init__(self, sizes: EnsembleMlp, factors: Factors, actions: int, prior_scale: float = 0.0):
+        super().__init__()
+        self.factors, self.actions, self.prior_scale = factors, actions, prior_scale
+        table, counts = parts.layout(factors), np.array([factor.size for factor in factors])
+        classes = int(counts.sum())
+        within = np.arange(counts.max())
+        padded = np.where(within < counts[:, None], table.starts[:, None] + within, classes)
+        factor = np.repeat(np.arange(len(factors)), counts)
+        for name, array in (
+            ("coordinate", table.coordinate.astype(np.int64)),
+            ("value", table.value),
+            ("padded", padded),
+            ("factor", factor),
+            ("belongs", np.eye(len(factors), dtype=np.float32)[factor]),
+        ):
+            self.register_buffer(name, torch.tensor(array), persistent=False)
+        heads = {"classes": classes, "reward": 1, "terminated": 1}
+        self.ensemble = sizes.build(classes + actions, heads)
+        self.prior: nn.Module | None = None
+        if prior_scale > 0:
+            with config.unrecorded():
+                smaller = EnsembleMlp(sizes.members, sizes.hidden_sizes[:2])
+            self.prior = smaller.build(classes + actions, heads)
+            self.prior.requires_grad_(False)
+
+    @property
+    def members(self) -> int:
+        """How many networks guess."""
+        return self.ensemble.members
+
+    def one_hot(self, obs: Tensor) -> Tensor:
+        """Observations [..., D] as 1 for the class of each factor and 0 for the others, [..., C]."""
+        return (obs[..., self.coordinate] == self.value).to(self.value.dtype)
+
+    def guess(self, obs: Tensor, action: Tensor) -> dict[str, Tensor]:
+        """The guesses of all members, members first, for obs [N, D] and action [N], or own [K, N, D] and [K, N]."""
+        inputs = torch.cat([self.one_hot(obs), nn.functional.one_hot(action.long(), self.actions)], -1)
+        guess = self.ensemble(inputs)
+        if self.prior is None:
+            return guess
+        prior = self.prior(inputs)
+        return {name: head + self.prior_scale * prior[name] for name, head in guess.items()}
+
+    def errors(self, guess: dict[str, Tensor], obs: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of each member, averaged over factors [K]; where the likeliest classes are all right [K, N]."""
+        logits, truth = guess["classes"], self.one_hot(after)  # [K, N, C]
+        with torch.no_grad():
+            by_factor = self._by_factor(logits)  # [K, N, F, S]
+            right = (by_factor.argmax(-1) == self._by_factor(truth).argmax(-1)).all(-1)
+            largest = by_factor.amax(-1)  # [K, N, F]
+        # log Σ exp of each factor, as a product with a table: factors differ in size
+        scale = (logits - largest[..., self.factor]).exp() @ self.belongs
+        entropy = (scale.log() + largest).sum(-1) - (logits * truth).sum(-1)  # [K, N]
+        return entropy.mean(-1) / len(self.factors), right
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What a planner's request is answered with: members after rows."""
+        return _rows_first(self.guess(inputs["obs"].float(), inputs["action"]), "classes")
+
+    def _by_factor(self, classes: Tensor) -> Tensor:
+        """[..., C] → [..., F, S], with −∞ for classes that a factor does not have."""
+        return nn.functional.pad(classes, (0, 1), value=-torch.inf)[..., self.padded]
+
+
+ModelNetwork = WorldModelNetwork | FactoredWorldModelNetwork
+
+
+def _rows_first(guess: dict[str, Tensor], head: str) -> dict[str, Tensor]:
+    return {
+        head: guess[head].transpose(0, 1),
+        "reward": guess["reward"][..., 0].T,
+        "terminated": guess["terminated"][..., 0].T,
+    }

@@ -205,3 +205,50 @@ def plan_back(
         plan_steps[column] = steps
         longest = max(longest, steps)
     return longest
+
+
+@_kernel
+def decode_deltas(
+    obs: np.ndarray,
+    delta: np.ndarray,
+    rows: np.ndarray,
+    masks: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    begins: np.ndarray,
+    sizes: np.ndarray,
+    after: np.ndarray,
+    spread: np.ndarray,
+) -> None:
+    """`decoding.decode_delta` and `decoding.deviations` of rows [N] of answers delta [..., K, D], in one pass.
+
+    Writes `after` and `spread`, both [N, D]. `begins` and `sizes` [F] are those of one-hot factors.
+    """
+    members, width = masks.shape[1], obs.shape[1]
+    count, half, nothing = np.float32(members), np.float32(0.5), np.float32(0)
+    total, apart_total, squares = np.empty(width, np.float32), np.empty(width, np.float32), np.empty(width, np.float32)
+    moved = np.empty(width, np.float32)
+    for n in range(len(rows)):
+        row, base = rows[n], masks[n, 0]
+        for d in range(width):
+            total[d] = apart_total[d] = squares[d] = nothing
+        for m in range(members):
+            member = masks[n, m]
+            for d in range(width):  # innermost: compilers do several coordinates at once
+                value = delta[row, member, d]
+                apart = value - delta[row, base, d]
+                total[d] += value
+                apart_total[d] += apart
+                squares[d] += apart * apart
+        for d in range(width):
+            mean = apart_total[d] / count
+            spread[n, d] = np.sqrt(max(squares[d] / count - mean * mean, nothing))
+            moved[d] = total[d] / count + obs[n, d]
+            after[n, d] = np.floor(min(max(moved[d], low[d]), high[d]) + half)
+        for f in range(len(begins)):
+            top = begins[f]
+            for d in range(begins[f], begins[f] + sizes[f]):
+                after[n, d] = 0
+                if moved[d] > moved[top]:
+                    top = d
+            after[n, top] = 1

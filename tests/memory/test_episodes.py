@@ -185,3 +185,85 @@ def test_bad_sizes_are_refused(wrong: dict) -> None:
     """With one line that names the parameter."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Episodes(**wrong)
+
+
+def numbers(trajectory) -> list[int]:
+    return trajectory.obs["n"][0].tolist()
+
+
+def held_out_memory(count: int, **more) -> tuple[EpisodeMemory, dict[bool, list[int]]]:
+    """A memory with a quarter held out, of so many episodes of 3 steps, every third solved; their starts by kind."""
+    memory = Episodes(400, 500, ("solved",), validation_share=0.25, **more).build([1], 0, CPU)
+    starts: dict[bool, list[int]] = {False: [], True: []}
+    for index in range(count):
+        solved = index % 3 == 0
+        memory.add_episode(numbered(100 * index, 3, solved))
+        starts[solved].append(100 * index)
+    return memory, starts
+
+
+def test_every_fourth_episode_of_each_kind_is_held_out() -> None:
+    """And never sampled; the first of a kind is learned from. Mutations: every fourth of all; hold out and sample."""
+    memory, starts = held_out_memory(24)
+    kept = {start + step for kind in starts.values() for start in kind[3::4] for step in range(3)}
+    learned = {start + step for kind in starts.values() for start in kind for step in range(3)} - kept
+    trajectory = memory.held_out(10_000)
+    assert sorted(numbers(trajectory)) == sorted(kept)
+    np.testing.assert_array_equal(trajectory.obs["n"][1], trajectory.obs["n"][0] + 1)
+    np.testing.assert_array_equal(trajectory.reward[0], trajectory.obs["n"][0].float())
+    assert trajectory.first.shape == (2, len(kept)) and not trajectory.first.any()
+    drawn = {n for _ in range(4) for n in numbers(memory.sample(0).trajectory)}
+    assert drawn == learned and len(memory) == len(learned) and memory.episodes == 24
+
+
+def test_held_out_steps_are_spread_over_kinds_and_time() -> None:
+    """At most so many, half of each kind, from early to late, the same every time. Mutation: the first ones only."""
+    memory, starts = held_out_memory(60)
+    few = numbers(memory.held_out(6))
+    assert len(few) == 6 and few == numbers(memory.held_out(6))
+    solved = {start + step for start in starts[True] for step in range(3)}
+    assert sum(n in solved for n in few) == 3
+    held = sorted(numbers(memory.held_out(10_000)))
+    assert min(few) == held[0] and max(n for n in few if n not in solved) > np.median(held)
+
+
+def test_what_is_held_out_has_a_tenth_of_the_room() -> None:
+    """The oldest give way; an episode that is too long for it is learned from. Mutations: no limit; drop the long."""
+    memory, _ = held_out_memory(400)
+    assert len(memory.held_out(10_000).reward[0]) == 2 * 30, "40 rows of each kind, 3 of 4 of them steps"
+    long = Episodes(100, 8, validation_share=0.5).build([1], 0, CPU)
+    for index in range(4):
+        long.add_episode(numbered(100 * index, 12))
+    assert long.held_out(100) is None and len(long) == 48 and not long.dropped
+
+
+def test_what_is_held_out_is_saved() -> None:
+    """With the count that says who is next; an older snapshot has none. Mutation: count anew after a restore."""
+    memory, _ = held_out_memory(10)
+    copy, _ = held_out_memory(0)
+    copy.restore(memory.snapshot())
+    for each in (memory, copy):
+        for index in range(10, 24):
+            each.add_episode(numbered(100 * index, 3, index % 3 == 0))
+    assert numbers(copy.held_out(999)) == numbers(memory.held_out(999)) == numbers(held_out_memory(24)[0].held_out(999))
+    assert numbers(copy.sample(0).trajectory) == numbers(memory.sample(0).trajectory)
+    old = memory.snapshot()
+    del old["held_out"], old["kept"]
+    copy.restore(old)
+    assert copy.held_out(10) is None
+    memory.clear()
+    assert memory.held_out(10) is None and not memory.ready()
+
+
+def test_nothing_is_held_out_unless_asked() -> None:
+    """A negative control: batches are those of a memory that knows nothing of it."""
+    plain = Episodes(400, 500, ("solved",)).build([1], 0, CPU)
+    for index in range(24):
+        plain.add_episode(numbered(100 * index, 3, index % 3 == 0))
+    assert plain.held_out(100) is None and len(plain) == 72
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.6])
+def test_a_share_that_leaves_nothing_to_learn_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match=rf"Episodes.validation_share = {share} must lie in \[0, 0.5\]"):
+        Episodes(validation_share=share)
