@@ -21,13 +21,13 @@ from __future__ import annotations
 import heapq
 import math
 import warnings
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import gymnasium as gym
 import numpy as np
 
-from packtrain import trees
+from packtrain import config, trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.planning import kernels
@@ -93,13 +93,16 @@ class BestFirstSearchAgent:
     rejection_probability: float = 0.5  # chance of trusting the plan all the same
     bonus_queue_length: int = 200  # expansions that the quantile is taken over
     filter_bonus_on_traps: bool = False  # no bonus for actions that are predicted to end the episode unrewarded
+    noise_quantile: float | None = None  # of bonuses of what came as predicted: up to there nothing is verified
+    plan_to_verify: bool = False  # go where the model is least sure, on purpose, and look
 
     def __post_init__(self) -> None:
         name = type(self).__name__
         for field in ("n_nodes_per_step", "bonus_queue_length"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{name}.{field} = {getattr(self, field)} must be at least 1")
-        for field in ("gamma", "top_level_epsilon", "bonus_quantile_threshold", "rejection_probability"):
+        shares = ("gamma", "top_level_epsilon", "bonus_quantile_threshold", "rejection_probability", "noise_quantile")
+        for field in shares:
             if getattr(self, field) is not None and not 0 <= getattr(self, field) <= 1:
                 raise ConfigError(f"{name}.{field} = {getattr(self, field)} must be from 0 to 1")
         if not math.isfinite(self.avoid_history_coeff):
@@ -117,11 +120,21 @@ class BestFirstSearchAgent:
                 f"{name}.expand_heuristic = {self.expand_heuristic!r} is looked at only with {name}.fringe = "
                 f"'priority', not {self.fringe!r}"
             )
+        if self.noise_quantile is not None and self.bonus_quantile_threshold is None and not self.plan_to_verify:
+            raise ConfigError(
+                f"{name}.noise_quantile = {self.noise_quantile} needs {name}.bonus_quantile_threshold or "
+                f"{name}.plan_to_verify: nothing is verified"
+            )
 
     @property
     def asks(self) -> bool:
         """Whether the network is asked."""
         return self.use_value and bool({self.expand_heuristic, self.top_level_heuristic} & _OF_VALUE)
+
+    def trusting(self) -> BestFirstSearchAgent:
+        """The same, but it never verifies: for evaluations."""
+        with config.unrecorded():
+            return replace(self, bonus_quantile_threshold=None, plan_to_verify=False, noise_quantile=None)
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
         """A value, if a heuristic looks at it."""
@@ -137,9 +150,15 @@ class BestFirstSearchAgent:
         wanted: list[str] = sorted({self.expand_heuristic, self.top_level_heuristic} & _OF_BONUS)
         wanted += ["filter_bonus_on_traps"] * self.filter_bonus_on_traps
         wanted += ["bonus_quantile_threshold"] * (self.bonus_quantile_threshold is not None)
+        wanted += ["plan_to_verify"] * self.plan_to_verify
         if wanted and not getattr(model, "gives_bonus", False):
             raise ConfigError(
                 f"{name} is to look at {wanted[0]!r}, and needs a model that gives bonuses: this one gives none"
+            )
+        if self.plan_to_verify and not getattr(model, "clears_bonus", False):
+            raise ConfigError(
+                f"{name}.plan_to_verify needs LearnedModel.verified_edges = 'episode' or 'run': it would look at the "
+                "same place for ever"
             )
         return BestFirstSearch(self, model, columns, seed, listener)
 
@@ -161,9 +180,16 @@ class BestFirstSearch:
         self._actions = self._every_action  # repeated as often as was needed
         self._bonuses = bool(getattr(model, "gives_bonus", False))
         self._verification: Verification | None = None
-        if agent.bonus_quantile_threshold is not None:
+        self._clears_bonus = bool(getattr(model, "clears_bonus", False))
+        if agent.bonus_quantile_threshold is not None or agent.plan_to_verify:
             self._verification = Verification(
-                columns, agent.bonus_quantile_threshold, agent.rejection_probability, agent.bonus_queue_length, seed
+                columns,
+                agent.bonus_quantile_threshold,
+                agent.rejection_probability,
+                agent.bonus_queue_length,
+                seed,
+                agent.noise_quantile,
+                getattr(model, "runs", 1),
             )
         actions = (self._n_actions,)
         fields = {
@@ -184,13 +210,18 @@ class BestFirstSearch:
                 "bonuses": (actions, np.float32, 0),
                 "found_bonus": ((), np.float32, 0),
             }  # that of its first edge
+        self._hears_noise = self._bonuses and agent.noise_quantile is not None
+        if self._hears_noise:
+            fields["tried"] = (actions, bool, False)
         self.nodes = Nodes(graph_fields(self._n_actions) | fields)
         self._graph = Graph(self.nodes)
         self._current = np.full(columns, NOBODY)
         self._before = np.full(columns, NOBODY)  # the current node of the last decision
         self._action = np.zeros(columns, np.int64)
+        self._unrated = np.empty(0, np.int64)  # nodes that were heard of, until the network is asked about them
         self._reached_from = np.full(columns, NOBODY)  # the current node of which `reachable` is true; NOBODY: none
         self._sizes = np.zeros(columns, np.int64)  # nodes of each column
+        self._expansions = np.zeros(columns, np.int64)  # for the latest decision
         self._reached = np.zeros(columns, np.int64)  # reachable ones
         self._fringes = np.zeros(columns, np.int64)  # those neither expanded nor terminal among them
         self._targets = np.full(columns, NOBODY)  # of the plans that are being followed
@@ -214,6 +245,7 @@ class BestFirstSearch:
         """An episode begins in these columns: forget what is known there."""
         if self._verification is not None:
             self._verification.begin(columns)
+        self._unrated = self._unrated[~np.isin(self.nodes.owner[self._unrated], columns)]
         self.nodes.forget(columns)
         self._current[columns] = self._reached_from[columns] = self._targets[columns] = NOBODY
         self._sizes[columns] = self._steps[columns] = 0
@@ -223,6 +255,7 @@ class BestFirstSearch:
     def plan(self, roots: Roots) -> Asking[Plan]:
         """Expand nodes, choose a target, take the first step towards it."""
         columns, nodes = roots.columns, self.nodes
+        self._expansions[columns] = 0
         current = yield from self._arrive(columns, roots.states)
         fresh = nodes.open.take(current)
         if not fresh.all():
@@ -251,9 +284,46 @@ class BestFirstSearch:
         It ended solved if it ended with a reward. A node that reality has shown and the model had not gets its value
         when the search plans from it.
         """
-        nodes = self.nodes
         before, action = self._current[columns], self._action[columns]
         assert (before != NOBODY).all(), "there was no plan to give feedback on"
+        self._correct(columns, before, action, states, rewards, terminated, tried=True)
+
+    def hear(
+        self, columns: np.ndarray, before: Tree, actions: np.ndarray, states: Tree, rewards: Any, terminated: Any
+    ) -> None:
+        """What came of actions [M] somewhere else, for columns [M], ascending, that may know the states before them."""
+        nodes = self.nodes
+        sources = nodes.find(columns, self._model.keys(before))
+        known = np.flatnonzero((sources != NOBODY) & nodes.expanded[sources])
+        if len(known):
+            there = trees.map(lambda leaf: leaf[known], states)
+            self._correct(columns[known], sources[known], actions[known], there, rewards[known], terminated[known])
+
+    def lasting(self, run: int = 0) -> dict[str, Any]:
+        """What outlives the episodes of a run, to be saved."""
+        return {} if self._verification is None else self._verification.snapshot(run)
+
+    def restore(self, lasting: dict[str, Any], run: int = 0) -> None:
+        """Go on with what has been saved."""
+        if self._verification is not None:
+            self._verification.restore(lasting, run)
+
+    def _correct(
+        self,
+        columns: np.ndarray,
+        before: np.ndarray,
+        action: np.ndarray,
+        states: Tree,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        tried: bool = False,
+    ) -> None:
+        """Set edges [M] right.
+
+        If the columns have tried them, the rule hears how unsure the model was of those that came as predicted, each
+        once: later it is reality that says where they lead.
+        """
+        nodes = self.nodes
         keys = self._model.keys(states)
         ids, fresh = nodes.intern(columns, keys, states)
         if fresh.any():
@@ -263,11 +333,25 @@ class BestFirstSearch:
         wrong = nodes.edges[before, action] != ids
         wrong |= nodes.rewards[before, action] != rewards
         wrong |= (nodes.terminal[ids] != terminated) | (nodes.solved[ids] != solved)
+        if tried and self._hears_noise and self._verification is not None:
+            doubts = nodes.bonuses[before, action]
+            right = known & ~wrong & ~nodes.tried[before, action] & (doubts > 0)
+            self._verification.confirmed(columns[right], doubts[right])
+        if self._hears_noise:
+            nodes.tried[before, action] = True
+        if self._clears_bonus:
+            nodes.bonuses[before[known], action[known]] = 0
+            self._rank(before[known])
         wrong = (wrong & known) | fresh
         if not wrong.any():
             return
         columns, ids, before, action, known = (each[wrong] for each in (columns, ids, before, action, known))
-        terminated, solved, rewards = terminated[wrong], solved[wrong], rewards[wrong]
+        terminated, solved, rewards, fresh = terminated[wrong], solved[wrong], rewards[wrong], fresh[wrong]
+        # Where an edge that led nowhere leads somewhere, more can be reached and nothing less: that is the usual lie.
+        was = nodes.edges[before, action]
+        grows = known & ((was == before) | (was == ids)) & (fresh | (nodes.terminal[ids] == terminated))
+        found = ids[grows & nodes.reachable[before]]
+        self._reached_from[columns[~grows]] = NOBODY
         nodes.terminal[ids], nodes.solved[ids] = terminated, solved
         nodes.open[ids] = ~(terminated | nodes.expanded[ids])
         before, action = before[known], action[known]
@@ -276,8 +360,13 @@ class BestFirstSearch:
         self._graph.link(again, nodes.edges[again])
         self._graph.close(ids[terminated])
         nodes.value[ids[terminated]] = 0
+        if self._agent.asks and not tried:
+            self._unrated = np.union1d(self._unrated, ids[~terminated])
         self._rank(ids)
-        self._reached_from[columns] = NOBODY
+        if len(found):
+            found = self._graph.reach_on(found)
+            self._count(found)
+            self._show(found)
         self._steps[columns] = 0
 
     # -- where the columns are
@@ -290,7 +379,14 @@ class BestFirstSearch:
         if fresh.any():
             self._enter(current[fresh], columns[fresh], keys[fresh])
         self._before[columns], self._current[columns] = self._current[columns], current
-        yield from self._rate(current)
+        if len(self._unrated):
+            mine = np.isin(nodes.owner[self._unrated], columns)
+            heard = self._unrated[mine]
+            yield from self._rate(np.union1d(current, heard))
+            self._unrated = self._unrated[~mine]
+            self._rank(heard)
+        else:
+            yield from self._rate(current)
         if self._agent.avoid_history_coeff:
             nodes.auxiliary[current] += np.float32(self._agent.avoid_history_coeff)
         self._rank(current)
@@ -412,6 +508,7 @@ class BestFirstSearch:
                 nodes.found_bonus[new] = bonus.take(made)
             self._enter(new, owners.take(made), keys.take(made))
             yield from self._rate(new)
+        self._expansions += np.bincount(owners[::n_actions], minlength=len(self._expansions))
         counted = owners[::n_actions].compress(nodes.reachable.take(ids))
         self._fringes -= np.bincount(counted, minlength=len(self._fringes))
         self._graph.link(ids, children.reshape(-1, n_actions))
@@ -498,16 +595,18 @@ class BestFirstSearch:
     def _rank(self, ids: np.ndarray) -> None:
         """Rank nodes by the top-level heuristic, as whole numbers that compare as its tuples do, and show the ranks."""
         nodes, by = self.nodes, self._agent.top_level_heuristic
-        if by == "neg_distance":
+        if by == "neg_distance" and not self._agent.plan_to_verify:
             nodes.rank[ids] = 0  # all equal: then the nearest is taken
         else:
             rank = nodes.open.take(ids).astype(np.int64)
-            if by == "solved_then_auxiliary_then_bonus":
+            if self._agent.plan_to_verify:
+                rank |= _ordered(nodes.auxiliary.take(ids)) << 21 | self._doubt(ids) << 53
+            elif by == "solved_then_auxiliary_then_bonus":
                 rank |= _ordered(nodes.auxiliary.take(ids)) << 30
                 rank |= (_ordered(self._bonus(ids)) >> 3) << 1  # bonuses lose three bits
             else:
                 rank |= _ordered(self._score(ids, by.removeprefix("solved_then_"))) << 30
-            if by.startswith("solved"):
+            if by.startswith("solved") or self._agent.plan_to_verify:
                 rank |= nodes.solved.take(ids).astype(np.int64) << 62
             nodes.rank[ids] = rank
         self._show(ids.compress(nodes.reachable.take(ids)))
@@ -525,6 +624,13 @@ class BestFirstSearch:
     def _bonus(self, ids: np.ndarray) -> np.ndarray:
         """The largest bonus of the actions of nodes [M]; 0 of those that are not expanded."""
         return self.nodes.bonuses.take(ids, axis=0).max(axis=1)
+
+    def _doubt(self, ids: np.ndarray) -> np.ndarray:
+        """How unsure the model is of an action of nodes [M], in powers of two, as numbers below 512; 0 up to noise."""
+        assert self._verification is not None
+        bonus = self._bonus(ids)
+        noise = self._verification.noise(self.nodes.owner.take(ids))
+        return np.where(bonus > noise, _ordered(bonus) >> 23, 0)
 
     def _show(self, ids: np.ndarray) -> None:
         """Write reachable nodes [M] on the boards."""
@@ -673,7 +779,11 @@ class BestFirstSearch:
         by_chance = planned & (chance(self._seed, columns, decision, _EPSILON) < agent.top_level_epsilon)
         verified = np.full(len(columns), -1)
         if self._verification is not None:
-            verified = self._verification.choose(columns, nodes.bonuses[current], decision)
+            arrived: np.ndarray | bool = False
+            if agent.plan_to_verify:  # nothing that can be reached is less sure, and nothing solves the task
+                best_elsewhere = self._best_ranks(columns, current)
+                arrived = self._doubt(current) >= best_elsewhere >> 53
+            verified = self._verification.choose(columns, nodes.bonuses[current], decision, arrived)
             planned, by_chance = planned | (verified >= 0), by_chance & (verified < 0)
         if not planned.all() or by_chance.any():
             rows = np.flatnonzero(~planned | by_chance)
@@ -701,6 +811,7 @@ class BestFirstSearch:
             "value": value.astype(np.float32),
             "target_distance": steps,
             "random_action": ~planned | by_chance,
+            "expansions": self._expansions[columns],
             "graph_size": self._sizes[columns],
             "reachable_nodes": self._reached[columns],
             "fringe_size": self._fringes[columns],

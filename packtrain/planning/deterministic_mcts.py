@@ -25,7 +25,8 @@ Differences from the planners of the Shoot Tree Search [S] and Trust-but-Verify 
    but goes on below it, so that each pass that is not cut off expands something new.
 2. With `avoid_loops` off a pass that comes back to one of its own states ends there and backs up that state's value,
    where [T] would go around the loop in its tree.
-3. The root is found by the key of the real state. If the model was wrong about the last step nothing else needs repair.
+3. The root is found by the key of the real state. If the model was wrong about the last step only its edge needs
+   repair, and the state behind it where that was thought to be an end, or not to be one.
 4. At the top level actions that lead back to the root's own state are left out ([S]) unless nothing else is there,
    where [S] crashed. `avoid_top_level_loops` = False gives the rule of [T], which plays such actions too.
 5. The pass ends at its last expanded leaf ([S] took one more step), and a terminal state is backed up once.
@@ -38,13 +39,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
-from packtrain import trees
+from packtrain import config, trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError, DivergedError
 from packtrain.planning.chance import chance
@@ -86,6 +87,7 @@ class DeterministicMCTSAgent:
     bonus_quantile_threshold: float | None = None  # verify what the model is less sure of than this; None: never
     rejection_probability: float = 0.5  # chance of trusting the plan all the same
     bonus_queue_length: int = 2000  # expansions that the quantile is taken over
+    noise_quantile: float | None = None  # of bonuses of what came as predicted: up to there nothing is verified
 
     def __post_init__(self) -> None:
         name = "DeterministicMCTSAgent"
@@ -93,7 +95,8 @@ class DeterministicMCTSAgent:
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}.{field} = {value} must be at least 1")
-        for field in ("gamma", "top_level_epsilon", "bonus_quantile_threshold", "rejection_probability"):
+        shares = ("gamma", "top_level_epsilon", "bonus_quantile_threshold", "rejection_probability", "noise_quantile")
+        for field in shares:
             if getattr(self, field) is not None and not 0 <= getattr(self, field) <= 1:
                 raise ConfigError(f"{name}.{field} = {getattr(self, field)} must be between 0 and 1")
         for field in ("dead_end_value", "avoid_history_coeff", "kappa", "alpha", "beta"):
@@ -106,6 +109,16 @@ class DeterministicMCTSAgent:
             )
         if self.ensemble_size is not None and not self.use_value_network:
             raise ConfigError(f"{name}.ensemble_size = {self.ensemble_size} needs {name}.use_value_network = True")
+        if self.noise_quantile is not None and self.bonus_quantile_threshold is None:
+            raise ConfigError(
+                f"{name}.noise_quantile = {self.noise_quantile} needs {name}.bonus_quantile_threshold: nothing is "
+                "verified"
+            )
+
+    def trusting(self) -> DeterministicMCTSAgent:
+        """The same, but it never verifies: for evaluations."""
+        with config.unrecorded():
+            return replace(self, bonus_quantile_threshold=None, noise_quantile=None)
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
         """A value, of each member of an ensemble; nothing without a network."""
@@ -190,8 +203,18 @@ class DeterministicMCTS:
         self._verification: Verification | None = None
         if agent.bonus_quantile_threshold is not None:
             self._verification = Verification(
-                columns, agent.bonus_quantile_threshold, agent.rejection_probability, agent.bonus_queue_length, seed
+                columns,
+                agent.bonus_quantile_threshold,
+                agent.rejection_probability,
+                agent.bonus_queue_length,
+                seed,
+                agent.noise_quantile,
+                getattr(model, "runs", 1),
             )
+        self._clears_bonus = bool(getattr(model, "clears_bonus", False))
+        self._hears_noise = self._bonuses and agent.noise_quantile is not None
+        if self._hears_noise:
+            edge_fields["tried"] = (n, bool, False)
         self.nodes = Nodes(fields)
         self.fans = Nodes(edge_fields)  # the edges of expanded nodes, apart: most nodes never have any
         self._stamp = 0  # passes so far
@@ -201,6 +224,7 @@ class DeterministicMCTS:
         self._sweep = SWEEP
         self._last_root = np.full(columns, NOBODY)
         self._last_action = np.zeros(columns, np.int64)
+        self._unrated = np.empty((2, 0), np.int64)  # nodes that were heard of and not asked about yet; their columns
         self._tie_words = tie_words(0, self._n_actions)  # of the levels met so far
 
     # -- the planner's face
@@ -215,6 +239,7 @@ class DeterministicMCTS:
         self._labels[columns] = self._next_label + np.arange(len(columns))
         self._next_label += len(columns)
         self._last_root[columns] = NOBODY
+        self._unrated = self._unrated[:, ~np.isin(self._unrated[1], columns)]
         if len(self.nodes) >= self._sweep:
             past = np.concatenate(self._past)
             self.nodes.forget(past)
@@ -229,8 +254,15 @@ class DeterministicMCTS:
         self.decisions += 1
         root, _ = nodes.intern(self._labels[columns], self.model.keys(roots.states), roots.states)
         nodes.terminal[root] = False  # or nobody would ask
-        unknown = np.flatnonzero(nodes.count[root] == 0)
-        yield from self._appraise(root[unknown], columns[unknown], _pick(roots.states, unknown))
+        unknown, askers, others = root, columns, self._unrated
+        if others.shape[1]:
+            mine = np.isin(others[1], columns)
+            both = np.concatenate([np.stack([root, columns]), others[:, mine]], axis=1)
+            (unknown, askers), others = np.unique(both, axis=1), others[:, ~mine]
+        asked = np.flatnonzero(nodes.count[unknown] == 0)
+        unknown, askers = unknown[asked], askers[asked]
+        yield from self._appraise(unknown, askers, _pick(nodes.states, unknown))
+        self._unrated = others
         if agent.avoid_history_coeff:
             nodes.aux[root] += agent.avoid_history_coeff
             self._refresh(root)
@@ -261,13 +293,70 @@ class DeterministicMCTS:
             states = _pick(states, np.flatnonzero(planned))
         if not len(columns):
             return
-        nodes, root, action = self.nodes, self._last_root[columns], self._last_action[columns]
+        self._correct(columns, self._last_root[columns], self._last_action[columns], states, rewards, terminated, True)
+
+    def hear(
+        self, columns: np.ndarray, before: Tree, actions: np.ndarray, states: Tree, rewards: Any, terminated: Any
+    ) -> None:
+        """What came of actions [M] somewhere else, for columns [M] that may know the states before them."""
+        sources = self.nodes.find(self._labels[columns], self.model.keys(before))
+        known = np.flatnonzero((sources != NOBODY) & (self.nodes.fan[sources] != NOBODY))
+        if len(known):
+            there = _pick(states, known)
+            self._correct(columns[known], sources[known], actions[known], there, rewards[known], terminated[known])
+
+    def lasting(self, run: int = 0) -> dict[str, Any]:
+        """What outlives the episodes of a run, to be saved."""
+        return {} if self._verification is None else self._verification.snapshot(run)
+
+    def restore(self, lasting: dict[str, Any], run: int = 0) -> None:
+        """Go on with what has been saved."""
+        if self._verification is not None:
+            self._verification.restore(lasting, run)
+
+    def _correct(
+        self,
+        columns: np.ndarray,
+        before: np.ndarray,
+        action: np.ndarray,
+        states: Tree,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        tried: bool = False,
+    ) -> None:
+        """Set edges [M] right, and what is known of the nodes behind them: an end is worth 0, and has no way on.
+
+        If the columns have tried them, the rule hears how unsure the model was of those that came as predicted, each
+        once: later it is reality that says where they lead.
+        """
+        nodes, fans = self.nodes, self.fans
         real, _ = nodes.intern(self._labels[columns], self.model.keys(states), states)
-        fan = nodes.fan[root]
-        self.fans.children[fan, action] = real
-        self.fans.rewards[fan, action] = rewards
-        nodes.terminal[real] = terminated
-        nodes.fan[real[np.asarray(terminated, bool)]] = NOBODY
+        terminated, fan = np.asarray(terminated, bool), nodes.fan[before]
+        changed = nodes.terminal[real] != terminated
+        if self._hears_noise:
+            if tried and self._verification is not None:
+                doubts = fans.bonus[fan, action]
+                right = (fans.children[fan, action] == real) & (fans.rewards[fan, action] == rewards) & ~changed
+                right &= ~fans.tried[fan, action] & (doubts > 0)
+                self._verification.confirmed(columns[right], doubts[right])
+            fans.tried[fan, action] = True
+        if self._clears_bonus:
+            fans.bonus[fan, action] = 0.0
+        fans.children[fan, action] = real
+        fans.rewards[fan, action] = rewards
+        nodes.solved[real] = terminated & (rewards > 0)
+        if changed.any():
+            ids = real[changed]
+            nodes.terminal[ids] = terminated[changed]
+            nodes.fan[ids], nodes.total[ids] = NOBODY, 0.0
+            nodes.count[ids] = terminated[changed] | (not self.agent.use_value_network)  # 0: the network will be asked
+            if self._bonuses:
+                nodes.bonus_total[ids] = 0.0
+            self._refresh(ids)
+        if not tried:  # the others are the next roots
+            unrated = nodes.count[real] == 0
+            heard = np.stack([real[unrated], columns[unrated]])
+            self._unrated = np.concatenate([self._unrated, heard], axis=1)
 
     # -- a pass
 
@@ -382,10 +471,9 @@ class DeterministicMCTS:
         self.fans.rewards[fan] = stepped.rewards.reshape(shape)
         if self._bonuses and stepped.bonus is not None:
             self.fans.bonus[fan] = stepped.bonus.reshape(shape)
-        if stepped.solved.any():
-            nodes.solved[target[stepped.solved]] = True
-        if stepped.terminated.any():
-            nodes.terminal[target[fresh & stepped.terminated]] = True  # known states keep what is known of them
+        if stepped.terminated.any():  # known states keep what is known of them
+            nodes.terminal[target[fresh & stepped.terminated]] = True
+            nodes.solved[target[fresh & stepped.solved]] = True
         if self.listener is not None:
             self.listener.model_steps(
                 ModelSteps(columns, source, target, stepped.states, actions, stepped.rewards, stepped.terminated)

@@ -44,6 +44,7 @@ class Graph:
         self.width = 1  # the most ways that a node has
         self.met = 0  # nodes, in all walks so far
         self._room = np.empty(0, np.int64)
+        self._own = np.empty(0, np.int64)
 
     def enter(self, ids: np.ndarray) -> None:
         """New nodes [M]: they lead nowhere."""
@@ -90,6 +91,12 @@ class Graph:
             self._room = np.empty(2 * len(self.nodes) + 1, np.int64)
         return self._room
 
+    def _numbers(self) -> np.ndarray:
+        """Each node's own number, as a field to seek by."""
+        if len(self._own) < len(self.nodes.mark):
+            self._own = np.arange(len(self.nodes.mark))
+        return self._own
+
     def reach_on(self, ids: np.ndarray) -> np.ndarray:
         """Mark nodes [M] that may come twice as reachable, and all that they lead to.
 
@@ -134,12 +141,10 @@ class Graph:
         if not len(unsure):
             return unsure, unsure
         walk = self.walk(current[unsure])
-        before, known = before[unsure], known[unsure]
-        changed = np.ones(len(unsure), bool)
-        while len(walk.ids):
-            changed &= ~(known & walk.has_met(before))
-            walk.only(changed)
-            walk.advance()
+        wanted = np.where(known[unsure], before[unsure], NOBODY)  # which no node is: then all there is is met
+        if len(wanted) == 1:
+            wanted = wanted.repeat(2)  # one is taken to be wanted in all rows, of which there is one
+        changed = walk.seek(self._numbers(), wanted) == 0
         ids = walk.everything()
         return unsure[changed], ids[changed[walk.rows(ids)]]
 

@@ -248,12 +248,12 @@ def test_begin_draws_as_in_the_beginning():
     for make in (lambda: (stream_of(Hanoi(2), 3, limit=5), agent), lambda: (stream_of(CartPole(), 3), RandomAgent())):
         stream, chosen = make()
         seat = PlannedPolicy(chosen, nn.ModuleDict(), CPU, 0).seat(stream)
-        seat._planner.rng.random()  # a model that draws
+        seat.planner.rng.random()  # a model that draws
         once = actions_of(stream, seat, 4)
-        generator = np.random.default_rng(seat._policy._seed + 7919)
+        generator = np.random.default_rng(seat._policy.seed + 7919)
         stream.restart()
         seat.begin()
-        assert seat._planner.rng.random() == generator.random()
+        assert seat.planner.rng.random() == generator.random()
         assert actions_of(stream, seat, 4) == once
 
 

@@ -12,8 +12,15 @@ SPACE = gym.spaces.Box(0, 2, (3,), np.float32)
 ACTIONS = gym.spaces.Discrete(2)
 
 
-def model(members: int = 4, mask_size: int | None = None) -> EnsembleModel:
-    return LearnedModel(members, mask_size).build(SPACE, ACTIONS, seed=0)
+class World:
+    """What a model looks at: spaces."""
+
+    def __init__(self, observation_space: gym.Space = SPACE):
+        self.observation_space, self.action_space = observation_space, ACTIONS
+
+
+def model(members: int = 4, mask_size: int | None = None, **more) -> EnsembleModel:
+    return LearnedModel(members, mask_size, **{"cache": False, **more}).build(World(), seed=0)
 
 
 def guess(own: EnsembleModel, obs: np.ndarray, columns: np.ndarray, **answer: np.ndarray):
@@ -86,4 +93,4 @@ def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="mask_size"):
         LearnedModel(4, 5)
     with pytest.raises(EnvSetupError, match="vector"):
-        LearnedModel().build(gym.spaces.Box(0, 1, (3, 3)), ACTIONS, 0)
+        LearnedModel().build(World(gym.spaces.Box(0, 1, (3, 3))), 0)
