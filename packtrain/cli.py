@@ -95,6 +95,9 @@ def _train_parser(known: dict[str, knobs.Knob], title: str) -> _Parser:
     group.add_argument("--xpid", metavar="NAME", help="the run folder's name in --savedir")
     group.add_argument("--fresh", action="store_true", help="start anew beside an existing run; deletes nothing")
     group.add_argument(
+        "--start_from", metavar="RUN", help="begin where another run stands, if its stages so far are the same"
+    )
+    group.add_argument(
         "--num_seeds", type=int, default=None, metavar="S", help="runs with S seeds, into seed_K folders"
     )
     group.add_argument(
@@ -126,7 +129,7 @@ def _train_parser(known: dict[str, knobs.Knob], title: str) -> _Parser:
 def _split_configs(argv: list[str]) -> tuple[list[str], list[str]]:
     """CONFIG arguments and the rest. A word after a flag is its value, unless it names a configuration."""
     switches = {"--fresh", "--tensorboard", "--trust-config", "--trust_config", "--video", "--help", "-h"}
-    takes_path = {"--config_file", "--config", "--output_dir", "--savedir", "--xpid"}
+    takes_path = {"--config_file", "--config", "--output_dir", "--savedir", "--xpid", "--start_from"}
     shipped = set(knobs.shipped())
     configs, rest, index = [], [], 0
     while index < len(argv):
@@ -217,6 +220,7 @@ def _train(argv: list[str]) -> int:
         runtime=arguments.runtime,
         device=arguments.device,
         fresh=arguments.fresh,
+        start_from=Path(arguments.start_from).expanduser() if arguments.start_from else None,
         tensorboard=arguments.tensorboard,
         trusted=arguments.trust_config or not any(command.is_in_run_folder(path) for path in paths),
         latest_in=None if arguments.output_dir else Path(arguments.savedir or "runs").expanduser(),

@@ -31,7 +31,7 @@ from packtrain.errors import ConfigError, Error
 T = TypeVar("T", bound=Callable)
 
 CHANGEABLE = (
-    *("Run.", "Evaluation.", "EvaluationCallback.", "TraceCallback."),
+    *("Run.", "Evaluation.", "EvaluationCallback.", "TraceCallback.", "ExplorationCallback."),
     *("Runner.n_epochs", "Runner.total_steps", "Runner.callback_classes"),
 )
 """Parameters that may differ on resume: run length, logging, evaluation. Device and runtime are program flags."""
@@ -196,7 +196,8 @@ def _written(value: Any) -> str:
     if is_dataclass(value):
         return f"@{type(value).__name__}()"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {_written(item)}" for key, item in value.items()) + "}"
+        items = sorted(value.items(), key=lambda pair: repr(pair[0]))  # in which order they were written says nothing
+        return "{" + ", ".join(f"{key!r}: {_written(item)}" for key, item in items) + "}"
     if isinstance(value, (tuple, list)):
         inside = ", ".join(_written(item) for item in value)
         return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"

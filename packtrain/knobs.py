@@ -20,7 +20,7 @@ SHIPPED = "configs/"  # how messages begin the place of a shipped line
 CONFIGS = Path(__file__).parent / "configs"
 PROGRAM_FLAGS = (
     "address config config_file device fresh help json mode num_episodes num_seeds output_dir restarts runtime savedir "
-    "seed tensorboard trust_config video xpid"
+    "seed start_from tensorboard trust_config video xpid"
 ).split()
 
 _KNOB = re.compile(r"^([A-Za-z_]\w*)\s*=\s*(.+?)\s*$")

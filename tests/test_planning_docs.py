@@ -50,11 +50,11 @@ RUNNER = (
 ).split()
 
 # Those that belong to learned models: described with them, wherever they are already.
+RULE = {"bonus_quantile_threshold", "rejection_probability", "bonus_queue_length", "noise_quantile"}
 LEARNED = {
     "Runner": set(RUNNER[RUNNER.index("model_class") :]),
-    "DeterministicMCTSAgent": {"bonus_quantile_threshold", "rejection_probability", "bonus_queue_length"},
-    "BestFirstSearchAgent": {"bonus_quantile_threshold", "rejection_probability", "bonus_queue_length"}
-    | {"filter_bonus_on_traps"},
+    "DeterministicMCTSAgent": RULE,
+    "BestFirstSearchAgent": RULE | {"filter_bonus_on_traps", "plan_to_verify"},
 }
 
 

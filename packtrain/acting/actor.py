@@ -14,6 +14,7 @@ import numpy as np
 
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
+from packtrain.acting.seat import Decision
 from packtrain.envs.stream import Finished, Stream
 from packtrain.types import Row, Sink
 
@@ -45,14 +46,27 @@ class Actor:
 
     def turn(self) -> None:
         """Serve one group."""
+        row = self.receive()
+        version = self.refresh()
+        self.respond(self.seats[self._next].act(row), version)
+
+    def receive(self) -> Row:
+        """The row of the group that is served next: the first half of a turn."""
         if not self._started:
             self._rows = [stream.start() for stream in self._streams]
             self._started = True
+        row = self._rows[self._next] or self._streams[self._next].recv()
+        self._rows[self._next] = row
+        return row
+
+    def refresh(self) -> int:
+        """Bring the newest weights into the policy; their version."""
+        return self._refresh()
+
+    def respond(self, decision: Decision, version: int) -> None:
+        """Store that group's row and send its actions: the second half of a turn."""
         group = self._next
         stream = self._streams[group]
-        row = self._rows[group] or stream.recv()
-        version = self._refresh()
-        decision = self.seats[group].act(row)
         extras = {**decision.extras, "weights_version": np.full(stream.size, version)}
         if stream.columns.rows_last:  # environments need not wait until their last row is stored
             stream.send(decision.action)
@@ -62,6 +76,11 @@ class Actor:
             stream.send(decision.action)
         self._rows[group] = None
         self._next = (group + 1) % len(self._streams)
+
+    @property
+    def next_group(self) -> int:
+        """Whom the next turn serves."""
+        return self._next
 
     @property
     def steps(self) -> int:

@@ -55,6 +55,7 @@ class Stream:
         self._lengths = np.zeros(size, np.int64)
         self._finished: list[Finished] = []
         self.steps = 0  # decisions that reached an environment; filler rows are not steps
+        self.acted = np.zeros(size, bool)  # [B] whether the latest row answers an action
         self.solved: np.ndarray | None = None  # [B] bool, whether the latest row solved its task; None: nobody says
 
     def start(self) -> Row:
@@ -85,6 +86,17 @@ class Stream:
         self._count(outcome)
         self.solved = outcome.solved
         return self._show(outcome, self._sent)
+
+    @property
+    def first(self) -> np.ndarray:
+        """[B] bool, whether the latest row begins an episode."""
+        assert self._row is not None
+        return np.asarray(self._row.first)
+
+    @property
+    def sent(self) -> Tree:
+        """The latest actions, as the policy gave them."""
+        return self._sent
 
     def drain_finished(self) -> list[Finished]:
         """The episodes that finished since the last call, an entry for each step that ended some."""
@@ -123,6 +135,7 @@ class Stream:
     def _count(self, outcome: Outcome) -> None:
         acted = ~outcome.first if outcome.waiting is None else ~(outcome.first | outcome.waiting)
         self.steps += int(acted.sum())
+        self.acted = acted
         self._lengths += acted
         for channel, reward in outcome.rewards.items():
             self._returns[channel] += reward

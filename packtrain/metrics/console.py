@@ -27,8 +27,11 @@ def duration(seconds: float) -> str:
 class PlainConsole:
     """One line for every row, at most one every few seconds."""
 
-    def __init__(self, name: str, total_steps: int, epochs: int | None = None, every_secs: float = 5.0):
+    def __init__(
+        self, name: str, total_steps: int, epochs: int | None = None, every_secs: float = 5.0, alone: bool = True
+    ):
         self._total, self._epochs, self._every, self._last = total_steps, epochs, every_secs, 0.0
+        self._head = "" if alone else f"{name}: "
 
     def show(self, row: dict[str, Any]) -> None:
         """Print a row if it is time; evaluations are always printed."""
@@ -36,7 +39,7 @@ class PlainConsole:
         if row["kind"] == "planning" or (row["kind"] == "train" and now - self._last < self._every):
             return
         self._last = now
-        print(line(row, self._total, self._epochs), flush=True)
+        print(self._head + line(row, self._total, self._epochs), flush=True)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -119,6 +122,10 @@ def line(row: dict[str, Any], total_steps: int, epochs: int | None = None) -> st
     )
 
 
-def open_console(name: str, total_steps: int, epochs: int | None = None) -> PlainConsole | RichConsole:
-    """The panel on a terminal, lines elsewhere."""
-    return (RichConsole if sys.stdout.isatty() else PlainConsole)(name, total_steps, epochs)
+def open_console(
+    name: str, total_steps: int, epochs: int | None = None, alone: bool = True
+) -> PlainConsole | RichConsole:
+    """The panel on a terminal, lines elsewhere; of runs that are not alone there, lines with their names."""
+    if alone and sys.stdout.isatty():
+        return RichConsole(name, total_steps, epochs)
+    return PlainConsole(name, total_steps, epochs, 5.0 if alone else 30.0, alone)

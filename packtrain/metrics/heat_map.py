@@ -7,9 +7,7 @@ each direction.
 
 from __future__ import annotations
 
-import os
 import struct
-import tempfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +17,7 @@ import numpy as np
 
 from packtrain.envs.functional import Core
 from packtrain.errors import ConfigError, RunFolderError
+from packtrain.files import write_whole
 from packtrain.metrics.console import amount
 from packtrain.trees import Tree
 
@@ -112,21 +111,10 @@ def write_png(path: str | Path, picture: np.ndarray) -> None:
     lines[:, 1:] = picture.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB, not interlaced
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
+    parts = [struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d)) for kind, d in chunks]
     target = Path(path)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".picture-", suffix=".png")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(b"\x89PNG\r\n\x1a\n")
-                for kind, data in chunks:
-                    file.write(struct.pack(">I", len(data)) + kind + data)
-                    file.write(struct.pack(">I", zlib.crc32(kind + data)))
-            os.chmod(name, 0o644)
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+        write_whole(target, b"\x89PNG\r\n\x1a\n" + b"".join(parts))
     except OSError as error:
         raise RunFolderError(f"cannot write the picture to {target}: {error.strerror}") from error
 

@@ -45,9 +45,21 @@ class Decisions:
 
 
 def planning_row(
-    epoch: int, finished: list[Finished], learned: dict[str, dict[str, float]], decided: dict[str, float]
+    epoch: int,
+    finished: list[Finished],
+    learned: dict[str, dict[str, float]],
+    decided: dict[str, float],
+    played: bool = True,
 ) -> dict[str, Any]:
-    """The metrics of one epoch: episode/*, agent/*, and LEARNER_train/*, which is train/* for the agent's own."""
+    """The metrics of one epoch: episode/*, agent/*, train/* of the agent's learner, and what others learned.
+
+    Args:
+      epoch: its number.
+      finished: the episodes that ended in it.
+      learned: averages by learner. Those of the model are model_pretrain/*, and then model_fine_tune/*.
+      decided: what the planner said of its decisions.
+      played: the planner has, in this epoch or before.
+    """
     episodes = [episode for one in finished for episode in one.episodes()]
     row: dict[str, Any] = {"epoch": epoch, "episode/count": len(episodes)}
     if episodes:
@@ -64,5 +76,6 @@ def planning_row(
             row["episode/solved_rate"] = statistics.fmean(known)
     row |= {f"agent/{name}": value for name, value in decided.items()}
     for learner, averages in learned.items():
-        row |= {f"{'' if learner == 'agent' else f'{learner}_'}train/{name}": v for name, v in averages.items()}
+        group = "train" if learner == "agent" else f"{learner}_{'fine_tune' if played else 'pretrain'}"
+        row |= {f"{group}/{name}": value for name, value in averages.items()}
     return row

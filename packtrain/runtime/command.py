@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +27,8 @@ from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunF
 from packtrain.memory.unroll import Unrolls
 from packtrain.metrics.console import amount, duration, open_console
 from packtrain.metrics.writers import TensorBoardWriter
-from packtrain.runtime import checkpoint, local, serial
+from packtrain.runtime import checkpoint, local, serial, together
+from packtrain.runtime.branching import branch
 from packtrain.runtime.evaluation import Evaluator
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder
@@ -53,8 +55,10 @@ class TrainRequest:
     runtime: str = "local"
     device: str = "cpu"
     fresh: bool = False
+    start_from: Path | None = None  # a run to begin from; with several seeds, a folder of them
     tensorboard: bool = False
     trusted: bool = True
+    alone: bool = True  # it has the terminal for itself
     latest_in: Path | None = None  # the folder whose link `latest` should point to this run
 
 
@@ -78,25 +82,83 @@ def is_in_run_folder(path: Path) -> bool:
 
 
 def train(request: TrainRequest) -> int:
-    """Train one seed, or several one after another; returns the exit code."""
+    """Train one seed, or several; returns the exit code."""
     if request.num_seeds is None:
-        return _train_one(request)
-    first = request.seed
-    if first is None:
-        _, experiment, _ = prepare(request.files, request.bindings, request.knobs, None, request.trusted)
-        first = experiment.seed
+        with _prepared(request) as opened:
+            if opened is None:
+                return 0
+            with _signals([opened.training]) as received:
+                RUNTIMES[request.runtime](opened.training)
+                opened.training.save(required=True)
+            return opened.close(received)
+    _, experiment, _ = prepare(request.files, request.bindings, request.knobs, request.seed, request.trusted)
     root = _beside(request.output) if request.fresh else request.output
+    requests = []
     for k in range(request.num_seeds):
-        one = replace(request, output=root / f"seed_{k}", seed=first + k, num_seeds=None, latest_in=None, fresh=False)
-        code = _train_one(one)
-        if code:
-            return code
-    if request.latest_in is not None:
+        one = replace(
+            request, output=root / f"seed_{k}", seed=experiment.seed + k, num_seeds=None, latest_in=None, fresh=False
+        )
+        one = replace(one, alone=not together.can_share(experiment))
+        if request.start_from is not None:
+            one = replace(one, start_from=request.start_from / f"seed_{k}")
+        requests.append(one)
+    code = _train_together(requests) if together.can_share(experiment) else 0
+    if not together.can_share(experiment):
+        for one in requests:
+            code = train(one)
+            if code:
+                return code
+    if request.latest_in is not None and not code:
         _point_latest(request.latest_in, root)
-    return 0
+    return code
 
 
-def _train_one(request: TrainRequest) -> int:
+def _train_together(requests: list[TrainRequest]) -> int:
+    """Several seeds at once, in this process."""
+    with contextlib.ExitStack() as stack:
+        each = [stack.enter_context(_prepared(one)) for one in requests]
+        opened = [one for one in each if one is not None]
+        if not opened:
+            return 0
+        with _signals([one.training for one in opened]) as received:
+            together.run([None if one is None else one.training for one in each])
+            for one in opened:
+                one.training.save(required=True)
+        return [one.close(received) for one in opened][0]
+
+
+@dataclass
+class _Opened:
+    """A run that has been opened, and how it is ended."""
+
+    training: Training
+    folder: RunFolder
+    console: Any
+
+    def close(self, received: list[signal.Signals]) -> int:
+        """Say how it ended; the exit code."""
+        training = self.training
+        self.console.close()
+        if received:
+            print(
+                f"stopped by {received[0].name}: {self.folder.path} saved at step {training.step:,}; the same command "
+                "goes on"
+            )
+            log.info("stopped by %s at step %d", received[0].name, training.step)
+            return 128 + int(received[0])
+        log.info("finished at step %d", training.step)
+        rate = f"{amount(training.step / max(1e-9, training.wall_s()))} steps/s"
+        print(f"finished {training.step:,} steps in {duration(training.wall_s())} ({rate}): {self.folder.path}")
+        return 0
+
+
+@contextlib.contextmanager
+def _prepared(request: TrainRequest) -> Iterator[_Opened | None]:
+    """A run with its folder open, ready to start; None if it is finished already."""
+    other = None
+    if request.start_from is not None:
+        refuse_no_run(request.start_from)
+        _, other, _ = prepare([request.start_from / "config.gin"], [], {}, None, trusted=False)
     configuration, experiment, spec = prepare(
         request.files, request.bindings, request.knobs, request.seed, request.trusted
     )
@@ -106,6 +168,10 @@ def _train_one(request: TrainRequest) -> int:
         TensorBoardWriter.available()
     folder = RunFolder(_beside(request.output) if request.fresh else request.output)
     folder.check_writable()
+    text, begun = configuration.text(), None
+    if other is not None and not checkpoint.steps(folder.checkpoints):
+        assert request.start_from is not None
+        begun = _branch(request.start_from, other, configuration, text)
     folder.open()
     console = None
     try:
@@ -114,10 +180,15 @@ def _train_one(request: TrainRequest) -> int:
             refuse_other(folder.path, saved[1], configuration)
             if (end := finished(experiment, saved[1]["run"])) is not None:
                 print(f"{folder.path} is finished: {end}")
-                return 0
+                yield None
+                return
             _log_changes(saved[1]["run"]["values"], configuration)
             print(f"{folder.path}: going on from step {saved[0]:,}")
-        folder.config.write_text(configuration.text(), encoding="utf-8")
+        elif begun is not None:
+            saved = begun[:2]
+            folder.metrics.write_bytes(begun[2])
+            print(f"{folder.path}: beginning from step {saved[0]:,} of {request.start_from}")
+        folder.config.write_text(text, encoding="utf-8")
         if request.latest_in is not None:
             _point_latest(request.latest_in, folder.path)
         log.info(
@@ -130,23 +201,13 @@ def _train_one(request: TrainRequest) -> int:
         )
         if spec.frames_per_step > 1 and experiment.streams.num_actors >= MANY_GAMES:
             print(f"opening {experiment.streams.num_actors} games, about a tenth of a second each", flush=True)
-        console = open_console(str(folder.path), experiment.total_steps, experiment.epochs)
+        console = open_console(str(folder.path), experiment.total_steps, experiment.epochs, alone=request.alone)
         exact = request.runtime == "serial"
         training = Training(
             experiment, spec, folder, configuration, device, console, saved, request.tensorboard, exact=exact
         )
-        with contextlib.closing(training), _signals(training) as received:
-            RUNTIMES[request.runtime](training)
-            training.save(required=True)
-        console.close()
-        if received:
-            print(f"stopped by {received[0].name}: saved at step {training.step:,}; the same command goes on")
-            log.info("stopped by %s at step %d", received[0].name, training.step)
-            return 128 + int(received[0])
-        log.info("finished at step %d", training.step)
-        rate = f"{amount(training.step / max(1e-9, training.wall_s()))} steps/s"
-        print(f"finished {training.step:,} steps in {duration(training.wall_s())} ({rate}): {folder.path}")
-        return 0
+        with contextlib.closing(training):
+            yield _Opened(training, folder, console)
     except Error as error:
         log.error("%s", error)
         raise
@@ -203,6 +264,8 @@ def finished(experiment: Experiment, run: dict[str, Any]) -> str | None:
         return f"{run['step']:,} of {experiment.total_steps:,} steps"
     if experiment.by_epochs and experiment.epochs is not None and sum(run["repeats"]) >= experiment.epochs:
         return f"{sum(run['repeats']):,} of {experiment.epochs:,} epochs"
+    if experiment.run.until_solved and run.get("solved_at") is not None:
+        return f"solved at step {run['solved_at']:,}"
     return None
 
 
@@ -241,6 +304,29 @@ def _log_changes(before: dict[str, str], configuration: config.Configuration) ->
             log.info("now %s = %s, before %s", name, text, before.get(name, "absent"))
 
 
+def _branch(
+    run: Path, other: Experiment, configuration: config.Configuration, text: str
+) -> tuple[int, dict[str, Any], bytes]:
+    """Another run's checkpoint to begin from, and its metrics, which become the beginning of this run's."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.gin"
+        path.write_text(text, encoding="utf-8")
+        _, written, _ = prepare([path], [], {}, None, trusted=True)  # defaults spelt out, as in the other's
+    return branch(run, other, written, configuration)
+
+
+def refuse_no_run(run: Path) -> None:
+    """RunFolderError, with a hint, unless a folder is that of a run."""
+    if not run.is_dir():
+        raise RunFolderError(f"{run} is not a run folder: it does not exist")
+    seeds = sorted(run.glob("seed_*"), key=lambda path: path.name)
+    if not (run / "config.gin").is_file():
+        hint = f"it holds {len(seeds)} seeds: name one of them, such as {seeds[0]}" if seeds else "it has no config.gin"
+        if (run / "model.tar").is_file():
+            hint = f"it holds a TorchBeast checkpoint: packtrain convert {run / 'model.tar'} --output_dir ... makes one"
+        raise RunFolderError(f"{run} is not a run folder: {hint}")
+
+
 def _beside(path: Path) -> Path:
     """The folder itself if it is new, else the first free name beside it."""
     candidate, number = path, 2
@@ -259,15 +345,16 @@ def _point_latest(root: Path, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _signals(training: Training) -> Iterator[list[signal.Signals]]:
-    """The first SIGINT or SIGTERM asks the run to save and leave; the second leaves at once."""
+def _signals(trainings: list[Training]) -> Iterator[list[signal.Signals]]:
+    """The first SIGINT or SIGTERM asks the runs to save and leave; the second leaves at once."""
     received: list[signal.Signals] = []
 
     def handle(number: int, _: Any) -> None:
         if received:
             os._exit(128 + number)
         received.append(signal.Signals(number))
-        training.stop = KeyboardInterrupt()
+        for training in trainings:
+            training.stop = KeyboardInterrupt()
         print(
             f"\n{signal.Signals(number).name}: saving, then leaving; once more leaves at once",
             file=sys.stderr,
@@ -289,14 +376,7 @@ def evaluate(
     run: Path, num_episodes: int, which: str, *, seed: int | None, device: str, trusted: bool, greedy: bool = True
 ) -> dict[str, Any]:
     """Play episodes with a run's checkpoint; also left in RUN/eval.json. Nothing in the folder can run code."""
-    if not run.is_dir():
-        raise RunFolderError(f"{run} is not a run folder: it does not exist")
-    seeds = sorted(run.glob("seed_*"), key=lambda path: path.name)
-    if not (run / "config.gin").is_file():
-        hint = f"it holds {len(seeds)} seeds: name one of them, such as {seeds[0]}" if seeds else "it has no config.gin"
-        if (run / "model.tar").is_file():
-            hint = f"it holds a TorchBeast checkpoint: packtrain convert {run / 'model.tar'} --output_dir ... makes one"
-        raise RunFolderError(f"{run} is not a run folder: {hint}")
+    refuse_no_run(run)
     configuration, experiment, spec = prepare([run / "config.gin"], [], {}, None, trusted)
     step, state = checkpoint.choose(run / "checkpoints", which)
     refuse_other(run, state, configuration)
@@ -306,8 +386,10 @@ def evaluate(
     evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, greedy=greedy)
     if isinstance(evaluator.policy, PlannedPolicy):
         evaluator.policy.epoch = learning_epoch(experiment, state["run"]["repeats"])
+        evaluator.policy.trace_epoch = sum(state["run"]["repeats"])
     for weights in state["weights"].values():  # none where nothing learns
         network.load_state_dict(weights)
+    known = state["actor"]["seats"][0] if "actor" in state else {}
 
     def on_hang(error: EnvError) -> None:
         print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
@@ -316,16 +398,16 @@ def evaluate(
     environment = experiment.streams.environment
     columns = [evaluator.stream.columns]
     with contextlib.closing(evaluator), Watchdog(columns, environment.step_deadline_secs, on_hang):
-        result = {**_play(evaluator, num_episodes), "checkpoint": step, "env": environment.id, "greedy": greedy}
+        result = {**_play(evaluator, num_episodes, known), "checkpoint": step, "env": environment.id, "greedy": greedy}
     with contextlib.suppress(OSError):  # somebody else's folder may be read-only
         (run / "eval.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
     return result
 
 
-def _play(evaluator: Evaluator, num_episodes: int) -> dict[str, Any]:
+def _play(evaluator: Evaluator, num_episodes: int, known: dict[str, Any]) -> dict[str, Any]:
     """All episodes; on a terminal, with a line that counts them."""
     shown = time.monotonic()
-    evaluator.begin()
+    evaluator.begin(known)
     while (result := evaluator.tick()) is None:
         if sys.stderr.isatty() and time.monotonic() - shown > 1:
             shown = time.monotonic()

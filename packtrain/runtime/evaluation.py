@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from packtrain.acting.planned import PlannedPolicy
+from packtrain.acting.planned import PlannedPolicy, PlannedSeat
 from packtrain.acting.policy import NetworkPolicy
 from packtrain.envs.stream import Episode, Stream
 
@@ -22,10 +22,17 @@ class Evaluator:
         self._played: list[list[Episode]] = []
         self.active = False
 
-    def begin(self) -> None:
-        """Start over with the weights the policy has now, from the same seeds every time."""
+    def begin(self, known: dict[str, Any] | None = None) -> None:
+        """Start over with the weights the policy has now, from the same seeds every time.
+
+        Args:
+          known: the snapshot of the seat of a planner, which has found something out about the world while it played.
+            It is copied: evaluations teach nobody, themselves included.
+        """
         self.stream.restart()
         self._seat.begin()
+        if isinstance(self._seat, PlannedSeat):
+            self._seat.know(known or {})
         self._row = self.stream.start()
         self._played = [[] for _ in range(self.stream.size)]
         self.active = True

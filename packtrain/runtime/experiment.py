@@ -15,11 +15,12 @@ from packtrain.memory.episodes import Episodes
 from packtrain.memory.unroll import Unrolls
 from packtrain.networks.actor_critic import ActorCritic
 from packtrain.networks.prediction import Prediction
-from packtrain.networks.world_model import WorldModel
+from packtrain.networks.world_model import FactoredWorldModel, WorldModel
 from packtrain.planning.learned import NETWORK as MODEL
 from packtrain.planning.learned import LearnedModel
 from packtrain.planning.planner import Agent
 from packtrain.planning.traces import Traces
+from packtrain.runtime.explorer import ExplorationCallback
 from packtrain.types import Spec
 
 NO_LIMIT = 2**62  # steps
@@ -59,7 +60,7 @@ class Planning:
     agent: Agent
     network: Prediction = Prediction()
     model: LearnedModel | None = None  # what is searched in; None: the environment itself
-    model_network: WorldModel = WorldModel()  # that guesses for it
+    model_network: WorldModel | FactoredWorldModel = WorldModel()  # that guesses for it
     evaluation_agent: Agent | None = None  # acts in evaluations; None: the same
     traces: Traces | None = None  # which episodes are written down; None: none
 
@@ -68,7 +69,7 @@ class Planning:
         heads = self.agent.heads(spec.action)
         networks: dict[str, nn.Module] = {name: self.network.build(spec.obs, wanted) for name, wanted in heads.items()}
         if self.model is not None:
-            networks[MODEL] = self.model_network.build(spec.obs, spec.action)
+            networks[MODEL] = self.model_network.build(spec.obs, spec.action, spec.factors)
         return nn.ModuleDict(networks)
 
 
@@ -136,6 +137,7 @@ class Repeat:
     stages: tuple[Collect | Update, ...]
     times: int | None = None  # epochs; None: no end of its own
     forget: bool = False  # empty the memories that its learners learn from, at the end
+    renew: tuple[str, ...] = ()  # learners that begin anew at the end: their weights, and what they learn from
 
     @property
     def by_epochs(self) -> bool:
@@ -159,6 +161,7 @@ class Run:
     keep_every: int | None = None  # steps; one checkpoint in each such span is kept for ever
     num_threads: int = 1  # the learner's intra-op threads
     precision: Precision | None = None  # of the large layers: float32, bfloat16; None: bfloat16 where it pays
+    until_solved: bool = False  # end when an episode has been solved
 
     def __post_init__(self) -> None:
         for name in ("total_steps", "log_every", "keep_every", "num_threads"):
@@ -201,6 +204,7 @@ class Experiment:
     run: Run = field(default_factory=Run)
     evaluation: Evaluation = field(default_factory=Evaluation)
     seed: int = 0
+    exploration: ExplorationCallback | None = None  # count states and distances; None: nobody does
 
     def __post_init__(self) -> None:
         if self.seed < 0:

@@ -48,6 +48,7 @@ from packtrain.runtime.experiment import (
     Streams,
     Update,
 )
+from packtrain.runtime.explorer import ExplorationCallback
 
 MEMORY, LEARNER, MODEL = "episodes", "agent", "model"
 
@@ -156,6 +157,7 @@ def WorldModelTrainer(  # noqa: N802
     n_steps_per_epoch: int = 200,
     replay_buffer_capacity: int = 500_000,
     sampling_hierarchy: tuple[str, ...] = ("solved",),
+    validation_share: float = 0.0,
 ) -> Trainer:
     """Learns what actions lead to.
 
@@ -165,10 +167,14 @@ def WorldModelTrainer(  # noqa: N802
       n_steps_per_epoch: updates of all members.
       replay_buffer_capacity: steps kept in each bucket.
       sampling_hierarchy: buckets by these attributes of an episode.
+      validation_share: of the episodes of each bucket that are not learned from, and tell how good the model is.
     """
+    if not 0 <= validation_share <= 0.5:
+        raise ConfigError(f"WorldModelTrainer.validation_share = {validation_share} must lie in [0, 0.5]")
     learner: WorldModelLearning = WorldModelLearning()
     with config.unrecorded():
-        memory = Episodes(replay_buffer_capacity, batch_size * members, tuple(sampling_hierarchy))
+        sizes = (replay_buffer_capacity, batch_size * members, tuple(sampling_hierarchy))
+        memory = Episodes(*sizes, validation_share=validation_share)
         return Trainer(learner, memory, n_steps_per_epoch)
 
 
@@ -259,6 +265,7 @@ def Runner(  # noqa: N802
     n_model_pretrain_epochs: int = 0,
     fine_tune_on_agent_data: bool = False,
     clear_model_replay_after_pretrain: bool = False,
+    agent_reset_schedule: tuple[int, ...] = (),
 ) -> Experiment:
     """A planning experiment.
 
@@ -271,9 +278,9 @@ def Runner(  # noqa: N802
       episode_time_limit: steps until truncation; None: the environment's own.
       batch_stepper_class: where environments run.
       trainer_class: makes what learns.
-      n_epochs: epochs that learn; None: no end.
+      n_epochs: epochs that learn; None: no end; 0: the run ends after what comes before them.
       n_precollect_epochs: epochs before them that only collect.
-      callback_classes: EvaluationCallback, TraceCallback.
+      callback_classes: EvaluationCallback, TraceCallback, ExplorationCallback.
       total_steps: decisions after which the run ends at the latest; None: no limit.
       model_class: makes the description of a learned model to search in; None: planners search in the environment.
       model_network_class: makes the description of its networks.
@@ -282,6 +289,8 @@ def Runner(  # noqa: N802
       n_model_pretrain_epochs: epochs in which only the model learns, from those.
       fine_tune_on_agent_data: the model goes on learning, from the planner's episodes too.
       clear_model_replay_after_pretrain: forget the random episodes before the planner plays.
+      agent_reset_schedule: epochs that learn after which the planner's network begins anew, with an empty memory and
+        `n_precollect_epochs` that only collect for it.
     """
     counts = (n_model_precollect_episodes, n_model_pretrain_epochs)
     _at_least(0, "Runner", n_model_precollect_episodes=counts[0], n_model_pretrain_epochs=counts[1])
@@ -293,19 +302,25 @@ def Runner(  # noqa: N802
     if model_class is None and (fine_tune_on_agent_data or any(counts)):
         raise ConfigError("Runner has numbers for learning a model, and no Runner.model_class")
     _at_least(1, "Runner", n_envs=n_envs, episode_time_limit=episode_time_limit)
-    _at_least(1, "Runner", n_epochs=n_epochs, total_steps=total_steps)
-    _at_least(0, "Runner", n_precollect_epochs=n_precollect_epochs)
+    if agent_reset_schedule and trainer_class is DummyTrainer:
+        raise ConfigError(
+            "Runner.agent_reset_schedule needs a Runner.trainer_class: nothing learns that could begin anew"
+        )
+    _at_least(1, "Runner", total_steps=total_steps)
+    _at_least(0, "Runner", n_epochs=n_epochs, n_precollect_epochs=n_precollect_epochs)
     batch_stepper_class()
     environment = env_class() if env_class is not None else ENVIRONMENTS["CartPole"]()
     if env_kwargs:
         with config.unrecorded():
             environment = replace(environment, kwargs={**environment.kwargs, **env_kwargs})
     agent, network, trainer = agent_class(), network_class(), trainer_class()
-    evaluation, traces, evaluation_agent = Evaluation(), None, None
+    evaluation, traces, evaluation_agent, exploration = Evaluation(), None, None, None
     for callback_class in callback_classes:
         callback = callback_class()
         if isinstance(callback, Traces):
             traces = callback
+        elif isinstance(callback, ExplorationCallback):
+            exploration = callback
         elif isinstance(callback, _Evaluations):
             evaluation = callback.evaluation
             if callback.env_kwargs:
@@ -316,7 +331,8 @@ def Runner(  # noqa: N802
                 evaluation_agent = _changed(agent, callback.agent_kwargs)
         else:
             raise ConfigError(
-                f"Runner.callback_classes: {callback_class.__name__} is neither EvaluationCallback nor TraceCallback"
+                f"Runner.callback_classes: {callback_class.__name__} is none of EvaluationCallback, TraceCallback and "
+                "ExplorationCallback"
             )
     model = None if model_class is None else model_class()
     with config.unrecorded():
@@ -354,8 +370,30 @@ def Runner(  # noqa: N802
         collect = Collect(tuple(filled) or None, rounds=1)
         if n_precollect_epochs:
             before.append(Repeat((collect,), n_precollect_epochs))
-        parts["schedule"] = (*before, Repeat((collect, *updates), n_epochs))
-    return config.bind(Experiment, **parts, run=run, evaluation=evaluation)
+        parts["schedule"] = (
+            *before,
+            *_with_resets(collect, updates, n_epochs, agent_reset_schedule, n_precollect_epochs),
+        )
+    return config.bind(Experiment, **parts, run=run, evaluation=evaluation, exploration=exploration)
+
+
+def _with_resets(
+    collect: Collect, updates: list[Update], n_epochs: int | None, resets: tuple[int, ...], pause: int
+) -> list[Repeat]:
+    """Epochs of collecting and learning, cut where the agent's learner begins anew; others learn on in the pauses."""
+    stages, over = [], 0
+    for reset in sorted(resets):
+        if reset <= over or (n_epochs is not None and reset + pause >= n_epochs):
+            raise ConfigError(
+                f"Runner.agent_reset_schedule = {tuple(resets)}: epoch {reset} must come after {over} and, with "
+                f"{pause} epochs that only collect, before n_epochs = {n_epochs}"
+            )
+        stages.append(Repeat((collect, *updates), reset - over, renew=(LEARNER,)))
+        if pause:
+            others = [update for update in updates if update.learner != LEARNER]
+            stages.append(Repeat((collect, *others), pause))
+        over = reset + pause
+    return [*stages, Repeat((collect, *updates), None if n_epochs is None else n_epochs - over)]
 
 
 def _changed(agent: Agent, values: dict[str, Any]) -> Agent:

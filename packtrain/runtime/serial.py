@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Generator, Iterator
 
 from packtrain.errors import EnvError
 from packtrain.runtime.experiment import Collect, Repeat, Update
@@ -27,12 +28,14 @@ def run(training: Training) -> None:
 
     with Watchdog(training.columns(), environment.step_deadline_secs, on_hang):
         try:
+            if training.experiment.by_epochs:
+                for _ in turns(training):
+                    with training.learner_busy.waiting():
+                        training.act()
+                return
             _evaluate_if_due(training)
-            for index, stage in enumerate(training.experiment.schedule):
-                if isinstance(stage, Repeat) and training.experiment.by_epochs:
-                    _run_epochs(training, index, stage)
-                else:
-                    _run_stage(training, stage)
+            for stage in training.experiment.schedule:
+                _run_stage(training, stage)
         except EnvError:
             training.save(with_actor=False)
             raise
@@ -57,7 +60,15 @@ def _run_stage(training: Training, stage: Collect | Update | Repeat) -> None:
                     training.save_if_due(background=False)
 
 
-def _run_epochs(training: Training, index: int, stage: Repeat) -> None:
+def turns(training: Training) -> Iterator[None]:
+    """Run an experiment that goes by epochs; wherever this yields, a turn of the actor is due before it goes on."""
+    _evaluate_if_due(training)
+    for index, stage in enumerate(training.experiment.schedule):
+        assert isinstance(stage, Repeat)
+        yield from _epochs(training, index, stage)
+
+
+def _epochs(training: Training, index: int, stage: Repeat) -> Iterator[None]:
     """Play and learn in turns; what is saved is always between two epochs."""
     while training.stop is None and not training.finished and training.repeats_left(index):
         training.begin_epoch()
@@ -66,22 +77,21 @@ def _run_epochs(training: Training, index: int, stage: Repeat) -> None:
                 for _ in range(inner.count):
                     with training.actor_busy.waiting():
                         training.update(inner.learner)
-            elif not _play(training, inner):
+            elif not (yield from _play(training, inner)):
                 return  # an epoch that was broken off counts for nothing, and is played again by a run that goes on
         training.end_epoch(index)
         _evaluate_if_due(training)
         training.save_if_due(background=False)
 
 
-def _play(training: Training, stage: Collect) -> bool:
+def _play(training: Training, stage: Collect) -> Generator[None, None, bool]:
     """Let every column play so many episodes; False if the run is to stop first."""
     for _ in range(stage.rounds or 1):
         training.begin_round(stage)
         while not training.round_is_over():
             if training.stop is not None:
                 return False
-            with training.learner_busy.waiting():
-                training.act()
+            yield
     return True
 
 

@@ -22,6 +22,7 @@ from packtrain.config import Configuration
 from packtrain.envs.atari import is_atari
 from packtrain.errors import CheckpointError, ConfigError, RunFolderError
 from packtrain.metrics.recorder import Recorder
+from packtrain.metrics.rolling import Rolling
 from packtrain.runtime import checkpoint, command
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder
@@ -338,6 +339,9 @@ def _state(
             "next_eval": old.step,
             "last_eval": -1,
             "env_steps": old.step,
+            "random_steps": 0,
+            "solved_at": None,
+            "rolling": Rolling().snapshot(),
             "identity": configuration.identity(),
             "values": dict(configuration.values),
         },

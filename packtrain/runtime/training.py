@@ -31,12 +31,14 @@ from packtrain.memory.episodes import EpisodeMemory
 from packtrain.metrics.console import PlainConsole, RichConsole
 from packtrain.metrics.planning import planning_row
 from packtrain.metrics.recorder import Recorder, means
+from packtrain.metrics.rolling import Rolling
 from packtrain.metrics.writers import JsonlWriter, TensorBoardWriter
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.planning.traces import TraceWriter
 from packtrain.runtime import checkpoint
 from packtrain.runtime.evaluation import Evaluator
 from packtrain.runtime.experiment import Collect, Experiment, Planning, Repeat, Update
+from packtrain.runtime.explorer import Explorer
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
@@ -44,6 +46,7 @@ from packtrain.types import Sink, Spec
 
 log = logging.getLogger("packtrain")
 EVALUATION_COLUMNS = 16
+VALIDATION_STEPS = 8192  # at most, once an epoch
 
 
 def open_streams(experiment: Experiment, spec: Spec, travelling: Travelling | None = None) -> list[Stream]:
@@ -67,7 +70,10 @@ def make_policy(
 ) -> NetworkPolicy | PlannedPolicy:
     """Who acts with a network: itself, or a planner that asks it."""
     if isinstance(description, Planning):
-        agent = (description.evaluation_agent if greedy else None) or description.agent
+        agent = description.agent
+        if greedy:
+            trusting = getattr(agent, "trusting", None)  # whoever evaluates does not explore
+            agent = description.evaluation_agent or (agent if trusting is None else trusting())
         return PlannedPolicy(agent, network, device, seed, traces, description.model)  # type: ignore[arg-type]
     return NetworkPolicy(network, seed, greedy)  # type: ignore[arg-type]
 
@@ -120,6 +126,7 @@ class Parts:
           traces: writes searches down.
         """
         seed = experiment.seed
+        self._experiment, self._spec = experiment, spec
         torch.manual_seed(seed_for(seed, "weights"))
         torch.backends.cudnn.benchmark = not exact  # batches keep their shape: let cuDNN try which kernels are fastest
         torch.backends.cudnn.deterministic = exact
@@ -162,6 +169,17 @@ class Parts:
         """Of all learners together: no two versions of weights share it."""
         return sum(learner.updates for learner in self.learners.values())
 
+    def renew(self, name: str, epoch: int) -> None:
+        """Let a learner begin anew, with other weights for every epoch at which it does, and empty its memory."""
+        torch.manual_seed(seed_for(self._experiment.seed, "weights", epoch))
+        learner = self.learners[name]
+        learner.begin_anew(self._experiment.policy.build(self._spec).state_dict())
+        memory = self.memories[self._experiment.learners[name].memory]
+        assert isinstance(memory, EpisodeMemory)
+        memory.clear()
+        learner.updates += 1  # other weights are another version
+        self.publish(self.updates)
+
     def publish(self, version: int) -> None:
         """Make the learners' weights the newest version."""
         for learner, names in self._published:
@@ -172,6 +190,8 @@ class Parts:
         if not self.learners:
             return 0
         self._version = self.weights.pull("policy", self.policy.network, self._version)
+        if isinstance(self.policy, PlannedPolicy):
+            self.policy.version = self._version
         return self._version
 
     def state(self, with_actor: bool, actor: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -193,9 +213,18 @@ class Parts:
         return state
 
     def load_state(self, state: dict[str, Any]) -> bool:
-        """Go on from a saved state; False if the environments could not be saved and begin new episodes."""
+        """Go on from a saved state; False if the environments could not be saved and begin new episodes.
+
+        A state that another experiment has left may know nothing of some learners and networks: they begin.
+        """
+        branched = state["run"].get("branched", False)
         for name, learner in self.learners.items():
-            learner.load_state_dict({**state["learners"][name], "network": state["weights"][name]})
+            if branched and name not in state["learners"]:
+                continue
+            weights = state["weights"][name]
+            if branched:
+                weights = {**learner.network.state_dict(), **{n: w for n, w in weights.items() if n in _names(learner)}}
+            learner.load_state_dict({**state["learners"][name], "network": weights})
         self.publish(self.updates)
         if not self.learners:
             self._version = 0
@@ -203,12 +232,17 @@ class Parts:
             return False
         self.actor.restore(state["actor"])
         for name, memory in self.memories.items():
-            memory.restore(state["memories"][name])
+            if not branched or name in state["memories"]:
+                memory.restore(state["memories"][name])
         return True
 
     def close(self) -> None:
         """Close the environments."""
         self.actor.close()
+
+
+def _names(learner: Any) -> set[str]:
+    return set(learner.network.state_dict())
 
 
 def open_evaluator(
@@ -337,9 +371,16 @@ class Training:
             where, seed = folder.path / "traces", seed_for(experiment.seed, "traces")
             traces = TraceWriter(experiment.policy.traces, where, experiment.streams.environment.id, seed)
         self.parts = Parts(experiment, spec, device, travelling, streams, exact, traces)
+        self.explorer: Explorer | None = None
+        if experiment.exploration is not None:
+            self.explorer = Explorer(experiment.exploration, self.parts.streams, folder.path / "pictures")
+        self._rolling = Rolling()
+        self.random_steps = 0  # of random play, for data
+        self.solved_at: int | None = None  # env_steps when an episode was first solved, other than by random play
         self.repeats = [0] * len(experiment.schedule)  # how often each stage has been gone through: epochs
         self._learned: dict[str, list[dict[str, Any]]] = {}  # what updates of an epoch reported, by learner
-        self._epoch_begin: tuple[int, dict[str, Any] | None] | None = None  # step and actor; None: no epoch under way
+        # Step, actor and books when the epoch under way began; None: there is none.
+        self._epoch_begin: tuple[int, dict[str, Any] | None, dict[str, Any]] | None = None
         self.step = 0  # decisions learned from
         self._frames_per_step = spec.frames_per_step
         self.stop: BaseException | None = None  # why the run should end early
@@ -376,8 +417,25 @@ class Training:
 
     def act(self) -> None:
         """One turn of the actor."""
-        self.parts.actor.turn()
-        self._episodes.extend(self.parts.actor.drain_finished())
+        actor = self.parts.actor
+        group, before = actor.next_group, actor.steps
+        actor.turn()
+        self.count_turn(group, before)
+
+    def count_turn(self, group: int, before: int) -> None:
+        """Keep the books of a turn that served a group, before which so many steps had been made."""
+        actor = self.parts.actor
+        finished = actor.drain_finished()
+        self._episodes.extend(finished)
+        policy = self.parts.policy
+        random = isinstance(policy, PlannedPolicy) and policy.random
+        if random:
+            self.random_steps += actor.steps - before
+        elif self.solved_at is None and any((one.solved > 0).any() for one in finished):
+            self.solved_at = actor.steps
+        if self.explorer is not None:
+            marks = policy.marks if isinstance(policy, PlannedPolicy) else {}
+            self.explorer.look(group, self.parts.streams[group], actor.steps, random, marks)
 
     def tick_evaluation(self) -> None:
         """One step of an evaluation under way, if there is one."""
@@ -393,6 +451,7 @@ class Training:
         """Whether all steps have been learned from, or all epochs are over."""
         epochs = self.experiment.epochs
         over = self.experiment.by_epochs and epochs is not None and self.epoch >= epochs
+        over |= self.experiment.run.until_solved and self.solved_at is not None
         return over or self.step >= self.experiment.total_steps
 
     # -- epochs
@@ -413,7 +472,7 @@ class Training:
         if isinstance(self.parts.policy, PlannedPolicy):
             self.parts.policy.epoch = learning_epoch(self.experiment, self.repeats)
             self.parts.policy.trace_epoch = self.epoch
-        self._epoch_begin = (self.step, self.parts.actor.snapshot() if self._savable() else None)
+        self._epoch_begin = (self.step, self.parts.actor.snapshot() if self._savable() else None, self._books())
 
     def _savable(self) -> bool:
         return all(stream.columns.savable for stream in self.parts.streams) and self.parts.actor.steps > 0
@@ -436,6 +495,7 @@ class Training:
         """Count the epoch, and write its rows."""
         self.repeats[index] += 1
         self.step = self.parts.actor.steps
+        learned = self._drain_learned()
         stage = self.experiment.schedule[index]
         assert isinstance(stage, Repeat)
         if stage.forget and not self.repeats_left(index):
@@ -444,19 +504,37 @@ class Training:
                     memory = self.parts.memories[self.experiment.learners[inner.learner].memory]
                     assert isinstance(memory, EpisodeMemory)
                     memory.clear()
+        if not self.repeats_left(index):
+            for name in stage.renew:
+                self.parts.renew(name, self.epoch)
         self._epoch_begin = None
         assert isinstance(self.parts.policy, PlannedPolicy)
         decided = self.parts.policy.decisions.drain()
-        learned = {name: means(updates) for name, updates in self._learned.items()}
-        self._learned = {}
-        for name in learned:
-            memory = self.parts.memories[self.experiment.learners[name].memory]
-            learned[name] |= memory.bucket_sizes() if isinstance(memory, EpisodeMemory) else {}
-        row = planning_row(self.epoch, list(self._episodes), learned, decided)
+        played = self.step > self.random_steps  # by the planner
+        row = planning_row(self.epoch, list(self._episodes), learned, decided, played)
+        row |= {f"episode_model/{name}": value for name, value in self.parts.policy.quality.drain().items()}
+        if "episode/solved_rate" in row and not self.parts.policy.random:
+            rolling = self._rolling.add(self.epoch, row["episode/solved_rate"])
+            row |= {f"episode_rolling/{name}": value for name, value in rolling.items()}
         while self._episodes:
             self._recorder.episodes(self._episodes.popleft())
         self._write_train_row(next(iter(learned.values()), {}))
         self._write("planning", row)
+
+    def _drain_learned(self) -> dict[str, dict[str, float]]:
+        """What the updates of an epoch reported on average, by learner, and how good what they made is."""
+        learned = {name: means(updates) for name, updates in self._learned.items()}
+        self._learned = {}
+        for name, averages in learned.items():
+            use = self.experiment.learners[name]
+            memory = self.parts.memories[use.memory]
+            assert isinstance(memory, EpisodeMemory)
+            averages |= memory.bucket_sizes()
+            held_out = memory.held_out(VALIDATION_STEPS) if hasattr(use.learner, "validate") else None
+            if held_out is not None:
+                found = use.learner.validate(self.parts.learners[name].network, held_out)  # type: ignore[attr-defined]
+                averages |= {f"validation_{metric}": float(value) for metric, value in found.items()}
+        return learned
 
     def update(self, name: str) -> bool:
         """One step of a learner if its memory has a batch, and the row that may be due; False if there was no batch."""
@@ -486,6 +564,11 @@ class Training:
         row |= {**(learned or {}), **self._recorder.row(self.step)}
         now = time.monotonic()
         row["env_steps"] = self.parts.actor.steps
+        row["env_steps_without_random"] = row["env_steps"] - self.random_steps
+        if self.solved_at is not None:
+            row["first_solved_step"] = self.solved_at - self.random_steps
+        if self.explorer is not None:
+            row |= self.explorer.row()
         if self._frames_per_step > 1:
             row["frames"] = self.step * self._frames_per_step
         dropped = sum(memory.dropped for memory in self.parts.memories.values())
@@ -529,11 +612,15 @@ class Training:
             for learner in self.parts.learners.values():
                 self._evaluation_network.load_state_dict(learner.network.state_dict())  # type: ignore[union-attr]
             # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
-            self._evaluated = (self.step, self._state(with_actor=not self.experiment.by_epochs))
+            self._evaluated = (self.step, self._state(with_actor=True))
             assert self._evaluator is not None
+            known = None
             if isinstance(self._evaluator.policy, PlannedPolicy):
                 self._evaluator.policy.epoch = learning_epoch(self.experiment, self.repeats)
-            self._evaluator.begin()
+                self._evaluator.policy.version = self.parts.updates
+                self._evaluator.policy.trace_epoch = self.epoch
+                known = self.parts.actor.seats[0].snapshot()
+            self._evaluator.begin(known)
             _settle_gpu()  # the actor's stream plays on with what this one has prepared
         if every:
             self._next_eval = (self.step // every + 1) * every
@@ -630,7 +717,7 @@ class Training:
     def _state(self, with_actor: bool) -> dict[str, Any]:
         """Everything that must survive. The actor is held; what its stream has begun is waited for, and the copies."""
         _settle_gpu()
-        step, actor = self._epoch_begin or (self.step, None)
+        step, actor, books = self._epoch_begin or (self.step, None, self._books())
         state = self.parts.state(with_actor and (actor is not None or self._epoch_begin is None), actor)
         _settle_gpu()
         state["run"] = {
@@ -641,11 +728,22 @@ class Training:
             "next_eval": self._last_eval if self.evaluating else self._next_eval,  # one under way is begun again
             "last_eval": -1 if self.evaluating else self._last_eval,
             "env_steps": step if self._epoch_begin else self.parts.actor.steps,
+            "random_steps": books["random_steps"],
+            "solved_at": books["solved_at"],
+            "rolling": books["rolling"],
             "identity": self._configuration.identity(),
             "values": dict(self._configuration.values),
         }
         state["recorder"] = self._recorder.state_dict()
+        if "exploration" in books:
+            state["exploration"] = books["exploration"]
         return state
+
+    def _books(self) -> dict[str, Any]:
+        """What is counted as environments are stepped."""
+        explored = {} if self.explorer is None else {"exploration": self.explorer.snapshot()}
+        counted = {"random_steps": self.random_steps, "solved_at": self.solved_at}
+        return {**counted, "rolling": self._rolling.snapshot(), **explored}
 
     def _resume(self, step: int, state: dict[str, Any]) -> int:
         """Go on from a checkpoint; returns how many bytes of metrics.jsonl belong to it."""
@@ -654,6 +752,10 @@ class Training:
         self.step, self._wall_before = run["step"], run["wall_s"]
         self.repeats = list(run.get("repeats", self.repeats))
         self._next_eval, self._last_eval = run["next_eval"], run["last_eval"]
+        self.random_steps, self.solved_at = run.get("random_steps", 0), run.get("solved_at")
+        self._rolling.restore(run.get("rolling") or Rolling().snapshot())
+        if self.explorer is not None and "exploration" in state:
+            self.explorer.restore(state["exploration"])
         self._row_step = self.step
         self._recorder.load_state_dict(state["recorder"], self.step)
         if not exact:
@@ -664,6 +766,9 @@ class Training:
     def close(self) -> None:
         """End everything that is held."""
         self._join_saving()
+        if self.explorer is not None:
+            with contextlib.suppress(OSError):  # a picture is worth no failed run
+                self.explorer.draw()
         for writer in self._writers:
             writer.close()
         if self._evaluator is not None:

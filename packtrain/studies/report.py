@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 
 import packtrain
 from packtrain.errors import RunFolderError
+from packtrain.files import write_whole
 from packtrain.metrics.reading import (
     CONFIG_FILE,
     METRICS_FILE,
@@ -612,16 +612,7 @@ def _duration(seconds: float) -> str:
 def _write(target: Path, page: str) -> None:
     """Write beside the target and rename, so that a reader sees the old page or the new one."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".report-", suffix=".html")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(page)
-            os.chmod(name, 0o644)
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+        write_whole(target, page.encode())
     except OSError as error:
         raise RunFolderError(f"cannot write the report to {target}: {error.strerror}; choose another --out") from error
 

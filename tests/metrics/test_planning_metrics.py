@@ -34,7 +34,7 @@ def test_a_row_has_the_names_of_the_earlier_frameworks():
         "episode/solved_rate": 0.75,
         "agent/depth_mean": 2.0,
         "train/total_loss": 0.5,
-        "model_train/total_loss": 0.25,
+        "model_fine_tune/total_loss": 0.25,
     }
 
 

@@ -8,10 +8,14 @@ import sys
 from pathlib import Path
 
 import gin
+import numpy as np
 import pytest
+import torch
 
 from packtrain import config
 from packtrain.algorithms.expert_iteration import ExpertIteration
+from packtrain.algorithms.gradient import GradientLearner
+from packtrain.algorithms.world_model import validation
 from packtrain.cli import main
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
@@ -215,7 +219,7 @@ CALLED = "Runner.n_epochs = 1\nRunner.callback_classes = (@{},)\n"
         ("", "Runner.n_envs = 0", "Runner.n_envs = 0 must be at least 1"),
         ("", "Runner.n_envs = 2.5", "Runner.n_envs = 2.5 is not a whole number"),
         ("", "Runner.episode_time_limit = 0", "Runner.episode_time_limit = 0 must be at least 1"),
-        ("", "Runner.n_epochs = 0", "Runner.n_epochs = 0 must be at least 1"),
+        ("", "Runner.n_epochs = -1", "Runner.n_epochs = -1 must be at least 0"),
         ("", "Runner.n_precollect_epochs = -1", "Runner.n_precollect_epochs = -1 must be at least 0"),
         ("", "Runner.total_steps = 0", "Runner.total_steps = 0 must be at least 1"),
         ("", "Runner.n_model_pretrain_epochs = 2", "no Runner.model_class"),
@@ -231,7 +235,7 @@ CALLED = "Runner.n_epochs = 1\nRunner.callback_classes = (@{},)\n"
         (
             "",
             "Runner.callback_classes = (@RandomAgent,)",
-            "is neither EvaluationCallback nor TraceCallback",
+            "is none of EvaluationCallback, TraceCallback and ",
         ),
         (TRAINED.format("SupervisedTrainer"), "SupervisedTrainer.batch_size = 0", "SupervisedTrainer.batch_size = 0"),
         (
@@ -516,9 +520,38 @@ def test_a_model_is_learned_before_it_is_searched_in():
     assert train("run", text=OTHERS["verifying"]) == 0
     planning = [row for row in rows("run") if row["kind"] == "planning"]
     assert [row["episode/count"] for row in planning] == [3, 3, 0, 0, 3, 3, 3, 3]
-    assert ["model_train/total_loss" in row for row in planning] == [False] * 2 + [True] * 6
+    assert ["model_pretrain/total_loss" in row for row in planning] == [False] * 2 + [True] * 2 + [False] * 4
+    assert ["model_fine_tune/total_loss" in row for row in planning] == [False] * 4 + [True] * 4
     assert ["train/total_loss" in row for row in planning] == [False] * 4 + [True] * 4
     assert all(0 <= row["agent/verified_mean"] <= 1 for row in planning[4:])
+
+
+def test_a_model_is_measured_on_what_it_has_not_learned_from():
+    """Once an epoch in which it learns, with the weights after it, on the episodes that are held out by then.
+
+    Mutations: measure on a batch of what is learned from; before the updates; after the memory was emptied.
+    """
+    more = "WorldModelTrainer.validation_share = 0.5\nRunner.clear_model_replay_after_pretrain = True\n"
+    more += "WorldModelLearning.learning_rate = 0.02\n"  # to make a difference within an epoch
+    text = OTHERS["verifying"].replace("n_epochs = 4", "n_epochs = 0") + more
+    assert build(text).memories["model"] == Episodes(500_000, 24, ("solved",), validation_share=0.5)
+    assert train("run", text=text.replace("after_pretrain = True", "after_pretrain = False")) == 0
+    planning = [row for row in rows("run") if row["kind"] == "planning"]
+    found = [{n: v for n, v in row.items() if "/validation_" in n} for row in planning]
+    assert not found[0] and not found[1] and found[2] != found[3]
+    (_, state), experiment = checkpoint.load_newest(Path("run/checkpoints")), build(text)
+    memory = experiment.memories["model"].build([3], 0, torch.device("cpu"))
+    memory.restore(state["memories"]["model"])
+    network = experiment.policy.build(experiment.probe())
+    network.load_state_dict(state["weights"]["model"])
+    held_out = memory.held_out(10_000)
+    assert 0 < held_out.reward.numel() <= 3 * 8 and len(memory) == 6 * 8 - held_out.reward.numel()
+    want = {f"model_pretrain/validation_{n}": float(v) for n, v in validation(network["model"], held_out).items()}
+    assert found[3] == pytest.approx(want) and 0 <= want["model_pretrain/validation_perfect_next_observation"] <= 1
+    assert train("cleared", text=text) == 0
+    assert [row for row in rows("cleared") if row["kind"] == "planning"][3] == planning[3]
+    with pytest.raises(ConfigError, match=r"WorldModelTrainer.validation_share = 0.75 must lie in \[0, 0.5\]"):
+        build(text, "WorldModelTrainer.validation_share = 0.75")
 
 
 def test_a_changed_search_is_another_run(capsys):
@@ -527,3 +560,41 @@ def test_a_changed_search_is_another_run(capsys):
     assert train("run", "--config", "DeterministicMCTSAgent.n_passes = 3") == 2
     assert "DeterministicMCTSAgent.n_passes: 2 → 3" in capsys.readouterr().err
     assert train("run", "--config", "EvaluationCallback.n_envs = 3") == 0
+
+
+def test_an_agent_begins_anew_when_its_schedule_says_so():
+    """Other weights, an empty memory, a pause without learning. Mutations: the memory kept; the weights kept."""
+    reset = OTHERS["mcts"] + "\nRunner.agent_reset_schedule = (2,)\nRunner.n_precollect_epochs = 1\n"
+    stages = build(reset.replace("n_epochs = 4", "n_epochs = 6", 1)).schedule[-3:]
+    assert [stage.times for stage in stages] == [2, 1, 3] and stages[0].renew == ("agent",)
+    assert [stage.learns for stage in stages] == [True, False, True]
+    assert train("reset", "--n_epochs", "4", text=reset) == 0
+    _, state = checkpoint.load_newest(Path("reset/checkpoints"))
+    kept = sum(int(np.sum(bucket["ring"]["is_step"])) for bucket in state["memories"]["episodes"]["buckets"])
+    steps = [row["env_steps"] for row in rows("reset") if row["kind"] == "train"]
+    assert kept == steps[-1] - steps[2] < steps[-1]  # one epoch collects, two learn, then it begins anew
+    assert state["run"]["repeats"] == [1, 2, 1, 1]
+
+
+def test_a_learner_that_begins_anew_has_other_weights_and_no_momentum():
+    """Only its own parameters change. Mutation: the optimiser's state kept."""
+    network = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 1), "b": torch.nn.Linear(2, 1)})
+    optimiser = torch.optim.Adam(network["a"].parameters(), 0.1)
+    learner = GradientLearner(network, lambda *_: None, optimiser, lambda _: 0.1, 1.0)
+    network["a"](torch.ones(1, 2)).sum().backward()
+    optimiser.step()
+    other = {name: leaf.clone() for name, leaf in network["b"].state_dict().items()}
+    fresh = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 1), "b": torch.nn.Linear(2, 1)}).state_dict()
+    learner.begin_anew(fresh)
+    assert torch.equal(network["a"].weight, fresh["a.weight"])
+    assert all(torch.equal(network["b"].state_dict()[name], leaf) for name, leaf in other.items())
+    assert all(not leaf.any() for moments in optimiser.state.values() for leaf in moments.values())
+
+
+def test_a_schedule_of_resets_that_cannot_be_is_refused():
+    text = OTHERS["mcts"] + "\nRunner.agent_reset_schedule = {}\n"
+    for resets in ("(0,)", "(3, 3)", "(4,)"):
+        with pytest.raises(ConfigError, match="agent_reset_schedule"):
+            build(text.format(resets))
+    with pytest.raises(ConfigError, match="nothing learns"):
+        build("Runner.agent_reset_schedule = (1,)\nRunner.n_epochs = 4")
