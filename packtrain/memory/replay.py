@@ -1,0 +1,272 @@
+"""Step 3 of the walk, for off-policy learners: single transitions in, uniform batches out, again and again.
+
+Transitions lie as float32 rows on the device that learns. What actors add is kept on the host and goes up in one copy
+for each leaf when somebody samples. Indices are drawn on the host, so that a resumed run draws the same ones, and many
+batches of them can be drawn at once: a learner that launches several updates together gathers from `fields` itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from packtrain import trees
+from packtrain.config import configurable
+from packtrain.errors import ConfigError
+from packtrain.memory.segments import NoSegments, Segments
+from packtrain.trees import Tree
+from packtrain.types import Row, Sample, Trajectory
+
+_FLAGS = ("terminated", "truncated")
+_FIRST_ROOM = 4096
+
+
+@configurable
+@dataclass(frozen=True)
+class Replay:
+    """Sizes of a uniform replay memory."""
+
+    capacity: int = 1_000_000  # transitions; the oldest give way. Room is taken as it is needed
+    batch_size: int = 256
+    warm_up: int = 1  # transitions before the first batch
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("capacity", "batch_size", "warm_up"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"Replay.{name} = {getattr(self, name)} must be at least 1")
+        if self.capacity < self.batch_size:
+            raise ConfigError(
+                f"Replay.capacity = {self.capacity} is less than Replay.batch_size = {self.batch_size}: a batch would "
+                "be the same transitions over and over"
+            )
+        if self.warm_up > self.capacity:
+            raise ConfigError(
+                f"Replay.warm_up = {self.warm_up} is more than Replay.capacity = {self.capacity} can hold"
+            )
+
+    def build(self, groups: list[int], context: int, device: torch.device) -> ReplayMemory:
+        """A memory for groups of columns of the given sizes."""
+        return ReplayMemory(self, groups, device)
+
+    def bytes_needed(self, columns: int, row: int) -> int:
+        """What it takes when it is full: two observations a transition, about."""
+        return 2 * self.capacity * row
+
+
+class ReplayMemory:
+    """A ring of transitions. Actors add through `sinks`; learners take from `sample`, or from `fields` by `indices`."""
+
+    replays = True  # what is sampled stays
+
+    def __init__(self, sizes: Replay, groups: list[int], device: torch.device):
+        self._sizes, self.device = sizes, device
+        self._structure: dict[str, Tree] = {}  # leaf by leaf: what a field is made of
+        self.fields: dict[str, Tensor] = {}  # [room, ...] on the device; replaced by larger ones while it grows
+        self.count = 0  # transitions ever added, those that wait included
+        self._waiting: list[dict[str, np.ndarray]] = []  # not on the device yet
+        self._stored = 0  # transitions on the device, ever
+        self._rng = np.random.default_rng(sizes.seed)
+        self._segments: Segments | NoSegments = NoSegments()
+        self.dropped = 0
+        self.sinks = [_GroupSink(self, size) for size in groups]
+
+    def attach(self, segments: Segments) -> None:
+        """Keep full segments of rows there, so that checkpoints need not hold them."""
+        self._segments = segments
+
+    def __len__(self) -> int:
+        """Transitions that can be drawn."""
+        return min(self.count, self._sizes.capacity)
+
+    # -- the learner's side
+
+    def ready(self) -> bool:
+        """Whether a batch can be taken."""
+        return self.count >= self._sizes.warm_up
+
+    def indices(self, batches: int = 1) -> Tensor:
+        """Rows of `fields` drawn uniformly with replacement, [batches, B] on the device."""
+        self._upload()
+        drawn = self._rng.integers(len(self), size=(batches, self._sizes.batch_size))
+        return torch.from_numpy(drawn).to(self.device)
+
+    def sample(self, version: int) -> Sample | None:
+        """B transitions drawn with replacement, as a trajectory [1, B]; None if there are too few."""
+        if not self.ready():
+            return None
+        return Sample(self.gather(self.indices()[0]), self._sizes.batch_size)
+
+    def gather(self, rows: Tensor) -> Trajectory:
+        """Transitions as a trajectory [1, B]."""
+        taken = {name: leaf[rows] for name, leaf in self.fields.items()}
+        tree = lambda name: trees.pack(self._structure[name], [taken[leaf] for leaf in self._leaves(name)])  # noqa: E731
+        obs = trees.map(lambda a, b: torch.stack([a, b]), tree("obs"), tree("after"))
+        action = trees.map(lambda leaf: leaf[None], tree("action"))
+        no = torch.zeros(2, len(rows), dtype=torch.bool, device=self.device)
+        reward = taken["reward"][None]
+        terminated, truncated = (taken[name].bool()[None] for name in _FLAGS)
+        return Trajectory(
+            obs=obs,
+            first=no,
+            action=action,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            last_action=trees.map(torch.zeros_like, action),
+            last_reward={"train": torch.zeros_like(reward)},
+            carry=(),
+            extras={},
+        )
+
+    def _leaves(self, name: str) -> list[str]:
+        """The fields that a tree is kept in, leaf by leaf."""
+        return _names(name, len(trees.flatten(self._structure[name])))
+
+    # -- the actor's side
+
+    def has_room(self) -> bool:
+        """There is always room: old transitions make it."""
+        return True
+
+    def wait_for_room(self, timeout: float) -> bool:
+        """Likewise."""
+        return True
+
+    def add(self, transitions: dict[str, Tree]) -> None:
+        """Keep M transitions: "obs", "action", "reward", "after", "terminated", "truncated", each [M, ...]."""
+        if not self._structure:
+            self._structure = {name: transitions[name] for name in ("obs", "action", "after")}
+        flat: dict[str, np.ndarray] = {}
+        for name in ("obs", "action", "after"):
+            leaves = trees.flatten(transitions[name])
+            flat |= {leaf: _compact(value) for leaf, value in zip(_names(name, len(leaves)), leaves, strict=True)}
+        flat |= {name: _compact(transitions[name]) for name in ("reward", *_FLAGS)}
+        self._waiting.append(flat)
+        self.count += len(flat["reward"])
+
+    def _upload(self) -> None:
+        """Bring what waits to the device."""
+        if not self._waiting:
+            return
+        rows = {name: np.concatenate([part[name] for part in self._waiting]) for name in self._waiting[0]}
+        self._waiting = []
+        self._store({name: torch.from_numpy(leaf) for name, leaf in rows.items()})
+
+    def _store(self, rows: dict[str, Tensor]) -> None:
+        count, capacity = len(rows["reward"]), self._sizes.capacity
+        if count > capacity:  # only the newest are left anyway
+            rows = {name: leaf[-capacity:] for name, leaf in rows.items()}
+            self._stored += count - capacity
+            count = capacity
+        self._make_room(min(capacity, self._stored + count), rows)
+        places = torch.from_numpy((self._stored + np.arange(count)) % capacity).to(self.device)
+        for name, leaf in rows.items():
+            self.fields[name][places] = leaf.to(self.device)
+        self._stored += count
+
+    def _make_room(self, wanted: int, like: dict[str, Tensor]) -> None:
+        room = len(self.fields["reward"]) if self.fields else 0
+        if wanted <= room:
+            return
+        room = min(self._sizes.capacity, max(wanted, 2 * room, _FIRST_ROOM))
+        grown = {}
+        for name, leaf in like.items():
+            grown[name] = torch.zeros(room, *leaf.shape[1:], dtype=leaf.dtype, device=self.device)
+            if name in self.fields:
+                grown[name][: len(self.fields[name])] = self.fields[name]
+        self.fields = grown
+
+    def _rows(self, first: int, end: int) -> dict[str, Tensor]:
+        """Rows by their numbers since the beginning, which are still there, on the host."""
+        places = torch.from_numpy(np.arange(first, end) % self._sizes.capacity).to(self.device)
+        return {name: leaf[places].cpu() for name, leaf in self.fields.items()}
+
+    # -- saving
+
+    def snapshot(self) -> dict[str, Any]:
+        """Where the rows are, the rows that are in no segment, and the generator."""
+        self._upload()
+        size = self._segments.rows
+        oldest, whole = max(0, self.count - self._sizes.capacity), self.count // size
+        first = -(-oldest // size)  # the first segment of which every row is still there
+        for number in range(first, whole):
+            self._segments.write(number, self._rows(number * size, (number + 1) * size))
+        if first >= whole:  # no whole segment: everything is in the checkpoint
+            head, tail = (oldest, oldest), (oldest, self.count)
+        else:
+            head, tail = (oldest, first * size), (whole * size, self.count)
+        return {
+            "count": self.count,
+            "rng": self._rng.bit_generator.state,
+            "segments": self._segments.described(first, whole) if first < whole else [],
+            "head": self._rows(*head) if self.fields else {},
+            "tail": self._rows(*tail) if self.fields else {},
+            "structure": {name: trees.map(lambda leaf: leaf[:0], tree) for name, tree in self._structure.items()},
+            "sinks": [sink.snapshot() for sink in self.sinks],
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from a snapshot; CheckpointError if a segment is missing or damaged."""
+        self.fields, self._waiting, self._structure = {}, [], dict(snapshot["structure"])
+        self.count = int(snapshot["count"])
+        parts = [snapshot["head"], *(self._segments.read(each) for each in snapshot["segments"]), snapshot["tail"]]
+        rows = [part for part in parts if part and len(part["reward"])]
+        self._stored = self.count - sum(len(part["reward"]) for part in rows)
+        for part in rows:
+            self._store(dict(part))
+        self._rng.bit_generator.state = snapshot["rng"]
+        for sink, state in zip(self.sinks, snapshot["sinks"], strict=True):
+            sink.restore(state)
+
+
+class _GroupSink:
+    """Where one group of columns writes: a transition is a row and what its action led to."""
+
+    def __init__(self, memory: ReplayMemory, size: int):
+        self._memory, self._size = memory, size
+        self._obs: Tree = None  # of the row before
+
+    def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
+        """One row of all columns. A row that a reset made answers no action."""
+        before, self._obs = self._obs, trees.map(np.array, row.obs)
+        if before is None:
+            return
+        real = np.flatnonzero(~np.asarray(row.first))
+        if not len(real):
+            return
+        pick = lambda tree: trees.map(lambda leaf: np.asarray(leaf)[real], tree)  # noqa: E731
+        self._memory.add(
+            {
+                "obs": pick(before),
+                "action": pick(row.last_action),
+                "reward": pick(row.last_reward["train"]),
+                "after": pick(row.obs),
+                "terminated": pick(row.terminated),
+                "truncated": pick(row.truncated),
+            }
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """The row before."""
+        return {} if self._obs is None else {"obs": trees.map(np.copy, self._obs)}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on with the row before, if there was one."""
+        self._obs = trees.map(np.array, snapshot["obs"]) if "obs" in snapshot else None
+
+
+def _names(name: str, leaves: int) -> list[str]:
+    return [name] if leaves == 1 else [f"{name}/{number}" for number in range(leaves)]
+
+
+def _compact(leaf: Any) -> np.ndarray:
+    """Numbers as float32, flags as uint8; whole numbers and pictures as they are."""
+    array = np.asarray(leaf)
+    if array.dtype == bool:
+        return array.astype(np.uint8)
+    return array.astype(np.float32) if array.dtype.kind == "f" else array

@@ -1,0 +1,186 @@
+"""Uniform replay: what goes in comes out, ends and resets included; it grows, wraps around, comes back from disk."""
+
+import numpy as np
+import pytest
+import torch
+
+from packtrain.errors import CheckpointError, ConfigError
+from packtrain.memory.replay import Replay, ReplayMemory
+from packtrain.memory.segments import Segments
+from packtrain.runtime import checkpoint
+from packtrain.types import Row
+
+CPU = torch.device("cpu")
+
+
+def row(obs, first=False, action=0.0, reward=0.0, terminated=False, truncated=False) -> Row:
+    """One row of two columns, the second of which shows the negative of the first and is never reset."""
+    two = lambda value, dtype: np.array([value, value], dtype)  # noqa: E731
+    return Row(
+        obs=np.array([[obs, obs + 0.5], [-obs, -obs - 0.5]], np.float64),
+        first=np.array([first, obs == 0]),
+        last_action=np.array([[action], [-action]], np.float32),
+        last_reward={"train": np.array([reward, -reward], np.float32)},
+        terminated=two(terminated, bool),
+        truncated=two(truncated, bool),
+    )
+
+
+def filled(count: int, memory: ReplayMemory) -> ReplayMemory:
+    """So many transitions of one column of numbers: n → n + 1 by action 10 n, paid 100 n."""
+    for n in range(memory.count, memory.count + count):
+        one = np.array([float(n)])
+        memory.add(
+            {
+                "obs": np.stack([one, one + 0.5], axis=1),
+                "action": 10 * one[:, None],
+                "reward": 100 * one,
+                "after": np.stack([one + 1, one + 1.5], axis=1),
+                "terminated": one % 7 == 0,
+                "truncated": one % 5 == 0,
+            }
+        )
+    return memory
+
+
+def make(capacity=100, batch_size=8, warm_up=1, segments=None, seed=3) -> ReplayMemory:
+    memory = Replay(capacity, batch_size, warm_up, seed).build([2], 0, CPU)
+    if segments is not None:
+        memory.attach(segments)
+    return memory
+
+
+def test_a_transition_is_a_row_and_what_its_action_led_to() -> None:
+    """A row that a reset made ends nothing and begins anew. Mutations: storing it; taking the next row's reward."""
+    memory = make(batch_size=64)
+    (sink,) = memory.sinks
+    sink.add(row(0, first=True), (), {})
+    sink.add(row(1, action=0.1, reward=1), (), {})
+    sink.add(row(2, action=0.2, reward=2, terminated=True), (), {})
+    sink.add(row(7, first=True, action=0.3, reward=3), (), {})
+    sink.add(row(8, action=0.4, reward=4, truncated=True), (), {})
+    assert len(memory) == 7  # the second column never rested: 4; the first: 3
+    memory.indices()
+    kept = {name: leaf[:7].numpy() for name, leaf in memory.fields.items()}
+    mine = kept["reward"] > 0
+    np.testing.assert_array_equal(kept["obs"][mine][:, 0], [0, 1, 7])
+    np.testing.assert_array_equal(kept["after"][mine][:, 1], [1.5, 2.5, 8.5])
+    np.testing.assert_array_equal(kept["reward"][mine], [1, 2, 4])
+    np.testing.assert_allclose(kept["action"][mine][:, 0], [0.1, 0.2, 0.4], rtol=1e-6)
+    np.testing.assert_array_equal(kept["terminated"][mine], [0, 1, 0])
+    np.testing.assert_array_equal(kept["truncated"][mine], [0, 0, 1])
+    assert kept["obs"].dtype == np.float32 and kept["terminated"].dtype == np.uint8
+
+
+def test_a_sample_is_a_trajectory_of_one_step() -> None:
+    """Every drawn step is whole: its parts belong together. Mutation: another index for the next observation."""
+    memory = filled(60, make())
+    sample = memory.sample(0)
+    assert sample is not None and sample.steps == 8
+    t = sample.trajectory
+    assert t.obs.shape == (2, 8, 2) and t.action.shape == (1, 8, 1) and t.reward.shape == (1, 8)
+    n = t.obs[0, :, 0]
+    torch.testing.assert_close(t.obs[1, :, 0], n + 1)
+    torch.testing.assert_close(t.action[0, :, 0], 10 * n)
+    torch.testing.assert_close(t.reward[0], 100 * n)
+    assert torch.equal(t.terminated[0], n % 7 == 0) and torch.equal(t.truncated[0], n % 5 == 0)
+    assert not t.first.any()
+
+
+def test_it_is_uniform_over_what_is_left() -> None:
+    """After wrapping around only the newest are drawn, all alike. Mutation: drawing below the ring's next place."""
+    memory = filled(250, make(capacity=100, batch_size=100))
+    drawn = torch.cat([memory.gather(rows).obs[0, :, 0] for rows in memory.indices(200)])
+    counts = torch.bincount(drawn.long(), minlength=250)
+    assert not counts[:150].any() and len(memory) == 100
+    assert counts[150:].min() > 130 and counts[150:].max() < 270  # 200 each; six standard deviations are 85
+
+
+def test_nothing_is_drawn_before_it_is_warm() -> None:
+    memory = make(warm_up=5)
+    assert memory.sample(0) is None and not filled(4, memory).ready()
+    assert filled(1, memory).sample(0) is not None
+
+
+@pytest.mark.parametrize("count", [0, 3, 30, 64, 95, 130, 400])
+@pytest.mark.parametrize("rows", [None, 16])
+def test_it_comes_back_from_disk(tmp_path, count, rows) -> None:
+    """The same rows at the same places, the same draws after it, and the row that waits for its consequence.
+
+    Mutations: the head of a ring that begins inside a segment left out; the generator left out; rows placed from 0.
+    """
+    store = lambda: None if rows is None else Segments(tmp_path / "replay", rows)  # noqa: E731
+    memory = filled(count, make(segments=store()))
+    memory.sinks[0].add(row(5, first=True), (), {})
+    if count:
+        memory.indices()
+    checkpoint.save(tmp_path / "checkpoints", count, {"memory": memory.snapshot()})
+    state = checkpoint.load(tmp_path / "checkpoints" / str(count))["memory"]
+    again = make(segments=store(), seed=99)
+    again.restore(state)
+    for one in (memory, again):
+        one.sinks[0].add(row(6, action=1.0, reward=1), (), {})
+        filled(20, one)
+    assert again.count == memory.count == count + 22
+    assert torch.equal(again.indices(5), memory.indices(5))
+    size = len(memory)
+    for name in memory.fields:
+        assert torch.equal(again.fields[name][:size], memory.fields[name][:size]), name
+
+
+def test_segments_are_written_once_and_checkpoints_stay_small(tmp_path) -> None:
+    """Mutation: writing the whole ring into each checkpoint."""
+    memory = filled(95, make(capacity=10_000, segments=Segments(tmp_path, 16)))
+    first = memory.snapshot()
+    files = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(files) == 5 and len(first["tail"]["reward"]) == 15 and len(first["head"]["reward"]) == 0
+    filled(1, memory)
+    second = memory.snapshot()
+    assert len(second["segments"]) == 6 and len(second["tail"]["reward"]) == 0
+    assert {name: (tmp_path / name).stat().st_mtime_ns for name in files} == files
+
+
+def test_a_damaged_or_missing_segment_is_named(tmp_path) -> None:
+    memory = filled(40, make(segments=Segments(tmp_path, 16)))
+    state = memory.snapshot()
+    path = tmp_path / state["segments"][1]["name"]
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(CheckpointError, match="00000001.safetensors is damaged"):
+        make(segments=Segments(tmp_path, 16)).restore(state)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        make(segments=Segments(tmp_path, 16)).restore(state)
+    state["segments"][1]["name"] = "../../outside.safetensors"
+    with pytest.raises(CheckpointError, match="not a plain file name"):
+        make(segments=Segments(tmp_path, 16)).restore(state)
+    with pytest.raises(CheckpointError, match="no folder of them"):
+        make().restore(state)
+
+
+def test_trees_of_observations_and_whole_numbers(tmp_path) -> None:
+    """Dicts come out as they went in, from disk too, integers stay integers. Mutation: leaves in alphabetical order."""
+    memory = make(batch_size=4, segments=Segments(tmp_path, 2))
+    one = {f"{n:02}": np.full((4, 2), n, np.float32) for n in range(12)} | {"whole": np.arange(4, dtype=np.int64)}
+    parts = {"reward": np.zeros(4), "terminated": np.zeros(4, bool), "truncated": np.zeros(4, bool)}
+    memory.add({"obs": one, "action": np.arange(4), "after": one, **parts})
+    again = make(batch_size=4, segments=Segments(tmp_path, 2))
+    again.restore(memory.snapshot())
+    for each in (memory, again):
+        trajectory = each.sample(0).trajectory
+        assert trajectory.obs["whole"].dtype == torch.int64
+        assert torch.equal(trajectory.obs["whole"][0], trajectory.action[0])
+        assert all((trajectory.obs[f"{n:02}"] == n).all() for n in range(12))
+
+
+@pytest.mark.parametrize(
+    "values, line",
+    [
+        ({"capacity": 0}, "Replay.capacity = 0 must be at least 1"),
+        ({"batch_size": 0}, "Replay.batch_size = 0 must be at least 1"),
+        ({"capacity": 10, "batch_size": 11}, "Replay.capacity = 10 is less than Replay.batch_size = 11"),
+        ({"capacity": 300, "warm_up": 301}, "Replay.warm_up = 301 is more than Replay.capacity = 300"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(values, line) -> None:
+    with pytest.raises(ConfigError, match=line):
+        Replay(**values)
