@@ -54,7 +54,7 @@ RULE = {"bonus_quantile_threshold", "rejection_probability", "bonus_queue_length
 LEARNED = {
     "Runner": set(RUNNER[RUNNER.index("model_class") :]),
     "DeterministicMCTSAgent": RULE,
-    "BestFirstSearchAgent": RULE | {"filter_bonus_on_traps", "plan_to_verify"},
+    "BestFirstSearchAgent": RULE | {"filter_bonus_on_traps", "plan_to_verify", "doubt_octaves"},
 }
 
 

@@ -95,9 +95,12 @@ class BestFirstSearchAgent:
     filter_bonus_on_traps: bool = False  # no bonus for actions that are predicted to end the episode unrewarded
     noise_quantile: float | None = None  # of bonuses of what came as predicted: up to there nothing is verified
     plan_to_verify: bool = False  # go where the model is least sure, on purpose, and look
+    doubt_octaves: int = 1  # of doubt that count as alike, so that the nearest is looked at first; 0: all of it
 
     def __post_init__(self) -> None:
         name = type(self).__name__
+        if self.doubt_octaves < 0:
+            raise ConfigError(f"{name}.doubt_octaves = {self.doubt_octaves} must not be negative")
         for field in ("n_nodes_per_step", "bonus_queue_length"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{name}.{field} = {getattr(self, field)} must be at least 1")
@@ -626,11 +629,12 @@ class BestFirstSearch:
         return self.nodes.bonuses.take(ids, axis=0).max(axis=1)
 
     def _doubt(self, ids: np.ndarray) -> np.ndarray:
-        """How unsure the model is of an action of nodes [M], in powers of two, as numbers below 512; 0 up to noise."""
+        """How unsure the model is of an action of nodes [M], in steps of octaves, below 512; 0 up to noise."""
         assert self._verification is not None
-        bonus = self._bonus(ids)
+        bonus, octaves = self._bonus(ids), self._agent.doubt_octaves
         noise = self._verification.noise(self.nodes.owner.take(ids))
-        return np.where(bonus > noise, _ordered(bonus) >> 23, 0)
+        level = np.minimum(1 + (_ordered(bonus) >> 23) // octaves, 511) if octaves else 1
+        return np.where(bonus > noise, level, 0)
 
     def _show(self, ids: np.ndarray) -> None:
         """Write reachable nodes [M] on the boards."""

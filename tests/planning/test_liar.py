@@ -478,6 +478,16 @@ def test_plans_to_verify_go_where_the_doubt_is_largest(heuristic: Any) -> None:
     assert looked == [(5, 5, 0), (8, 2, 0), (14, 6, 1)]
 
 
+def test_doubts_within_so_many_octaves_are_alike() -> None:
+    """Then the nearest is looked at first. Mutation: octaves that do not matter."""
+    doubts = {(2, 0): 1.0, (5, 0): 5.0, (6, 1): 0.3}
+    for octaves, order in ((0, [2, 5, 6]), (1, [5, 2, 6]), (100, [2, 5, 6]), (1000, [2, 5, 6])):
+        _, looked = tour(Doubtful(doubts), doubt_octaves=octaves)
+        assert [place[1] for place in looked] == order, octaves
+    with pytest.raises(ConfigError, match="BestFirstSearchAgent.doubt_octaves = -1 must not be negative"):
+        BestFirstSearchAgent(doubt_octaves=-1)
+
+
 def test_a_way_to_solve_goes_before_all_doubts() -> None:
     """It is not left for a look around. Mutation: solved below doubt in a node's rank."""
     cells, looked = tour(Doubtful({(2, 0): 0.3, (0, 0): 5.0}, pays=True), use_value=False)
