@@ -232,7 +232,7 @@ class Environment:
         if self.is_functional():
             kwargs = {**gym.spec(registered).kwargs, **self.kwargs}
             return load_core(kwargs.pop("core"), **kwargs)
-        return Simulator(self.id, max_steps="time limit", **self.kwargs)
+        return Simulator(registered, max_steps="time limit", **self.kwargs)
 
     def _maker(self) -> Callable[[], gym.Env]:
         """Makes one environment, in a process too that has not imported what registered it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
+
 from packtrain.envs.functional import register
 
 CORES = {
@@ -21,5 +23,14 @@ CORES = {
     "HalfCheetah": "packtrain.envs.half_cheetah:HalfCheetah",
 }
 
+ENVIRONMENTS = {  # ordinary Gymnasium environments, with the steps of an episode
+    "HumanoidRun": ("packtrain.envs.humanoid_run:HumanoidRun", 1000),
+    "HumanoidFlagrun": ("packtrain.envs.humanoid_run:HumanoidFlagrun", 1000),
+}
+
 for _name, _core in CORES.items():
     register(f"packtrain/{_name}-v0", _core)
+
+for _name, (_entry_point, _steps) in ENVIRONMENTS.items():
+    if f"packtrain/{_name}-v0" not in gym.registry:
+        gym.register(f"packtrain/{_name}-v0", entry_point=_entry_point, max_episode_steps=_steps)
