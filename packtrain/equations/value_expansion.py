@@ -1,0 +1,247 @@
+"""Value expansion: critic targets that go some steps into a learned model before they trust the critic.
+
+MVE: Feinberg et al. 2018 (arXiv:1803.00101). STEVE: Buckman et al. 2018 (arXiv:1807.01675).
+
+A real step led from (s, a) to x_0 with reward r_0. From there each of M transition members imagines H steps under the
+policy: x_1 … x_H. L reward members judge every step, N target critics every state. One candidate return is one triple
+(m, l, q) followed through the whole rollout, from a start i to a depth j ≥ i:
+
+    T[i, j] = κ Σ_{t=i}^{j} γ^{t−i} (c_{t−1} / c_{i−1}) ρ_t + γ^{j−i+1} (c_j / c_{i−1}) Q'(x_j)
+
+with c_t = Π_{u≤t} (1 − δ_u), c_{−1} = 1, ρ_0 = r_0 and T[i, j] = 0 for j < i. T[0, 0] is the ordinary TD target of
+(s, a), T[0, j] uses j steps of the model; a start i > 0 gives targets of the imagined pair (x_{i−1}, a_{i−1}), for the
+TD-k trick. Every method is a weighting of depths, y[i] = Σ_j w[i, j] mean T[i, j].
+
+Letters beside those of `types`: M transition, L reward, N critic members, S starts, D = H + 1 depths; "..." is any
+batch.
+No gradient flows through a target: an expansion is detached, and with it all that is made of it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Expansion(NamedTuple):
+    """All candidate returns, as two parts: T[i, j](m, l, q) = rewards[i, j](m, l) + values[i, j](m, q)."""
+
+    rewards: Tensor  # [S, D, ..., M, L] κ Σ γ … ρ_t; 0 where depth < start
+    values: Tensor  # [S, D, ..., M, N] γ … Q'; 0 where depth < start
+    reach: Tensor  # [S, ...] how likely start i is got to: 1, then the mean of c_{i−1} over M
+
+
+class Targets(NamedTuple):
+    """What the critic should say, how the depths were mixed, and how much each start counts."""
+
+    target: Tensor  # [S, ...] y[i]; row 0 is for the real (s, a), row i for the imagined (x_{i−1}, a_{i−1})
+    weight: Tensor  # [S, D, ...] w[i, j], sums to 1 over depths; 0 where depth < start
+    reach: Tensor  # [S, ...] weights of the rows in the loss of the TD-k trick
+
+
+@torch.no_grad()
+def expanded_returns(
+    r_0: Tensor,
+    termination: Tensor,
+    reward: Tensor,
+    value: Tensor,
+    *,
+    discount: float,
+    reward_scale: float = 1.0,
+    starts: int | None = None,
+) -> Expansion:
+    """The candidate returns of every start and depth.
+
+    c_t / c_{i−1} is computed as the product of 1 − δ_u from i to t: nothing is divided by a probability that may be 0.
+    Past a certain end a start is judged as if it had been reached; its reach is 0.
+
+    Args:
+      r_0: [...] ρ_0, the real reward.
+      termination: [H+1, ..., M] δ, probabilities that x_t ended the task; row 0 is the real one, the same for all m.
+      reward: [H, ..., M, L] ρ_1 … ρ_H.
+      value: [H+1, ..., M, N] Q' of x_t and the policy's action there.
+      discount: γ.
+      reward_scale: κ.
+      starts: S, how many starts are wanted, from 0 on: 1 without the TD-k trick; all H+1 if not given.
+
+    Returns:
+      Expansion, detached.
+    """
+    batch, members = r_0.shape, termination.shape[-1:]
+    depths = len(reward) + 1
+    starts = depths if starts is None else starts
+    shapes = {"r_0": batch, "termination": termination.shape, "reward": reward.shape, "value": value.shape}
+    assert reward.ndim == value.ndim == r_0.ndim + 3 and (
+        termination.shape == (depths, *batch, *members)
+        and reward.shape[1:-1] == value.shape[1:-1] == (*batch, *members)
+        and len(value) == depths
+    ), f"shapes do not fit: { {name: tuple(shape) for name, shape in shapes.items()} }"
+    assert 1 <= starts <= depths, f"{starts} starts of {depths}"
+
+    later = _later(starts, termination)  # [S, D, 1, ...]
+    keep = 1 - termination
+    # γ^(j−i+1) c_j / c_{i−1} from start i on, 1 before it: [S, D, ..., M]
+    through = torch.where(later, discount * keep, 1.0).cumprod(1)
+    upto = torch.cat([torch.ones_like(through[:, :1]), through[:, :-1]], 1)  # γ^(t−i) c_{t−1} / c_{i−1}
+    first = r_0[..., None, None].expand(1, *reward.shape[1:])
+    rewards = (later * upto).unsqueeze(-1) * torch.cat([first, reward])  # [S, D, ..., M, L]
+    reach = torch.cat([torch.ones_like(keep[:1]), keep[: starts - 1].cumprod(0)]).mean(-1)
+    return Expansion(reward_scale * rewards.cumsum(1), (later * through).unsqueeze(-1) * value, reach)
+
+
+def every_return(expansion: Expansion) -> Tensor:
+    """Each candidate by itself, [S, D, ..., M, L, N]: for looking, the targets need their moments only."""
+    return expansion.rewards.unsqueeze(-1) + expansion.values.unsqueeze(-2)
+
+
+def return_mean(expansion: Expansion) -> Tensor:
+    """The mean over all M·L·N candidates, [S, D, ...]; reward and critic members are averaged apart."""
+    return (expansion.rewards.mean(-1) + expansion.values.mean(-1)).mean(-1)
+
+
+def return_variance(expansion: Expansion) -> Tensor:
+    """The population variance over all M·L·N candidates, [S, D, ...]; exactly 0 where none differ.
+
+    Given m, a candidate is a sum of a part of l and a part of q, and each l meets each q, so that their covariance is
+    exactly 0; with the law of total variance
+
+        v = mean_m (var_l rewards + var_q values) + var_m (mean_l rewards + mean_q values)
+
+    which looks at M (L + N) numbers instead of M·L·N.
+    """
+    given_member = _variance(expansion.rewards) + _variance(expansion.values)
+    member_mean = expansion.rewards.mean(-1) + expansion.values.mean(-1)
+    return given_member.mean(-1) + _variance(member_mean)
+
+
+def return_scatter(expansion: Expansion) -> Tensor:
+    """Σ (T − mean)(T − mean)ᵀ between depths, over all M·L·N candidates, [S, ..., D, D]; a sum, not a mean.
+
+    By the same decomposition as `return_variance`, M (L + N + 1) columns have the same scatter as all candidates.
+    """
+    rewards, values = expansion.rewards, expansion.values
+    judges, critics = rewards.shape[-1], values.shape[-1]
+    member_mean = rewards.mean(-1, keepdim=True) + values.mean(-1, keepdim=True)  # [S, D, ..., M, 1]
+    parts = [
+        math.sqrt(critics) * (rewards - rewards.mean(-1, keepdim=True)),
+        math.sqrt(judges) * (values - values.mean(-1, keepdim=True)),
+        math.sqrt(judges * critics) * (member_mean - member_mean.mean(-2, keepdim=True)),
+    ]
+    columns = torch.cat(parts, -1).flatten(-2).movedim(1, -2)  # [S, D, ..., M, L+N+1] → [S, ..., D, M*(L+N+1)]
+    return columns @ columns.mT
+
+
+@torch.no_grad()
+def td_targets(
+    r_t: Tensor, termination_t: Tensor, value_t: Tensor, *, discount: float, reward_scale: float = 1.0
+) -> Targets:
+    """DDPG's targets, which need no model: y = κ r + γ (1 − δ) mean_q Q'_q.
+
+    Args:
+      r_t: [...] reward of the real step.
+      termination_t: [...] δ, 1 where it ended the task.
+      value_t: [..., N] Q' of where it led and the policy's action there.
+      discount: γ.
+      reward_scale: κ.
+
+    Returns:
+      Targets with S = D = 1.
+    """
+    assert r_t.shape == termination_t.shape == value_t.shape[:-1], (
+        f"shapes do not fit: {tuple(r_t.shape)}, {tuple(termination_t.shape)}, {tuple(value_t.shape)}"
+    )
+    target = reward_scale * r_t + discount * (1 - termination_t) * value_t.mean(-1)
+    return Targets(target[None], torch.ones_like(target)[None, None], torch.ones_like(target)[None])
+
+
+def mve_targets(expansion: Expansion) -> Targets:
+    """MVE: the deepest estimate alone, y[i] = mean T[i, H]; with ensembles, their mean.
+
+    With the TD-k trick all rows are regressed to, each weighted by its reach; without it row 0 alone.
+    """
+    mean = return_mean(expansion)
+    weight = torch.zeros_like(mean)
+    weight[:, -1] = 1
+    return _mixture(mean, weight, expansion)
+
+
+def mve_mean_targets(expansion: Expansion) -> Targets:
+    """The uniform mean over depths: w[i, j] = 1 / (H + 1 − i) for j ≥ i."""
+    mean = return_mean(expansion)
+    later = _later(len(mean), mean[0]).to(mean.dtype)
+    return _mixture(mean, (later / later.sum(1, keepdim=True)).expand_as(mean), expansion)
+
+
+def td_lambda_targets(expansion: Expansion, *, trace_lambda: float) -> Targets:
+    """TD(λ) over depths: w[i, j] = (1 − λ) λ^{j−i} for i ≤ j < H, and λ^{H−i} for the deepest.
+
+    λ = 0 is the one-step target, λ = 1 is MVE. The powers count from the start, so that every row sums to 1.
+    """
+    assert 0 <= trace_lambda <= 1, f"trace_lambda = {trace_lambda}"
+    mean = return_mean(expansion)
+    later = _later(len(mean), mean[0]).to(mean.dtype)
+    ahead = (later.cumsum(1) - 1).clamp(min=0)  # j − i
+    weight = later * torch.full_like(ahead, trace_lambda).pow(ahead)
+    weight[:, :-1] *= 1 - trace_lambda
+    return _mixture(mean, weight.expand_as(mean), expansion)
+
+
+def steve_targets(expansion: Expansion, *, epsilon: float = 1e-8) -> Targets:
+    """STEVE: depths weighted by how little their candidates differ, for each row; Buckman et al. 2018, section 3.
+
+        w[i, j] ∝ 1 / (v[i, j] + ε)   for j ≥ i, v the population variance
+
+    Where no candidates differ, as after a real end, the weights are uniform. With H = 0 it is TD with an ensemble.
+    """
+    assert epsilon > 0, f"epsilon = {epsilon}"
+    mean = return_mean(expansion)
+    later = _later(len(mean), mean[0])
+    doubt = (return_variance(expansion) + epsilon).masked_fill(~later, math.inf)
+    weight = doubt.amin(1, keepdim=True) / doubt  # at most 1, whatever ε: a bare reciprocal could overflow
+    return _mixture(mean, weight / weight.sum(1, keepdim=True), expansion)
+
+
+def steve_cov_targets(expansion: Expansion, *, ridge: float = 1e-3) -> Targets:
+    """STEVE with what depths have in common: the mixture of least variance, from their full covariance.
+
+        w[i] ∝ (Σ (T − mean)(T − mean)ᵀ + ridge · I)⁻¹ 1   over depths j ≥ i
+
+    Weights may be negative. Solved in float64: the ridge may be a millionth of what it is added to.
+    """
+    assert ridge > 0, f"ridge = {ridge}"
+    mean = return_mean(expansion)
+    exact = expansion._replace(rewards=expansion.rewards.double(), values=expansion.values.double())
+    scatter = return_scatter(exact) + ridge * torch.eye(mean.shape[1], dtype=torch.float64, device=mean.device)
+    # Depths before the start have no scatter with any: with 0 on the right, their weights are 0.
+    ones = _later(len(mean), mean[0]).movedim(1, -1).unsqueeze(-1).double()  # [S, 1, ..., D, 1]
+    root, _ = torch.linalg.cholesky_ex(scatter)  # without the check of `cholesky`, which would wait for the GPU
+    solution = torch.cholesky_solve(ones.expand(*scatter.shape[:-1], 1), root).squeeze(-1)  # [S, ..., D]
+    weight = (solution / solution.sum(-1, keepdim=True)).movedim(-1, 1).to(mean.dtype)
+    return _mixture(mean, weight, expansion)
+
+
+def model_use(targets: Targets) -> Tensor:
+    """How much of the target of the real step comes from imagined ones: 1 − w[0, 0], [...]."""
+    return 1 - targets.weight[0, 0]
+
+
+def _later(starts: int, like: Tensor) -> Tensor:
+    """Whether a depth is not before its start, bool [S, D, 1, ...]: against `like`, [D, ...], it broadcasts."""
+    depth = torch.arange(len(like), device=like.device)
+    return (depth >= depth[:starts, None]).reshape(starts, len(like), *[1] * (like.ndim - 1))
+
+
+def _variance(values: Tensor) -> Tensor:
+    """The population variance over the last dimension; of equal numbers 0, even if their mean is rounded.
+
+    On dimensions as short as an ensemble this is several times faster than `Tensor.var`.
+    """
+    apart = values - values[..., :1]
+    return (apart - apart.mean(-1, keepdim=True)).square().mean(-1)
+
+
+def _mixture(mean: Tensor, weight: Tensor, expansion: Expansion) -> Targets:
+    return Targets((weight * mean).sum(1), weight, expansion.reach)

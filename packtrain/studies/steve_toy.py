@@ -1,0 +1,337 @@
+"""The toy experiment of STEVE: does value expansion help to evaluate a policy, and what does a bad model do to it?
+
+Buckman et al. 2018 (arXiv:1807.01675), figure 1. A chain of states 0 … 100 with a terminal one behind it: each step
+goes one further and costs 1, the one that leaves state 100 pays 100, nothing is discounted. So state s is worth s.
+Six learners fill tables of values by overwriting entries with their targets; a target starts with a real step, and some
+go on with a model, which is exact or lands one time in ten anywhere.
+
+Runs are columns of the same arrays, and a rollout does not depend on the tables: rollouts are drawn in blocks, and one
+step of a learner over all runs is about a dozen NumPy calls. Within a step all members look at the tables as they were
+before it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from packtrain.errors import ConfigError
+from packtrain.files import write_whole
+from packtrain.metrics.reading import METRICS_FILE
+from packtrain.metrics.writers import JsonlWriter
+from packtrain.studies.chart import Curve, line_chart
+
+EPSILON = 1e-8  # added to variances before they are inverted
+TABLE_STEPS = (1, 500, 1000, 2000, 3000, 5000, 7500, 10_000)  # those of the published numbers
+FLOOR = 1e-6  # the chart shows smaller errors as this
+_BLOCK = 100  # steps that are drawn at once; part of what a seed means
+
+
+@dataclass(frozen=True)
+class Toy:
+    """The published settings."""
+
+    last_state: int = 100  # also what leaving it pays
+    steps: int = 10_000
+    members: int = 8  # tables of an ensemble, each updated once a step
+    rollouts: int = 8  # of the noisy model, for each update
+    horizon: int = 5  # model steps after the real one
+    noise: float = 0.1  # how often the noisy model lands anywhere
+    runs: int = 10
+
+    def __post_init__(self) -> None:
+        for name in ("last_state", "steps", "members", "rollouts", "horizon", "runs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"Toy.{name} = {getattr(self, name)} must be at least 1")
+        if not 0 <= self.noise <= 1:
+            raise ConfigError(f"Toy.noise = {self.noise} must be between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Learner:
+    """How one of the six learners makes its targets."""
+
+    label: str
+    target: Literal["td", "mve", "steve"]
+    ensemble: bool = True  # else one table
+    noisy: bool = False  # which model it expands with
+
+
+LEARNERS = {
+    "basic_q": Learner("basic Q", "td", ensemble=False),
+    "ensemble_q": Learner("ensemble Q", "td"),
+    "mve_oracle": Learner("MVE, exact model", "mve"),
+    "mve_noisy": Learner("MVE, noisy model", "mve", noisy=True),
+    "steve_oracle": Learner("STEVE, exact model", "steve"),
+    "steve_noisy": Learner("STEVE, noisy model", "steve", noisy=True),
+}
+
+
+class Record(NamedTuple):
+    """Where the learners stand after a step."""
+
+    step: int
+    error: dict[str, np.ndarray]  # by learner, [runs] mean over states of (mean table − value)²
+    model_use: dict[str, float]  # of those that weight depths: 1 − weight of depth 0, a mean since the last record
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What `run` returns."""
+
+    toy: Toy
+    steps: np.ndarray  # [P]
+    error: dict[str, np.ndarray]  # by learner, [P, runs]
+    model_use: dict[str, np.ndarray] = field(default_factory=dict)  # by learner, [P]
+
+
+class Rollouts(NamedTuple):
+    """A block of T steps: where updates happen, and what the model imagines from there."""
+
+    start: np.ndarray  # [T, runs, members] states to be updated
+    path: np.ndarray  # [T, runs, members, rollouts, depths] x_0, which is real, … x_H
+    gained: np.ndarray  # same shape: rewards up to and including the step that led there
+
+
+def draw_rollouts(
+    toy: Toy, rng: np.random.Generator, length: int, members: int, rollouts: int, horizon: int, noise: float
+) -> Rollouts:
+    """Uniform start states, one real step, then `horizon` steps of a model that lands anywhere with this probability.
+
+    A terminal state stays one. The reward is that of the true step, wherever the model lands.
+    """
+    terminal = toy.last_state + 1
+    following = np.minimum(np.arange(terminal + 1) + 1, terminal)
+    reward = np.append(np.full(terminal, -1.0), 0.0)
+    reward[toy.last_state] = toy.last_state
+    start = rng.integers(terminal, size=(length, toy.runs, members))
+    path = np.empty((*start.shape, rollouts, horizon + 1), np.int64)
+    gained = np.empty(path.shape)
+    path[..., 0] = following[start][..., None]
+    gained[..., 0] = reward[start][..., None]
+    for depth in range(horizon):
+        here = path[..., depth]
+        there = following[here]
+        if noise:
+            lost = (rng.random(here.shape) < noise) & (here != terminal)
+            there[lost] = rng.integers(terminal, size=int(lost.sum()))
+        path[..., depth + 1] = there
+        gained[..., depth + 1] = gained[..., depth] + reward[here]
+    return Rollouts(start, path, gained)
+
+
+class Tables:
+    """The tables of one learner in all runs, and what their members agree on."""
+
+    def __init__(self, toy: Toy, learner: Learner, initial: np.ndarray, rng: np.random.Generator):
+        """Begin with as many of the initial tables, [members, runs, states], as the learner has members."""
+        self._toy, self._learner, self._rng = toy, learner, rng
+        self._members = toy.members if learner.ensemble else 1
+        self._horizon = 0 if learner.target == "td" else toy.horizon
+        self._rollouts = toy.rollouts if learner.noisy else 1
+        self._noise = toy.noise if learner.noisy else 0.0
+        self.q = np.pad(initial[: self._members], [(0, 0), (0, 0), (0, 1)])  # the terminal state is worth 0
+        self.mean, self.variance = self.q.mean(0), self.q.var(0)  # [runs, states+1]
+        self._row = np.arange(toy.runs)[:, None]  # [runs, 1]
+        self._member = np.arange(self._members)
+        self._at = _BLOCK
+        self._block: Rollouts
+
+    def step(self) -> float:
+        """Overwrite one entry of every table with its target; the model use where depths are weighted, else NaN."""
+        if self._at == _BLOCK:
+            self._block = draw_rollouts(
+                self._toy, self._rng, _BLOCK, self._members, self._rollouts, self._horizon, self._noise
+            )
+            # The place of a state in the flattened tables: one index is faster than two.
+            columns = np.arange(self._toy.runs)[:, None, None, None] * self.mean.shape[1]
+            self._places = self._block.path + columns
+            self._at = 0
+        start = self._block.start[self._at]  # [runs, members]
+        target, use = self.targets(self._places[self._at], self._block.gained[self._at])
+        self._at += 1
+        self.q[self._member, self._row, start] = target
+        touched = self.q[:, self._row, start]  # [members, runs, members]
+        self.mean[self._row, start] = touched.mean(0)
+        if self._learner.target == "steve":
+            self.variance[self._row, start] = touched.var(0)
+        return use
+
+    def targets(self, places: np.ndarray, gained: np.ndarray) -> tuple[np.ndarray, float]:
+        """The new entries, [runs, members], from rollouts that end at these places of the flattened tables.
+
+        Of samples that are a rollout and a member each, members and rollouts are averaged apart, as in
+        `equations.value_expansion`.
+        """
+        if self._learner.target != "steve":
+            return (gained[..., -1] + self.mean.take(places[..., -1])).mean(-1), math.nan
+        estimate = gained + self.mean.take(places)  # [runs, members, rollouts, depths]
+        mean = estimate.mean(2)
+        variance = self.variance.take(places).mean(2)
+        if self._rollouts > 1:
+            variance += np.square(estimate - mean[:, :, None]).mean(2)
+        weight = 1 / (variance + EPSILON)
+        weight /= weight.sum(-1, keepdims=True)
+        return (weight * mean).sum(-1), 1 - float(weight[..., 0].mean())
+
+    def error(self) -> np.ndarray:
+        """Mean over states of (mean table − value)², [runs]."""
+        return np.square(self.mean[:, :-1] - np.arange(self._toy.last_state + 1)).mean(-1)
+
+
+def train(toy: Toy, seed: int, every: int = 50, learners: tuple[str, ...] = tuple(LEARNERS)) -> Iterator[Record]:
+    """Train the learners side by side; a record after the first step, every so many, and the last.
+
+    All begin with the same tables. Each has a random stream of its own: which others run, and how often they are looked
+    at, changes nothing.
+    """
+    if seed < 0:
+        raise ConfigError(f"seed = {seed} must be at least 0")
+    if every < 1:
+        raise ConfigError(f"every = {every} must be at least 1")
+    for name in learners:
+        if name not in LEARNERS:
+            raise ConfigError(f"learner {name!r} must be one of: {', '.join(LEARNERS)}")
+    return _train(toy, seed, every, learners)
+
+
+def _train(toy: Toy, seed: int, every: int, learners: tuple[str, ...]) -> Iterator[Record]:
+    size = (toy.members, toy.runs, toy.last_state + 1)
+    initial = np.random.default_rng(seed).integers(toy.last_state + 1, size=size).astype(float)
+    streams = {name: np.random.default_rng([seed, index]) for index, name in enumerate(LEARNERS, 1)}
+    tables = {name: Tables(toy, LEARNERS[name], initial, streams[name]) for name in learners}
+    uses: dict[str, list[float]] = {name: [] for name in learners if LEARNERS[name].target == "steve"}
+    for step in range(1, toy.steps + 1):
+        for name, table in tables.items():
+            use = table.step()
+            if name in uses:
+                uses[name].append(use)
+        if step == 1 or step % every == 0 or step == toy.steps:
+            errors = {name: table.error() for name, table in tables.items()}
+            yield Record(step, errors, {name: sum(values) / len(values) for name, values in uses.items()})
+            uses = {name: [] for name in uses}
+
+
+def run(toy: Toy | None = None, seed: int = 0, every: int = 50, learners: tuple[str, ...] = tuple(LEARNERS)) -> Curves:
+    """The whole experiment; the settings are the published ones if not given."""
+    toy = toy or Toy()
+    return collect(toy, list(train(toy, seed, every, learners)))
+
+
+def collect(toy: Toy, records: list[Record]) -> Curves:
+    """Records as curves."""
+    return Curves(
+        toy,
+        np.array([record.step for record in records]),
+        {name: np.stack([record.error[name] for record in records]) for name in records[0].error},
+        {name: np.array([record.model_use[name] for record in records]) for name in records[0].model_use},
+    )
+
+
+def table(curves: Curves) -> dict[str, dict[int, tuple[float, float]]]:
+    """Mean and standard deviation over runs, by learner and step, for the published steps that were recorded."""
+    rows = {int(step): index for index, step in enumerate(curves.steps) if step in TABLE_STEPS}
+    return {
+        name: {step: (float(error[index].mean()), float(error[index].std())) for step, index in rows.items()}
+        for name, error in curves.error.items()
+    }
+
+
+def draw(curves: Curves) -> str:
+    """The error curves as an SVG picture: the mean over runs, and a band from the best of them to the worst."""
+    drawn = []
+    for name, error in curves.error.items():
+        mean, low, high = (
+            np.log10(np.maximum(part, FLOOR)).tolist() for part in (error.mean(1), error.min(1), error.max(1))
+        )
+        drawn.append(Curve(LEARNERS[name].label, curves.steps.tolist(), mean, low, high))
+    runs = "1 run" if curves.toy.runs == 1 else f"mean of {curves.toy.runs} runs, band from the best to the worst"
+    floor = round(math.log10(FLOOR))
+    return line_chart(
+        drawn,
+        "Policy evaluation on a chain",
+        "steps, one update of each table",
+        f"log10 of the mean squared error, {floor} for anything smaller; {runs}",
+        width=720,
+        height=440,
+        standalone=True,
+    )
+
+
+def main(
+    output: Path,
+    seed: int = 0,
+    runs: int = 10,
+    steps: int = 10_000,
+    every: int = 50,
+    report: Callable[[str], None] = print,
+) -> None:
+    """Run the experiment into a folder: metrics.jsonl while it goes on, toy.json and toy.svg at its end.
+
+    Args:
+      output: the folder, which is made; files of these names in it are replaced.
+      seed: of everything random.
+      runs: independent ones, computed together.
+      steps: of training, of each run.
+      every: so many steps make a row of metrics and a point of the curves.
+      report: is told where the run stands, ten times, and the final errors.
+    """
+    toy = Toy(runs=runs, steps=steps)
+    training = train(toy, seed, every)  # checks what it is given before anything is written
+    output.mkdir(parents=True, exist_ok=True)
+    begin, told, records = time.perf_counter(), 0, []
+    writer = JsonlWriter(output / METRICS_FILE, 0)
+    try:
+        for record in training:
+            wall_s = time.perf_counter() - begin
+            records.append(record)
+            writer.write(metrics_row(record, wall_s))
+            if record.step * 10 // steps > told:
+                told = record.step * 10 // steps
+                errors = ", ".join(f"{name} {error.mean():.3g}" for name, error in record.error.items())
+                report(f"step {record.step:,} of {steps:,}  {wall_s:.0f} s  error: {errors}")
+    finally:
+        writer.close()
+    curves = collect(toy, records)
+    content = _content(curves, seed, time.perf_counter() - begin)
+    write_whole(output / "toy.json", (json.dumps(content, indent=1) + "\n").encode())
+    write_whole(output / "toy.svg", draw(curves).encode())
+    for name, error in curves.error.items():
+        report(f"{LEARNERS[name].label:<20} final error {error[-1].mean():.3g} ± {error[-1].std():.2g}")
+
+
+def metrics_row(record: Record, wall_s: float) -> dict[str, Any]:
+    """A record as a row of metrics.jsonl: means over runs."""
+    row: dict[str, Any] = {"step": record.step, "wall_s": round(wall_s, 3), "kind": "train"}
+    row |= {f"error/{name}": float(error.mean()) for name, error in record.error.items()}
+    return row | {f"model_use/{name}": use for name, use in record.model_use.items()}
+
+
+def _content(curves: Curves, seed: int, wall_s: float) -> dict[str, Any]:
+    learners = {}
+    for name, error in curves.error.items():
+        learners[name] = {
+            "label": LEARNERS[name].label,
+            "error_mean": error.mean(1).tolist(),
+            "error_std": error.std(1).tolist(),
+            "final_errors": error[-1].tolist(),
+        }
+        if name in curves.model_use:
+            learners[name]["model_use"] = curves.model_use[name].tolist()
+    published = {name: {str(step): list(cell) for step, cell in cells.items()} for name, cells in table(curves).items()}
+    return {
+        "study": "steve/toy",
+        "settings": asdict(curves.toy),
+        "seed": seed,
+        "wall_s": round(wall_s, 3),
+        "steps": curves.steps.tolist(),
+        "learners": learners,
+        "table": published,
+    }

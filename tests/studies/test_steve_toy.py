@@ -1,0 +1,194 @@
+"""STEVE's toy experiment: a shorter chain with the published outcomes, its targets against the equations, its files."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+from packtrain.equations.value_expansion import expanded_returns, mve_targets, steve_targets
+from packtrain.errors import ConfigError
+from packtrain.metrics.reading import read_metrics
+from packtrain.studies.steve_toy import FLOOR, LEARNERS, Tables, Toy, draw, draw_rollouts, main, run, table, train
+
+SHORT = Toy(last_state=30, steps=1000, runs=4)  # a third of the chain needs a tenth of the steps
+
+
+def tables(toy, name, seed=0, initial=None):
+    rng = np.random.default_rng(seed)
+    if initial is None:
+        initial = rng.integers(toy.last_state + 1, size=(toy.members, toy.runs, toy.last_state + 1)).astype(float)
+    return Tables(toy, LEARNERS[name], initial, rng)
+
+
+@pytest.fixture(scope="module")
+def short():
+    return run(SHORT, seed=1)
+
+
+def test_a_good_model_helps_and_a_bad_one_ruins_mve_but_not_steve(short):
+    """The two outcomes of the paper's figure. Mutation: STEVE's weights uniform; MVE at depth 0; a model without noise.
+
+    All begin near 85, one table near 150. MVE ends near 40 with the noisy model, for ever.
+    """
+    assert short.steps.tolist() == [1, *range(50, 1001, 50)]
+    early, late = ({name: error[at].mean() for name, error in short.error.items()} for at in (8, -1))  # step 400
+    assert max(early["mve_oracle"], early["steve_oracle"]) < 0.1 < 5 < early["steve_noisy"] < early["ensemble_q"]
+    assert early["ensemble_q"] < early["mve_noisy"]
+    assert late["mve_oracle"] < 1e-20 and late["steve_oracle"] < 1e-20
+    assert late["mve_noisy"] > 25, "ruined"
+    assert late["steve_noisy"] < 0.01, "converges"
+    assert late["steve_noisy"] < late["ensemble_q"] / 30
+    settled = short.error["mve_noisy"][10:].mean(1)
+    assert settled.min() > 25, "a wrong fixed point, not a slow way to the right one"
+
+
+def test_steve_uses_a_bad_model_less_and_less(short):
+    """Depths 0 to 5 with equal weights are a use of 5/6. Mutation: uniform weights."""
+    assert set(short.model_use) == {"steve_oracle", "steve_noisy"}
+    assert short.model_use["steve_oracle"][-1] == pytest.approx(5 / 6, abs=0.01)
+    assert short.model_use["steve_noisy"][-1] < 0.5 < short.model_use["steve_noisy"][0]
+
+
+def test_published_numbers():
+    """The two bold cells of the published table, 10 runs there and 2 here: 1880 ± 90 and 1e-5; ensemble Q 34 ± 13."""
+    got = table(run(Toy(runs=2), seed=0, every=500, learners=("ensemble_q", "mve_noisy", "steve_noisy")))
+    assert got["mve_noisy"][10_000][0] == pytest.approx(1880, abs=4 * 90)
+    assert got["steve_noisy"][10_000][0] < 1e-3
+    assert got["ensemble_q"][10_000][0] == pytest.approx(34, abs=4 * 13)
+    assert got["steve_noisy"][5000][0] == pytest.approx(251, abs=120)
+
+
+def test_paths_and_rewards_of_the_exact_model():
+    """Mutation: the reward of where a step leads; one that goes on after the end."""
+    toy = Toy(last_state=100, runs=3)
+    rollouts = draw_rollouts(toy, np.random.default_rng(0), 400, 2, 1, 3, 0.0)
+    assert rollouts.start.shape == (400, 3, 2) and rollouts.path.shape == rollouts.gained.shape == (400, 3, 2, 1, 4)
+    assert rollouts.start.min() == 0 and rollouts.start.max() == 100
+    for start, path, gained in [
+        (50, [51, 52, 53, 54], [-1, -2, -3, -4]),
+        (98, [99, 100, 101, 101], [-1, -2, 98, 98]),
+        (100, [101, 101, 101, 101], [100, 100, 100, 100]),
+    ]:
+        where = rollouts.start == start
+        assert where.any()
+        assert (rollouts.path[where] == path).all() and (rollouts.gained[where] == gained).all()
+
+
+def test_the_noisy_model_lands_anywhere_but_leaves_the_end_alone():
+    """Mutation: noise on the real step; rewards of where it lands; terminal states that are left."""
+    toy = Toy(last_state=100, runs=5)
+    _, path, gained = draw_rollouts(toy, np.random.default_rng(0), 200, 8, 8, 2, 0.1)
+    real, one, two = np.moveaxis(path, -1, 0)
+    assert (real == real[..., :1]).all(), "one real step for all rollouts"
+    alive = real <= 100
+    lost = one[alive] != real[alive] + 1
+    assert lost.mean() == pytest.approx(0.1 * 100 / 101, abs=0.005)
+    assert (one[~alive] == 101).all() and (two[one == 101] == 101).all()
+    landed = one[alive][lost]
+    assert landed.min() == 0 and landed.max() == 100 and landed.mean() == pytest.approx(50, abs=2)
+    earned = (gained[..., 1] - gained[..., 0])[alive]
+    assert (earned == np.where(real[alive] == 100, 100, -1)).all()
+
+
+@pytest.mark.parametrize(("name", "equation"), [("steve_noisy", steve_targets), ("mve_noisy", mve_targets)])
+def test_targets_are_those_of_the_equations(name, equation):
+    """Rollouts are transition members, tables are critics. Mutation: no variance between rollouts, or within."""
+    toy = Toy(runs=3)
+    learner = tables(toy, name)
+    for _ in range(150):
+        learner.step()
+    _, path, gained = (leaf[0] for leaf in draw_rollouts(toy, np.random.default_rng(1), 1, 8, 8, 5, 0.1))
+    places = path + np.arange(3)[:, None, None, None] * 102
+    got, use = learner.targets(places, gained)
+    value = np.stack([learner.q[:, run, path[run]] for run in range(3)])  # [runs, N, members, M, D]
+    expansion = expanded_returns(
+        torch.from_numpy(gained[..., 0, 0]),
+        torch.zeros(6, 3, 8, 8, dtype=torch.float64),
+        torch.from_numpy(np.moveaxis(np.diff(gained, axis=-1), -1, 0))[..., None],
+        torch.from_numpy(value).permute(4, 0, 2, 3, 1),
+        discount=1.0,
+        starts=1,
+    )
+    want = equation(expansion)
+    np.testing.assert_allclose(got, want.target[0].numpy())
+    if name == "steve_noisy":
+        assert use == pytest.approx(1 - want.weight[0, 0].mean().item())
+
+
+@pytest.mark.parametrize("name", [name for name, learner in LEARNERS.items() if not learner.noisy])
+def test_right_tables_stay_right(name):
+    """V(s) = s is where exact learners rest. Mutation: any reward, any step of the rollout."""
+    toy = Toy(last_state=20, runs=2, horizon=3)
+    initial = np.broadcast_to(np.arange(21.0), (8, 2, 21))
+    learner = tables(toy, name, initial=initial)
+    for _ in range(50):
+        learner.step()
+    assert learner.error().max() < 1e-20
+
+
+def test_every_member_updates_one_entry_a_step_and_the_moments_follow():
+    """Mutation: one start for all members; moments that are not refreshed."""
+    learner = tables(SHORT, "steve_noisy")
+    for _ in range(130):  # past a block
+        before = learner.q.copy()
+        learner.step()
+        assert ((learner.q != before).sum(-1) <= 1).all()
+    np.testing.assert_allclose(learner.mean, learner.q.mean(0))
+    np.testing.assert_allclose(learner.variance, learner.q.var(0))
+    assert (learner.q[..., -1] == 0).all()
+
+
+def test_a_learner_does_not_depend_on_the_others_or_on_who_looks():
+    """Mutation: one stream for all."""
+    toy = Toy(last_state=10, steps=120, runs=2)
+    everybody = run(toy, seed=3, every=40)
+    alone = run(toy, seed=3, every=30, learners=("steve_noisy",))
+    assert everybody.steps.tolist() == [1, 40, 80, 120] and alone.steps.tolist() == [1, 30, 60, 90, 120]
+    np.testing.assert_array_equal(alone.error["steve_noisy"][-1], everybody.error["steve_noisy"][-1])
+    other = run(toy, seed=4, every=40, learners=("steve_noisy",))
+    assert (other.error["steve_noisy"] != everybody.error["steve_noisy"]).all()
+
+
+def test_the_picture_says_that_it_is_logarithmic(short):
+    """Mutation: no floor, which leaves gaps where errors are 0."""
+    text = draw(short)
+    tree = ElementTree.fromstring(text)
+    words = [element.text for element in tree.iter() if element.tag.endswith("text")]
+    assert {learner.label for learner in LEARNERS.values()} <= set(words)
+    assert any("log10" in word and str(round(np.log10(FLOOR))) in word for word in words)
+    dots = [element for element in tree.iter() if element.tag.endswith("circle")]
+    assert len(dots) == len(LEARNERS) * len(short.steps), "an error of 0 is drawn at the floor"
+
+
+def test_main_leaves_files_rows_and_words(tmp_path):
+    said = []
+    for steps in (100, 60):  # a second run replaces what the first left
+        said.clear()
+        main(tmp_path / "toy", seed=2, runs=2, steps=steps, every=20, report=said.append)
+    content = json.loads((tmp_path / "toy" / "toy.json").read_text())
+    assert content["settings"]["runs"] == 2 and content["seed"] == 2 and content["steps"] == [1, 20, 40, 60]
+    assert set(content["learners"]) == set(LEARNERS)
+    assert len(content["learners"]["steve_noisy"]["final_errors"]) == 2
+    rows = read_metrics(tmp_path / "toy")
+    assert [row["step"] for row in rows] == [1, 20, 40, 60] and not rows.bad_lines
+    assert rows[-1]["error/basic_q"] == content["learners"]["basic_q"]["error_mean"][-1]
+    assert 0 <= rows[-1]["model_use/steve_noisy"] <= 1
+    assert (tmp_path / "toy" / "toy.svg").read_text().startswith("<svg")
+    assert said[0].startswith("step 20 of 60") and len(said) == 3 + len(LEARNERS)
+
+
+def test_settings_that_cannot_be_meant(tmp_path):
+    for name in ("last_state", "steps", "members", "rollouts", "horizon", "runs"):
+        with pytest.raises(ConfigError, match=f"Toy.{name} = 0 must be at least 1"):
+            Toy(**{name: 0})
+    with pytest.raises(ConfigError, match="Toy.noise = 1.5"):
+        Toy(noise=1.5)
+    with pytest.raises(ConfigError, match="every = 0"):
+        train(SHORT, 0, every=0)
+    with pytest.raises(ConfigError, match="'sarsa' must be one of: basic_q"):
+        train(SHORT, 0, learners=("sarsa",))
+    with pytest.raises(ConfigError, match="seed = -1"):
+        main(tmp_path / "toy", seed=-1)
+    assert not (tmp_path / "toy").exists(), "refused before anything is written"
