@@ -217,8 +217,7 @@ class PlannedSeat:
         obs = trees.map(lambda leaf: leaf[columns], row.obs)
         planner.feedback(columns, self._seen(columns, there, obs), rewards, terminated)
         if self.learned is not None:
-            seen = (np.asarray(tree, np.float32) for tree in (roots.obs, obs))
-            before, after = seen
+            before, after = (np.asarray(tree, np.float32) for tree in (roots.obs, obs))
             edges = Edges(self.learned.run_of(columns), before, actions, after, rewards, terminated)
             if not self._policy.random:
                 self._rate_model(self.learned, roots, edges, extras)

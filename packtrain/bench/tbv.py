@@ -80,6 +80,9 @@ def run(secs: float, device: str = "cpu") -> dict[str, Any]:
         "updates_per_second": 1 / update_s,
         "answers_per_second": 1e6 / answer_us,
         "rate": 1e6 / sum(parts.values()),
+        "bound": 1e6 / max(parts.values()),
+        "ratio": max(parts.values()) / sum(parts.values()),
+        "limited_by": max(parts, key=lambda name: parts[name]),
         "device": device,
         "published": PUBLISHED,
         "machine": machine(device != "cpu"),
@@ -177,12 +180,12 @@ def _random_episode(core: Hanoi, rng: np.random.Generator, steps: int) -> dict[s
 
 def _lines(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"{'search, ready answers':<26}{'steps/s':>10}{'expansions a step':>20}{'expansions/s':>15}{'1 M steps':>12}"
+        f"{'search, ready answers':<36}{'steps/s':>10}{'expansions a step':>20}{'expansions/s':>15}{'1 M steps':>12}"
     ]
     for one in content["searches"]:
         name = "one run" if one["runs"] == 1 else f"{one['runs']} runs together"
         lines.append(
-            f"{name + f', {ENVIRONMENTS} environments':<26}{one['steps_per_second']:>10,.0f}"
+            f"{name + f', {ENVIRONMENTS} environments':<36}{one['steps_per_second']:>10,.0f}"
             f"{one['expansions_a_step']:>20.1f}{one['expansions_per_second']:>15,.0f}"
             f"{one['secs_a_million_steps']:>10,.0f} s"
         )
@@ -192,6 +195,7 @@ def _lines(content: dict[str, Any]) -> list[str]:
     lines += [
         "",
         f"rate   {content['rate']:>10,.0f} steps/s, all parts one after the other on one of {available_cores()} cores",
+        f"bound  {content['bound']:>10,.0f} steps/s, by {content['limited_by']} alone: ratio {content['ratio']:.2f}",
         f"       {content['updates_per_second']:>10,.1f} updates/s of the ensemble on {content['device']}, "
         f"{content['answers_per_second']:,.0f} answers/s",
         f"       the published code: {PUBLISHED['steps']} steps/s, {PUBLISHED['expansions']} expansions/s, "
