@@ -1,7 +1,7 @@
 """Environments as pure functions over arrays of states, and their face as a Gymnasium environment.
 
 A core is written once, for N states at a time. Two faces stand on it: a Gymnasium `Env` (here) and a natively
-vectorised stream (`columns.FunctionalColumns`); planners will stand on the core itself. A core knows no clock:
+vectorised stream (`columns.FunctionalColumns`); planners stand on the core itself. A core knows no clock:
 `max_steps` is applied by the faces, so that equal states are equal whatever the time.
 """
 
@@ -18,7 +18,12 @@ from packtrain.trees import Tree
 
 
 class Core(Protocol):
-    """Dynamics for N states at once. Pure: arguments are never changed, randomness comes from `rng` alone."""
+    """Dynamics for N states at once. Pure: arguments are never changed, randomness comes from `rng` alone.
+
+    A core may also say `legal(states)`, which actions may be taken; `changing`, the leaves that tell the states of an
+    episode apart; `factors`, what an observation is made of (`factors.py`); `landmarks(states)`, what is worth counting
+    once; and `chart(states)` with `chart_shape()`, where states are on a picture (`metrics/heat_map.py`).
+    """
 
     observation_space: gym.Space
     action_space: gym.Space

@@ -8,7 +8,7 @@ import pytest
 from packtrain.envs.factors import Factor, encode
 from packtrain.planning import kernels
 from packtrain.planning.decoders import ClassDecoder, DeltaDecoder
-from packtrain.planning.decoding import decode_classes, mutual_information, scaled_std, std_of_deltas
+from packtrain.testing.plain_decoding import decode_classes, mutual_information, scaled_std, std_of_deltas
 
 FACTORS = (Factor.one_hot(0, 3), Factor.whole_number(3, -1, 3), Factor.one_hot(4, 2))  # D = 6, C = 10
 LOW, HIGH = np.array([0, 0, 0, -1, 0, 0], np.float32), np.array([1, 1, 1, 3, 1, 1], np.float32)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from packtrain.envs.factors import Factor, encode
-from packtrain.planning.decoding import decode_classes, decode_delta, mutual_information, scaled_std, std_of_deltas
+from packtrain.planning.decoding import decode_delta
+from packtrain.testing.plain_decoding import decode_classes, mutual_information, scaled_std, std_of_deltas
 
 FACTORS = (Factor.one_hot(0, 3), Factor.whole_number(3, -1, 3), Factor.one_hot(4, 2))  # D = 6, C = 10
 SIZES = (3, 5, 2)
