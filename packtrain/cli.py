@@ -200,6 +200,7 @@ def _train(argv: list[str]) -> int:
         raise ConfigError(f"--num_seeds {arguments.num_seeds} must be at least 1")
     if arguments.output_dir and (arguments.savedir or arguments.xpid):
         raise ConfigError("--output_dir says all of what --savedir and --xpid say; give one or the other")
+    from packtrain import config
     from packtrain.runtime import command
 
     output = command.output_folder(arguments.output_dir, arguments.savedir, arguments.xpid, names[-1])
@@ -225,6 +226,10 @@ def _train(argv: list[str]) -> int:
         trusted=arguments.trust_config or not any(command.is_in_run_folder(path) for path in paths),
         latest_in=None if arguments.output_dir else Path(arguments.savedir or "runs").expanduser(),
     )
+    if config.load(request.files, request.bindings, request.knobs, request.trusted).root == "Study":
+        from packtrain.studies import study
+
+        return study.train(request)
     return command.train(request)
 
 
@@ -288,8 +293,7 @@ def _show_config(argv: list[str]) -> int:
     paths, values, arguments, _ = _parse(argv)
     from packtrain import config
 
-    bindings = [*arguments.config, *([f"Experiment.seed = {arguments.seed}"] if arguments.seed is not None else [])]
-    configuration = config.load(paths, bindings, values)
+    configuration = config.load(paths, arguments.config, values, seed=arguments.seed)
     config.build(configuration)
     print(configuration.text(), end="")
     return 0

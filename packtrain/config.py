@@ -54,6 +54,12 @@ class Configuration:
     trusted: bool = True  # False for a file the user did not name
     error: Error | None = None  # the first one while building
 
+    @property
+    def root(self) -> str:
+        """What it builds: a `Study` or a `Runner` where a line sets something of one, else an `Experiment`."""
+        owners = {owner for owner, _ in self.where}
+        return next((name for name in ("Study", "Runner") if name in owners), "Experiment")
+
     def place(self, configurable: str, parameter: str) -> str:
         """Where a parameter's value was set, for messages."""
         macro = self.macros.get((configurable, parameter))
@@ -265,14 +271,21 @@ class _Names(config_parser.ParserDelegate):
         return f"%{macro_name}"
 
 
-def load(files: list[Path], bindings: list[str], knob_values: dict[str, Any], trusted: bool = True) -> Configuration:
-    """Parse files, then `--config` bindings, then knobs, into gin's global configuration.
+def load(
+    files: list[Path],
+    bindings: list[str],
+    knob_values: dict[str, Any],
+    trusted: bool = True,
+    seed: int | None = None,
+) -> Configuration:
+    """Parse files, then `--config` bindings, then the seed and the knobs, into gin's global configuration.
 
     Args:
       files: read in order; what they include comes first.
       bindings: gin bindings that win over the files.
       knob_values: knob → value, given as flags; these win over everything.
       trusted: False for files the user did not name: they may import this package's modules and nothing else.
+      seed: of what is built, given as a flag; None leaves it as it is configured.
     """
     global _state
     gin.clear_config()
@@ -285,6 +298,9 @@ def load(files: list[Path], bindings: list[str], knob_values: dict[str, Any], tr
         _parse_file(configuration, file, trusted)
     for binding in bindings:
         _parse_text(configuration, binding, f"--config {binding!r}", None, trusted)
+    if seed is not None:  # a Runner hands it to the experiment it describes
+        owner = "Study" if configuration.root == "Study" else "Experiment"
+        _parse_text(configuration, f"{owner}.seed = {seed}", f"--seed {seed}", None, trusted)
     configuration.comments = {knob.name: knob.comment for knob in known.values()}
     for knob in known.values():
         if knob.default is None:
@@ -385,22 +401,21 @@ def _unknown(message: str) -> str:
 
 
 def build(configuration: Configuration) -> Any:
-    """Call the configured `Experiment`, or `Runner`, and refuse bindings of the user's that nothing used.
+    """Call the configured `Experiment`, `Runner` or `Study`, and refuse bindings of the user's that nothing used.
 
     A shipped knob may go unused: a `--config` binding then took the place of the line that reads it.
     """
     global _state
     _state = configuration
-    root = "Runner" if any(owner == "Runner" for owner, _ in configuration.where) else "Experiment"
     try:
-        experiment = gin.get_configurable(f"packtrain.{root}")()
+        built = gin.get_configurable(f"packtrain.{configuration.root}")()
     except Error as error:
         raise configuration.error or error from None
     except (TypeError, ValueError) as error:
         text = str(error).splitlines()
         raise ConfigError(f"the configuration cannot be built: {text[0]}") from error
     _refuse_unused(configuration)
-    return experiment
+    return built
 
 
 def _refuse_unused(configuration: Configuration) -> None:

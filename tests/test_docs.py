@@ -258,17 +258,21 @@ def nothing_runs(monkeypatch, tmp_path):
     from packtrain import doctor
     from packtrain.bench import measure
     from packtrain.runtime import command, torchbeast
-    from packtrain.studies import report
+    from packtrain.studies import report, study
 
     def train(request):
         if all(path.is_relative_to(knobs.CONFIGS) for path in request.files):
-            experiment = config.build(config.load(request.files, request.bindings, request.knobs))
+            configuration = config.load(request.files, request.bindings, request.knobs)
+            experiment = config.build(configuration)
+            if configuration.root == "Study":
+                return 0
             if ":" not in experiment.streams.environment.id:  # else a module of the reader's
                 experiment.streams.environment.registered_id()
         return 0
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "train", train)
+    monkeypatch.setattr(study, "train", train)
     monkeypatch.setattr(command, "evaluate", lambda *_, **__: {})
     monkeypatch.setattr(command, "describe_evaluation", lambda *_: "")
     monkeypatch.setattr(report, "write_report", lambda *_: "")
@@ -333,6 +337,7 @@ def test_commands_are_found():
         "packtrain train impala/gym --env CratPole-v1",
         "packtrain train impala/catch --runtime cluster",
         "packtrain train mine.gin --num_actor 3",
+        "packtrain train steve/toy --noise 2",
         "packtrain eval",
         "packtrain eval runs/a --best",
         "packtrain bench nothing",

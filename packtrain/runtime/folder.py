@@ -21,6 +21,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
         self.config = path / "config.gin"
+        self.study = path / "study.json"  # of a finished study, which has no checkpoints
         self._lock: Any = None
         self._handler: logging.Handler | None = None
 
@@ -70,3 +71,27 @@ class RunFolder:
             raise RunFolderError(
                 f"{self.path} cannot be written: no permission in {place}; choose another --output_dir"
             )
+
+    def refuse_other_kind(self, sign: Path) -> None:
+        """RunFolderError if the folder holds a run of the other kind, of which this file or folder is the sign."""
+        if sign.exists():
+            raise RunFolderError(
+                f"{self.path} holds another kind of run; --fresh starts one beside it, or choose another --output_dir"
+            )
+
+
+def beside(path: Path) -> Path:
+    """The folder itself if it is new, else the first free name beside it."""
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate
+
+
+def point_latest(root: Path, path: Path) -> None:
+    """ROOT/latest → the newest run; a real file or folder of that name is left alone."""
+    link = root / "latest"
+    if link.is_symlink() or not link.exists():
+        temporary = root / f".latest-{os.getpid()}"
+        temporary.symlink_to(os.path.relpath(path, root))
+        os.replace(temporary, link)

@@ -1,1 +1,1 @@
-"""What people do with runs once they are there: statistics over seeds, charts and the report page."""
+"""What people do with runs: statistics over seeds, charts and the report page; and studies that run by themselves."""

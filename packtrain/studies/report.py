@@ -6,6 +6,7 @@ everything that comes out of a run folder is escaped, because the folder may be 
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -60,7 +61,10 @@ _LAST_ROWS = 10  # whose mean is the training score
 _LOG_LINES = 60
 _LOG_BYTES = 64 * 1024
 _CONFIG_BYTES = 256 * 1024
+_PICTURE_BYTES = 2 * 1024 * 1024
+_MOST_PICTURES = 6
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_STUDY = re.compile(r"^Study\.", re.MULTILINE)
 _ENVIRONMENT = re.compile(r"""^[\w./]*\benv(?:ironment)?(?:_?(?:id|name))?\s*=\s*(['"])(.+?)\1""", re.MULTILINE)
 
 
@@ -109,6 +113,11 @@ class _Run:
     seeds: list[_Seed]
     config: str
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def is_study(self) -> bool:
+        """Whether it has no agent, and so no return, but pictures of its own."""
+        return bool(_STUDY.search(self.config))
 
 
 @dataclass(frozen=True)
@@ -293,6 +302,7 @@ def _page(runs: list[_Run]) -> str:
     drawn = _MOST_CHARTS - len(main)
     sections = [
         _warnings(runs),
+        _pictures(runs),
         _charts(runs, main),
         _other_charts(runs, other[:drawn], left_out=len(other[drawn:]), opened=not main),
         _last_values(runs, main + other),
@@ -341,7 +351,7 @@ def _header(runs: list[_Run]) -> str:
     run = runs[0]
     several = len(run.seeds) > 1
     tiles = [
-        _score_tile(run),
+        *([] if run.is_study else [_score_tile(run)]),
         _tile("Steps", human(_steps(run)), f"{_steps(run):,}" + " a seed" * several),
         _tile("Wall time", _duration(_wall(run)), "longest seed" * several),
     ]
@@ -385,10 +395,11 @@ def _run_tile(run: _Run) -> str:
         facts.append(f"{human(speed)} steps/s")
     value = _number(score.mean) if score else "–"
     note = _interval(score) + score.source if score else "no episode has ended yet"
+    scored = f"<div class=value>{value} <small>final return</small></div><div class=note>{escape(note)}</div>"
     return (
         f'<div class="tile run" style="border-left-color:{curve_colour(run.colour)}"><div class=label>'
-        f"{escape(run.name)}</div><div class=value>{value} <small>final return</small></div>"
-        f"<div class=note>{escape(note)}</div><div class=note>{escape(' · '.join(facts))}</div></div>"
+        f"{escape(run.name)}</div>{'' if run.is_study else scored}"
+        f"<div class=note>{escape(' · '.join(facts))}</div></div>"
     )
 
 
@@ -440,6 +451,25 @@ def _split(metrics: list[Metric]) -> tuple[list[Metric], list[Metric]]:
     return main, sorted(metric for metric in metrics if metric not in main)
 
 
+def _pictures(runs: list[_Run]) -> str:
+    """What studies have drawn. A page shows an image in a data address without running or fetching anything in it."""
+    folders = {
+        f"{run.name}/{seed.folder.name}" if len(run.seeds) > 1 else run.name: seed.folder
+        for run in runs
+        if run.is_study
+        for seed in run.seeds
+    }
+    found = [(name, path) for name, folder in folders.items() for path in sorted(folder.glob("*.svg"))]
+    cards = []
+    for name, path in found[:_MOST_PICTURES]:
+        data = _read(path, 0, _PICTURE_BYTES + 1)
+        if len(data) <= _PICTURE_BYTES:
+            source = f"data:image/svg+xml;base64,{base64.b64encode(data).decode()}"
+            caption = f"<figcaption class=note>{escape(name)}</figcaption>" * (len(found) > 1)
+            cards.append(f'<figure><img src="{source}" alt="{escape(f"{name}: {path.name}")}">{caption}</figure>')
+    return f'<section class="grid large">{"".join(cards)}</section>' if cards else ""
+
+
 def _charts(runs: list[_Run], metrics: list[Metric]) -> str:
     large = [metric for metric in metrics if metric in (EVALUATION_RETURN, TRAINING_RETURN)]
     small = [metric for metric in metrics if metric not in large]
@@ -465,7 +495,7 @@ def _other_charts(runs: list[_Run], metrics: list[Metric], left_out: int, opened
     if not grid:
         return ""
     more = f"<p class=warning>{left_out} more metrics are not drawn.</p>" if left_out else ""
-    count = f"{len(metrics)} more metric" + "s" * (len(metrics) != 1)
+    count = f"{len(metrics)} " + "more " * (not opened) + "metric" + "s" * (len(metrics) != 1)
     return f"<details{' open' * opened}><summary>{count}</summary>{more}{grid}</details>"
 
 
@@ -651,6 +681,7 @@ h2{font-size:15px;margin:0 0 8px}
 figure{margin:0;padding:16px 16px 12px;min-width:0}
 figure svg{display:block;width:100%;height:auto}
 figure>svg{max-height:560px}
+figure>img{display:block;max-width:100%;height:auto;margin:0 auto}
 .card,details{margin-top:12px;padding:14px 16px}
 summary{cursor:pointer;font-weight:600}
 details details{background:none;border:0;margin:0;padding:8px 0 0}

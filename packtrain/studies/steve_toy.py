@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.files import write_whole
 from packtrain.metrics.reading import METRICS_FILE
@@ -29,11 +30,14 @@ from packtrain.metrics.writers import JsonlWriter
 from packtrain.studies.chart import Curve, line_chart
 
 EPSILON = 1e-8  # added to variances before they are inverted
-TABLE_STEPS = (1, 500, 1000, 2000, 3000, 5000, 7500, 10_000)  # those of the published numbers
+OLD_NAMES = {"basic_q": "baseline"}  # of the CSV files, where they are not ours
+TABLE_STEPS = (1, 500, 1000, 2000, 3000, 5000, 7500, 10_000)  # those of the expected errors
 FLOOR = 1e-6  # the chart shows smaller errors as this
 _BLOCK = 100  # steps that are drawn at once; part of what a seed means
+_MOST = 1_000_000  # numbers a step of a learner may look at, or keep; a block of them takes 2.4 GB
 
 
+@configurable
 @dataclass(frozen=True)
 class Toy:
     """The published settings."""
@@ -52,6 +56,20 @@ class Toy:
                 raise ConfigError(f"Toy.{name} = {getattr(self, name)} must be at least 1")
         if not 0 <= self.noise <= 1:
             raise ConfigError(f"Toy.noise = {self.noise} must be between 0 and 1")
+        size = self.runs * self.members * max(self.rollouts * (self.horizon + 1), self.last_state + 2)
+        if size > _MOST:
+            raise ConfigError(
+                f"Toy with runs = {self.runs}, members = {self.members}, rollouts = {self.rollouts}, "
+                f"horizon = {self.horizon} and last_state = {self.last_state} needs {size:,} numbers a step, and "
+                f"{_MOST:,} are the most; lower one of them"
+            )
+
+    def fill(self, folder: Path, seed: int, log_every: int, say: Callable[[str], None]) -> Path:
+        """Run the experiment into a folder, as a `Study` does; returns its picture."""
+        return fill_folder(self, folder, seed, log_every, say)
+
+
+PUBLISHED = Toy()
 
 
 @dataclass(frozen=True)
@@ -71,6 +89,15 @@ LEARNERS = {
     "mve_noisy": Learner("MVE, noisy model", "mve", noisy=True),
     "steve_oracle": Learner("STEVE, exact model", "steve"),
     "steve_noisy": Learner("STEVE, noisy model", "steve", noisy=True),
+}
+# Mean over 10 runs of the published settings, from another program; one column for each of TABLE_STEPS.
+EXPECTED = {
+    "basic_q": ("1,670 ± 84", "1,290", "1,090", "921", "799", "645", "476", "58 ± 86"),
+    "ensemble_q": ("962 ± 35", "761", "656", "514", "430", "376", "293", "34 ± 13"),
+    "mve_oracle": ("963", "326", "198", "8.7", "0.004", "under 1e-11", "0", "0"),
+    "mve_noisy": ("961", "598", "752", "1,110", "1,450", "1,740", "1,890", "1,880 ± 90"),
+    "steve_oracle": ("962", "432", "334", "220", "0.008", "under 1e-15", "about 0", "about 0"),
+    "steve_noisy": ("962", "581", "555", "591", "579", "251", "0.93", "1e-5"),
 }
 
 
@@ -221,7 +248,7 @@ def _train(toy: Toy, seed: int, every: int, learners: tuple[str, ...]) -> Iterat
 
 def run(toy: Toy | None = None, seed: int = 0, every: int = 50, learners: tuple[str, ...] = tuple(LEARNERS)) -> Curves:
     """The whole experiment; the settings are the published ones if not given."""
-    toy = toy or Toy()
+    toy = toy or PUBLISHED
     return collect(toy, list(train(toy, seed, every, learners)))
 
 
@@ -236,7 +263,7 @@ def collect(toy: Toy, records: list[Record]) -> Curves:
 
 
 def table(curves: Curves) -> dict[str, dict[int, tuple[float, float]]]:
-    """Mean and standard deviation over runs, by learner and step, for the published steps that were recorded."""
+    """Mean and standard deviation over runs, by learner and step, for the expected steps that were recorded."""
     rows = {int(step): index for index, step in enumerate(curves.steps) if step in TABLE_STEPS}
     return {
         name: {step: (float(error[index].mean()), float(error[index].std())) for step, index in rows.items()}
@@ -265,46 +292,64 @@ def draw(curves: Curves) -> str:
     )
 
 
-def main(
-    output: Path,
-    seed: int = 0,
-    runs: int = 10,
-    steps: int = 10_000,
-    every: int = 50,
-    report: Callable[[str], None] = print,
-) -> None:
-    """Run the experiment into a folder: metrics.jsonl while it goes on, toy.json and toy.svg at its end.
+def fill_folder(toy: Toy, folder: Path, seed: int, every: int, say: Callable[[str], None]) -> Path:
+    """Run the experiment into a folder: metrics.jsonl while it goes on, the results at its end; returns the picture.
 
     Args:
-      output: the folder, which is made; files of these names in it are replaced.
+      toy: the settings.
+      folder: which is made; files of these names in it are replaced.
       seed: of everything random.
-      runs: independent ones, computed together.
-      steps: of training, of each run.
       every: so many steps make a row of metrics and a point of the curves.
-      report: is told where the run stands, ten times, and the final errors.
+      say: is told where the run stands, ten times, and the final errors beside the expected ones.
     """
-    toy = Toy(runs=runs, steps=steps)
     training = train(toy, seed, every)  # checks what it is given before anything is written
-    output.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     begin, told, records = time.perf_counter(), 0, []
-    writer = JsonlWriter(output / METRICS_FILE, 0)
+    writer = JsonlWriter(folder / METRICS_FILE, 0)
     try:
         for record in training:
             wall_s = time.perf_counter() - begin
             records.append(record)
             writer.write(metrics_row(record, wall_s))
-            if record.step * 10 // steps > told:
-                told = record.step * 10 // steps
-                errors = ", ".join(f"{name} {error.mean():.3g}" for name, error in record.error.items())
-                report(f"step {record.step:,} of {steps:,}  {wall_s:.0f} s  error: {errors}")
+            if record.step * 10 // toy.steps > told:
+                told = record.step * 10 // toy.steps
+                errors = ", ".join(f"{name} {_short(error.mean())}" for name, error in record.error.items())
+                say(f"step {record.step:,} of {toy.steps:,}  {wall_s:.0f} s  error: {errors}")
     finally:
         writer.close()
     curves = collect(toy, records)
     content = _content(curves, seed, time.perf_counter() - begin)
-    write_whole(output / "toy.json", (json.dumps(content, indent=1) + "\n").encode())
-    write_whole(output / "toy.svg", draw(curves).encode())
+    write_whole(folder / "toy.json", (json.dumps(content, indent=1) + "\n").encode())
     for name, error in curves.error.items():
-        report(f"{LEARNERS[name].label:<20} final error {error[-1].mean():.3g} ± {error[-1].std():.2g}")
+        write_whole(folder / "Toy-v1" / f"{OLD_NAMES.get(name, name)}.csv", csv(curves.steps, error).encode())
+    write_whole(folder / "toy.svg", draw(curves).encode())
+    for line in closing_lines(curves):
+        say(line)
+    return folder / "toy.svg"
+
+
+def closing_lines(curves: Curves) -> list[str]:
+    """A line a learner: its last error, beside the expected one where the settings are those that it was made with."""
+    last = int(curves.steps[-1])
+    same = ("last_state", "members", "rollouts", "horizon", "noise")
+    known = last in TABLE_STEPS and all(getattr(curves.toy, name) == getattr(PUBLISHED, name) for name in same)
+    lines = []
+    for name, error in curves.error.items():
+        expected = f"  (expected {EXPECTED[name][TABLE_STEPS.index(last)]})" if known else ""
+        mean, std = _short(error[-1].mean()), _short(error[-1].std())
+        lines.append(f"{LEARNERS[name].label:<18}  error after {last:,} steps: {mean} ± {std}{expected}")
+    return lines
+
+
+def csv(steps: np.ndarray, error: np.ndarray) -> str:
+    """One learner's errors, [P, runs], as the published code wrote them: `step,step,step,error`, run after run."""
+    return "".join(
+        f"{step},{step},{step},{value!r}\n" for run in error.T.tolist() for step, value in zip(steps, run, strict=True)
+    )
+
+
+def _short(error: float) -> str:
+    return f"{error:,.0f}" if error >= 100 else f"{error:.2g}"
 
 
 def metrics_row(record: Record, wall_s: float) -> dict[str, Any]:

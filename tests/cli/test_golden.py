@@ -26,6 +26,8 @@ def check(name, text):
         ("eval_help", ["eval", "--help"]),
         ("convert_help", ["convert", "--help"]),
         ("list", ["list"]),
+        ("study_help", ["train", "steve/toy", "--help"]),
+        ("show_study", ["show-config", "steve/toy", "--seed", "3", "--noise", "0.2"]),
         ("show_config", ["show-config", "impala/catch", "--entropy_cost", "0.02", "--config", "Impala.c_bar = 0.9"]),
     ],
 )

@@ -1,3 +1,4 @@
+import base64
 import json
 import math
 import os
@@ -309,3 +310,22 @@ def test_an_out_folder_gets_the_page_and_no_litter(tmp_path):
     assert write_report([run], tmp_path / "pages") == tmp_path / "pages" / "report.html"
     assert write_report([run], tmp_path / "new" / "p.html").exists()
     assert [path.name for path in (tmp_path / "pages").iterdir()] == ["report.html"]
+
+
+def test_a_study_shows_its_picture_and_no_return(tmp_path):
+    """What is in the picture stays inside an image. Mutation: the SVG put into the page as it is; a return's tile."""
+    run = make_run(tmp_path / "study", config="Study.seed = 0\n")
+    (run / "metrics.jsonl").write_text('{"step": 1, "wall_s": 0.1, "kind": "train", "error": 2.0}\n')
+    (run / "toy.svg").write_text(f"<svg>{EVIL}</svg>")
+    (run / "vast.svg").write_bytes(b" " * 3_000_000)
+    page = Page(write_report([run]).read_text())
+    (image,) = [attributes for tag, attributes in page.tags if tag == "img"]
+    head, data = image["src"].split(",")
+    assert head == "data:image/svg+xml;base64" and base64.b64decode(data).decode() == f"<svg>{EVIL}</svg>"
+    assert not [tag for tag, _ in page.tags if tag == "script"]
+    assert "Final return" not in page.text("div") and page.text("summary")[0] == "1 metric"
+    other = make_run(tmp_path / "other")
+    (other / "toy.svg").write_text("<svg></svg>")
+    page = Page(write_report([run, other]).read_text())
+    assert len([tag for tag, _ in page.tags if tag == "img"]) == 1, "only studies say what a picture of theirs is"
+    assert page.text("small").count("final return") == 1

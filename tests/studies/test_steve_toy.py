@@ -10,7 +10,22 @@ import torch
 from packtrain.equations.value_expansion import expanded_returns, mve_targets, steve_targets
 from packtrain.errors import ConfigError
 from packtrain.metrics.reading import read_metrics
-from packtrain.studies.steve_toy import FLOOR, LEARNERS, Tables, Toy, draw, draw_rollouts, main, run, table, train
+from packtrain.studies.steve_toy import (
+    EXPECTED,
+    FLOOR,
+    LEARNERS,
+    TABLE_STEPS,
+    Curves,
+    Tables,
+    Toy,
+    closing_lines,
+    csv,
+    draw,
+    draw_rollouts,
+    run,
+    table,
+    train,
+)
 
 SHORT = Toy(last_state=30, steps=1000, runs=4)  # a third of the chain needs a tenth of the steps
 
@@ -162,11 +177,11 @@ def test_the_picture_says_that_it_is_logarithmic(short):
     assert len(dots) == len(LEARNERS) * len(short.steps), "an error of 0 is drawn at the floor"
 
 
-def test_main_leaves_files_rows_and_words(tmp_path):
+def test_a_filled_folder_has_files_rows_and_words(tmp_path):
     said = []
     for steps in (100, 60):  # a second run replaces what the first left
         said.clear()
-        main(tmp_path / "toy", seed=2, runs=2, steps=steps, every=20, report=said.append)
+        picture = Toy(runs=2, steps=steps).fill(tmp_path / "toy", 2, 20, said.append)
     content = json.loads((tmp_path / "toy" / "toy.json").read_text())
     assert content["settings"]["runs"] == 2 and content["seed"] == 2 and content["steps"] == [1, 20, 40, 60]
     assert set(content["learners"]) == set(LEARNERS)
@@ -175,8 +190,33 @@ def test_main_leaves_files_rows_and_words(tmp_path):
     assert [row["step"] for row in rows] == [1, 20, 40, 60] and not rows.bad_lines
     assert rows[-1]["error/basic_q"] == content["learners"]["basic_q"]["error_mean"][-1]
     assert 0 <= rows[-1]["model_use/steve_noisy"] <= 1
-    assert (tmp_path / "toy" / "toy.svg").read_text().startswith("<svg")
+    assert picture == tmp_path / "toy" / "toy.svg" and picture.read_text().startswith("<svg")
+    files = {path.stem: np.loadtxt(path, delimiter=",") for path in (tmp_path / "toy" / "Toy-v1").glob("*.csv")}
+    assert set(files) == set(LEARNERS) - {"basic_q"} | {"baseline"}
+    assert files["baseline"].shape == (2 * 4, 4)
+    assert files["baseline"][3::4, 3].tolist() == content["learners"]["basic_q"]["final_errors"]
     assert said[0].startswith("step 20 of 60") and len(said) == 3 + len(LEARNERS)
+
+
+def test_errors_as_rows_run_after_run():
+    """Mutation: runs and steps the other way round; digits lost."""
+    assert (
+        csv(np.array([1, 50]), np.array([[3.0, 0.1], [2.0, 1e-20]]))
+        == "1,1,1,3.0\n50,50,50,2.0\n1,1,1,0.1\n50,50,50,1e-20\n"
+    )
+
+
+def test_the_closing_lines_name_what_was_expected_where_it_applies():
+    """Mutation: the wrong column; a comparison with other settings."""
+    assert set(EXPECTED) == set(LEARNERS) and {len(cells) for cells in EXPECTED.values()} == {len(TABLE_STEPS)}
+
+    def last(step, **settings):
+        error = {"mve_noisy": np.array([[9.0, 9.0], [1800.0, 1900.0]])}
+        return closing_lines(Curves(Toy(steps=step, runs=2, **settings), np.array([1, step]), error))
+
+    assert last(10_000) == ["MVE, noisy model    error after 10,000 steps: 1,850 ± 50  (expected 1,880 ± 90)"]
+    assert last(3000)[0].endswith("(expected 1,450)")
+    assert last(3001)[0].endswith("1,850 ± 50") and last(3000, noise=0.2)[0].endswith("1,850 ± 50")
 
 
 def test_settings_that_cannot_be_meant(tmp_path):
@@ -185,10 +225,14 @@ def test_settings_that_cannot_be_meant(tmp_path):
             Toy(**{name: 0})
     with pytest.raises(ConfigError, match="Toy.noise = 1.5"):
         Toy(noise=1.5)
+    with pytest.raises(ConfigError, match="members = 100000, .* needs 102,000,000 numbers a step"):
+        Toy(members=100_000)
+    with pytest.raises(ConfigError, match="last_state = 1000000 .* lower one of them"):
+        Toy(last_state=1_000_000)
     with pytest.raises(ConfigError, match="every = 0"):
         train(SHORT, 0, every=0)
     with pytest.raises(ConfigError, match="'sarsa' must be one of: basic_q"):
         train(SHORT, 0, learners=("sarsa",))
     with pytest.raises(ConfigError, match="seed = -1"):
-        main(tmp_path / "toy", seed=-1)
+        SHORT.fill(tmp_path / "toy", -1, 50, print)
     assert not (tmp_path / "toy").exists(), "refused before anything is written"

@@ -1,0 +1,180 @@
+"""`packtrain train` for a study: something that runs by itself, in a minute or so, and fills a run folder.
+
+A study has no agent and no checkpoints. One that was interrupted starts over; one that has finished leaves study.json,
+written last, which says what it was made with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from packtrain import __version__, config
+from packtrain.errors import ConfigError, Error, RunFolderError, SaveError
+from packtrain.files import write_whole
+from packtrain.metrics.console import duration
+from packtrain.runtime.command import TrainRequest, refuse_other
+from packtrain.runtime.folder import RunFolder, beside, point_latest
+
+log = logging.getLogger("packtrain")
+
+
+class Procedure(Protocol):
+    """What a study does."""
+
+    def fill(self, folder: Path, seed: int, log_every: int, say: Callable[[str], None]) -> Path:
+        """Run from the beginning and leave metrics.jsonl and the results in a folder; returns the picture to look at.
+
+        Args:
+          folder: where to write; files of an earlier attempt are replaced.
+          seed: of everything random.
+          log_every: so many steps make a row of metrics.
+          say: is told where the study stands, a line at a time.
+        """
+
+
+@config.configurable
+@dataclass(frozen=True)
+class Study:
+    """What `packtrain train` runs where a configuration describes no experiment of actors and learners."""
+
+    experiment: Procedure
+    seed: int = 0
+    log_every: int = 50  # steps between rows of metrics
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"Study.seed = {self.seed} must not be negative")
+        if self.log_every < 1:
+            raise ConfigError(f"Study.log_every = {self.log_every} must be at least 1")
+
+
+def train(request: TrainRequest) -> int:
+    """Run a study once, or with several seeds one after the other; returns the exit code."""
+    _refuse_flags(request)
+    if request.num_seeds is None:
+        return _train_one(request)
+    _, study = _build(request)
+    root = beside(request.output) if request.fresh else request.output
+    for k in range(request.num_seeds):
+        one = replace(request, output=root / f"seed_{k}", seed=study.seed + k, latest_in=None, fresh=False)
+        if code := _train_one(one):
+            return code
+    if request.latest_in is not None:
+        point_latest(request.latest_in, root)
+    return 0
+
+
+def _refuse_flags(request: TrainRequest) -> None:
+    """ConfigError for a flag that means nothing here."""
+    given = {
+        f"--runtime {request.runtime}": request.runtime != "local",
+        f"--device {request.device}": request.device != "cpu",
+        f"--start_from {request.start_from}": request.start_from is not None,
+        "--tensorboard": request.tensorboard,
+    }
+    for flag, is_given in given.items():
+        if is_given:
+            raise ConfigError(f"{flag} means nothing for a study, which runs by itself on the CPU; leave it out")
+
+
+def _build(request: TrainRequest) -> tuple[config.Configuration, Study]:
+    configuration = config.load(request.files, request.bindings, request.knobs, request.trusted, request.seed)
+    return configuration, config.build(configuration)
+
+
+def _train_one(request: TrainRequest) -> int:
+    configuration, study = _build(request)
+    folder = RunFolder(beside(request.output) if request.fresh else request.output)
+    folder.check_writable()
+    folder.refuse_other_kind(folder.checkpoints)
+    folder.open()
+    try:
+        if folder.study.exists():
+            found = _read(folder.study)
+            refuse_other(folder.path, {"run": found}, configuration)
+            print(f"{folder.path} is finished; its picture is {folder.path / found['picture']}")
+            return 0
+        if folder.metrics.exists():
+            print(f"{folder.path} was not finished: starting over")
+        folder.config.write_text(configuration.text(), encoding="utf-8")
+        if request.latest_in is not None:
+            point_latest(request.latest_in, folder.path)
+        log.info("packtrain %s, NumPy %s, configuration %s", __version__, np.__version__, configuration.hash()[:12])
+        return _run(study, folder, configuration)
+    except Error as error:
+        log.error("%s", error)
+        raise
+    except BrokenPipeError:  # nobody listens any more
+        raise
+    except OSError as error:
+        log.error("%s", error)
+        raise SaveError(f"{folder.path} cannot be written: {error.strerror}; the same command starts over") from error
+    except Exception:
+        log.exception("the study failed")
+        raise
+    finally:
+        folder.close()
+
+
+def _run(study: Study, folder: RunFolder, configuration: config.Configuration) -> int:
+    """Run the study and say how it ended; the exit code."""
+    begin = time.perf_counter()
+    try:
+        with _stopped_by_signals():
+            picture = study.experiment.fill(folder.path, study.seed, study.log_every, _say)
+            done = {"identity": configuration.identity(), "picture": str(picture.relative_to(folder.path))}
+            write_whole(folder.study, (json.dumps(done, indent=1) + "\n").encode())
+    except _Stopped as stopped:
+        print(f"stopped by {stopped.signal.name}: {folder.path} is not finished; the same command starts over")
+        log.info("stopped by %s", stopped.signal.name)
+        return 128 + int(stopped.signal)
+    log.info("finished")
+    print(f"finished in {duration(time.perf_counter() - begin)}: {folder.path}; the picture is {picture}")
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+    log.info("%s", line)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a finished study has left about itself."""
+    try:
+        found = json.loads(path.read_bytes())
+        return {"identity": dict(found["identity"]), "picture": str(found["picture"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(f"{path} cannot be read; --fresh starts anew beside {path.parent}") from error
+
+
+class _Stopped(BaseException):
+    """A signal asked the study to leave."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.signal = signal.Signals(number)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM raise `_Stopped` inside."""
+
+    def stop(number: int, _: Any) -> None:
+        raise _Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
