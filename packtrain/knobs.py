@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import math
 import re
 from dataclasses import dataclass, replace
@@ -125,19 +126,34 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"config file {shown(path)} cannot be read: {error}") from error
 
 
-def read_knobs(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Knob]:
-    """The knobs of a config file and of what it includes, later lines winning, in the order they first appear."""
+def read_knobs(path: Path, _seen: tuple[Path, ...] = (), _known: dict[str, Knob] | None = None) -> dict[str, Knob]:
+    """The knobs of a config file and of what it includes, later lines winning, in the order they first appear.
+
+    A knob that is set again keeps its type, and what was said of it, unless the new line says something else.
+    """
     if path in _seen:
         raise ConfigError(f"{shown(path)} includes itself")
-    knobs: dict[str, Knob] = {}
+    if not _known and path.is_relative_to(CONFIGS):
+        return dict(_shipped_knobs(path))
+    return _read_knobs(path, _seen, _known or {})
+
+
+@functools.cache
+def _shipped_knobs(path: Path) -> dict[str, Knob]:
+    """Shipped files do not change, and many include the same."""
+    return _read_knobs(path, (), {})
+
+
+def _read_knobs(path: Path, _seen: tuple[Path, ...], _known: dict[str, Knob]) -> dict[str, Knob]:
+    knobs, label = dict(_known), shown(path)
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#") or _IMPORT.match(stripped):
             continue
         if include := _INCLUDE.match(stripped):
-            knobs.update(read_knobs(find_include(include.group(2), path, number), (*_seen, path)))
+            knobs = read_knobs(find_include(include.group(2), path, number), (*_seen, path), knobs)
             continue
-        knob = _read_line(line, knobs, f"{shown(path)}:{number}")
+        knob = _read_line(line, knobs, f"{label}:{number}")
         if knob is None:
             break
         if knob.name in PROGRAM_FLAGS:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from packtrain.acting.control import ControlPolicy
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
 from packtrain.acting.seat import Decision
@@ -25,7 +26,7 @@ class Actor:
     def __init__(
         self,
         streams: list[Stream],
-        policy: NetworkPolicy | PlannedPolicy,
+        policy: NetworkPolicy | PlannedPolicy | ControlPolicy,
         sinks: Sequence[Sink],
         refresh: Callable[[], int],
     ):

@@ -16,7 +16,7 @@ from packtrain.networks.perception import is_picture
 from packtrain.types import Spec
 
 log = logging.getLogger("packtrain")
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "tf32", "bfloat16"]
 ROWS = 64  # of the trial on a CPU
 WORTH = 1.1  # how much faster bfloat16 must be
 
@@ -50,6 +50,14 @@ def choose_precision(
     choice = torch.bfloat16 if single > WORTH * half else None
     log.info("computing in %s: bfloat16 is %.2f times as fast here", "bfloat16" if choice else "float32", single / half)
     return choice
+
+
+def use_tf32(wanted: Precision | None, device: torch.device) -> None:
+    """Let a GPU round the factors of large products to 10 bits, unless the configuration wants float32."""
+    rounds = device.type == "cuda" and wanted in (None, "tf32")
+    torch.set_float32_matmul_precision("high" if rounds else "highest")
+    if device.type == "cuda":
+        log.info("computing products in %s", "tf32" if rounds else "float32")
 
 
 def _seconds(network: ActorCriticNetwork, spec: Spec, dtype: torch.dtype | None) -> float:

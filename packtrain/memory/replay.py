@@ -7,6 +7,7 @@ batches of them can be drawn at once: a learner that launches several updates to
 
 from __future__ import annotations
 
+import collections
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from packtrain.types import Row, Sample, Trajectory
 
 _FLAGS = ("terminated", "truncated")
 _FIRST_ROOM = 4096
+_TENTH = 10  # of the transitions, every so many one is held out
 
 
 @configurable
@@ -33,7 +35,6 @@ class Replay:
     capacity: int = 1_000_000  # transitions; the oldest give way. Room is taken as it is needed
     batch_size: int = 256
     warm_up: int = 1  # transitions before the first batch
-    seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("capacity", "batch_size", "warm_up"):
@@ -68,12 +69,16 @@ class ReplayMemory:
         self._structure: dict[str, Tree] = {}  # leaf by leaf: what a field is made of
         self.fields: dict[str, Tensor] = {}  # [room, ...] on the device; replaced by larger ones while it grows
         self.count = 0  # transitions ever added, those that wait included
-        self._waiting: list[dict[str, np.ndarray]] = []  # not on the device yet
+        self._waiting: collections.deque[dict[str, np.ndarray]] = collections.deque()  # not on the device yet
         self._stored = 0  # transitions on the device, ever
-        self._rng = np.random.default_rng(sizes.seed)
+        self._rng = np.random.default_rng(0)
         self._segments: Segments | NoSegments = NoSegments()
         self.dropped = 0
         self.sinks = [_GroupSink(self, size) for size in groups]
+
+    def reseed(self, seed: int) -> None:
+        """Draw other rows from now on."""
+        self._rng = np.random.default_rng(seed)
 
     def attach(self, segments: Segments) -> None:
         """Keep full segments of rows there, so that checkpoints need not hold them."""
@@ -89,11 +94,36 @@ class ReplayMemory:
         """Whether a batch can be taken."""
         return self.count >= self._sizes.warm_up
 
-    def indices(self, batches: int = 1) -> Tensor:
-        """Rows of `fields` drawn uniformly with replacement, [batches, B] on the device."""
+    def indices(self, batches: int = 1, size: int | None = None, holdout: bool = False) -> Tensor:
+        """Rows of `fields` drawn uniformly with replacement, [batches, B] on the device.
+
+        With `holdout` every tenth row is left alone, for validation.
+        """
         self._upload()
-        drawn = self._rng.integers(len(self), size=(batches, self._sizes.batch_size))
+        rows, size = min(self._stored, self._sizes.capacity), size or self._sizes.batch_size
+        if holdout and rows >= _TENTH:
+            drawn = self._rng.integers(rows - rows // _TENTH, size=(batches, size))
+            drawn += drawn // (_TENTH - 1)  # 0 … 8, 10 … 18, …
+        else:
+            drawn = self._rng.integers(rows, size=(batches, size))
         return torch.from_numpy(drawn).to(self.device)
+
+    def batches(self, count: int, size: int | None = None, holdout: bool = False) -> dict[str, Tensor]:
+        """Many batches at once: every field [count, B, ...], and "row", where each transition lies."""
+        rows = self.indices(count, size, holdout)
+        return {**{name: leaf[rows] for name, leaf in self.fields.items()}, "row": rows}
+
+    def filled(self) -> dict[str, Tensor]:
+        """Every field of all transitions that are there, [N, ...]."""
+        self._upload()
+        return {name: leaf[: min(self._stored, self._sizes.capacity)] for name, leaf in self.fields.items()}
+
+    def held_out(self, most: int) -> dict[str, Tensor]:
+        """Transitions that `holdout` leaves alone, spread over all that are there; [N, ...] with N at most `most`."""
+        fields = self.filled()
+        places = torch.arange(_TENTH - 1, len(fields["reward"]), _TENTH, device=self.device)
+        places = places[:: max(1, -(-len(places) // most))]
+        return {name: leaf[places] for name, leaf in fields.items()}
 
     def sample(self, version: int) -> Sample | None:
         """B transitions drawn with replacement, as a trajectory [1, B]; None if there are too few."""
@@ -151,10 +181,10 @@ class ReplayMemory:
 
     def _upload(self) -> None:
         """Bring what waits to the device."""
-        if not self._waiting:
+        waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]  # an actor may add at the same time
+        if not waiting:
             return
-        rows = {name: np.concatenate([part[name] for part in self._waiting]) for name in self._waiting[0]}
-        self._waiting = []
+        rows = {name: np.concatenate([part[name] for part in waiting]) for name in waiting[0]}
         self._store({name: torch.from_numpy(leaf) for name, leaf in rows.items()})
 
     def _store(self, rows: dict[str, Tensor]) -> None:
@@ -210,9 +240,14 @@ class ReplayMemory:
             "sinks": [sink.snapshot() for sink in self.sinks],
         }
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on from a snapshot; CheckpointError if a segment is missing or damaged."""
-        self.fields, self._waiting, self._structure = {}, [], dict(snapshot["structure"])
+    def restore(self, snapshot: dict[str, Any], same_episodes: bool = True) -> None:
+        """Go on from a snapshot; CheckpointError if a segment is missing or damaged.
+
+        Args:
+          snapshot: what `snapshot` gave.
+          same_episodes: whether the environments go on too; if not, their next rows answer nothing.
+        """
+        self.fields, self._waiting, self._structure = {}, collections.deque(), dict(snapshot["structure"])
         self.count = int(snapshot["count"])
         parts = [snapshot["head"], *(self._segments.read(each) for each in snapshot["segments"]), snapshot["tail"]]
         rows = [part for part in parts if part and len(part["reward"])]
@@ -221,7 +256,7 @@ class ReplayMemory:
             self._store(dict(part))
         self._rng.bit_generator.state = snapshot["rng"]
         for sink, state in zip(self.sinks, snapshot["sinks"], strict=True):
-            sink.restore(state)
+            sink.restore(state if same_episodes else {})
 
 
 class _GroupSink:
@@ -233,7 +268,7 @@ class _GroupSink:
 
     def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
         """One row of all columns. A row that a reset made answers no action."""
-        before, self._obs = self._obs, trees.map(np.array, row.obs)
+        before, self._obs = self._obs, trees.map(_on_host, row.obs)
         if before is None:
             return
         real = np.flatnonzero(~np.asarray(row.first))
@@ -245,7 +280,7 @@ class _GroupSink:
                 "obs": pick(before),
                 "action": pick(row.last_action),
                 "reward": pick(row.last_reward["train"]),
-                "after": pick(row.obs),
+                "after": pick(self._obs),
                 "terminated": pick(row.terminated),
                 "truncated": pick(row.truncated),
             }
@@ -258,6 +293,11 @@ class _GroupSink:
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go on with the row before, if there was one."""
         self._obs = trees.map(np.array, snapshot["obs"]) if "obs" in snapshot else None
+
+
+def _on_host(leaf: Any) -> np.ndarray:
+    """A copy; policies on a GPU hand on what they have seen there."""
+    return leaf.cpu().numpy() if isinstance(leaf, Tensor) and leaf.is_cuda else np.array(leaf)
 
 
 def _names(name: str, leaves: int) -> list[str]:

@@ -20,6 +20,7 @@ class Recorder:
         self._every = every
         self._next = every
         self._updates: list[dict[str, Any]] = []
+        self._lags = 0
         self._lag_sum, self._lag_max = 0.0, 0
         self._episodes = 0
         self._episode_sums: dict[str, float] = {}
@@ -30,6 +31,7 @@ class Recorder:
         self._updates.append(metrics)
         if lag is not None:
             values = lag.numpy()
+            self._lags += 1
             self._lag_sum += float(values.mean())
             self._lag_max = max(self._lag_max, int(values.max()))
 
@@ -45,22 +47,22 @@ class Recorder:
         self._lives += len(finished.life_returns)
         self._life_return_sum += float(finished.life_returns.sum())
 
-    def due(self, step: int) -> bool:
-        """Whether a row should be written."""
-        return step >= self._next and bool(self._updates)
+    def due(self, step: int, without_updates: bool = False) -> bool:
+        """Whether a row should be written; where nothing is learned before, also `without_updates`."""
+        return step >= self._next and (without_updates or bool(self._updates))
 
     def row(self, step: int) -> dict[str, Any]:
         """The averages since the last row, which starts a new span."""
         row: dict[str, Any] = {**means(self._updates)}
-        if self._updates:
-            row["policy_lag_mean"], row["policy_lag_max"] = self._lag_sum / len(self._updates), self._lag_max
+        if self._lags:
+            row["policy_lag_mean"], row["policy_lag_max"] = self._lag_sum / self._lags, self._lag_max
         row["episodes"] = self._episodes
         row["episode_return"] = row["episode_length"] = None
         if self._episodes:
             row |= {name: total / self._episodes for name, total in self._episode_sums.items()}
         if self._lives:
             row["lives"], row["life_return"] = self._lives, self._life_return_sum / self._lives
-        self._updates, self._lag_sum, self._lag_max = [], 0.0, 0
+        self._updates, self._lags, self._lag_sum, self._lag_max = [], 0, 0.0, 0
         self._episodes, self._episode_sums = 0, {}
         self._lives, self._life_return_sum = 0, 0.0
         self._next = (step // self._every + 1) * self._every
@@ -71,6 +73,7 @@ class Recorder:
         return {
             "next": self._next,
             "updates": [dict(update) for update in self._updates],
+            "lags": self._lags,
             "lag_sum": self._lag_sum,
             "lag_max": self._lag_max,
             "episodes": self._episodes,
@@ -83,14 +86,16 @@ class Recorder:
         """Go on from a saved state; a changed `every` counts from the current step."""
         self._next = state["next"] if state["next"] % self._every == 0 else (step // self._every + 1) * self._every
         self._updates = list(state["updates"])
+        self._lags = state.get("lags", len(self._updates))
         self._lag_sum, self._lag_max = state["lag_sum"], state["lag_max"]
         self._episodes, self._episode_sums = state["episodes"], dict(state["episode_sums"])
         self._lives, self._life_return_sum = state.get("lives", 0), state.get("life_return_sum", 0.0)
 
 
 def means(updates: list[dict[str, Any]]) -> dict[str, float]:
-    """The averages of what updates reported."""
-    return {name: _mean([update[name] for update in updates]) for name in (updates[0] if updates else ())}
+    """The averages of what updates reported, each over those that did."""
+    names = dict.fromkeys(name for update in updates for name in update)
+    return {name: _mean([update[name] for update in updates if name in update]) for name in names}
 
 
 def _mean(values: list[Any]) -> float:

@@ -23,15 +23,18 @@ import torch
 from packtrain import __version__, config, knobs, trees
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.envs.boundary import space_leaves
+from packtrain.envs.picture import draw_without_screen
 from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunFolderError
 from packtrain.memory.unroll import Unrolls
 from packtrain.metrics.console import amount, duration, open_console
 from packtrain.metrics.writers import TensorBoardWriter
+from packtrain.networks.control import ControlNetwork
 from packtrain.runtime import checkpoint, local, serial, together
+from packtrain.runtime import film as films
 from packtrain.runtime.branching import branch
 from packtrain.runtime.evaluation import Evaluator
 from packtrain.runtime.experiment import Experiment
-from packtrain.runtime.folder import RunFolder
+from packtrain.runtime.folder import RunFolder, beside, point_latest
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import Training, learning_epoch, open_evaluator, try_out
 from packtrain.runtime.watchdog import Watchdog
@@ -40,6 +43,7 @@ from packtrain.types import Spec
 log = logging.getLogger("packtrain")
 MANY_GAMES = 32  # from which on opening them takes long enough to say so
 RUNTIMES = {"local": local.run, "serial": serial.run}
+Saved = tuple[int, dict[str, Any]] | None  # a checkpoint
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,8 @@ def train(request: TrainRequest) -> int:
                 RUNTIMES[request.runtime](opened.training)
                 opened.training.save(required=True)
             return opened.close(received)
-    _, experiment, _ = prepare(request.files, request.bindings, request.knobs, request.seed, request.trusted)
-    root = _beside(request.output) if request.fresh else request.output
+    _, experiment, _ = prepare(*_described(request))
+    root = beside(request.output) if request.fresh else request.output
     requests = []
     for k in range(request.num_seeds):
         one = replace(
@@ -109,14 +113,14 @@ def train(request: TrainRequest) -> int:
             if code:
                 return code
     if request.latest_in is not None and not code:
-        _point_latest(request.latest_in, root)
+        point_latest(request.latest_in, root)
     return code
 
 
 def _train_together(requests: list[TrainRequest]) -> int:
     """Several seeds at once, in this process."""
     with contextlib.ExitStack() as stack:
-        each = [stack.enter_context(_prepared(one)) for one in requests]
+        each = [stack.enter_context(_prepared(one, saved)) for one, saved in _together_from(requests)]
         opened = [one for one in each if one is not None]
         if not opened:
             return 0
@@ -125,6 +129,22 @@ def _train_together(requests: list[TrainRequest]) -> int:
             for one in opened:
                 one.training.save(required=True)
         return [one.close(received) for one in opened][0]
+
+
+def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Saved]]:
+    """Where each of several seeds goes on: runs that learn together, from the same update."""
+    folders = [RunFolder(one.output).checkpoints for one in requests]
+    newest = [checkpoint.load_newest(folder) if folder.is_dir() else None for folder in folders]
+    _, experiment, _ = prepare(*_described(requests[0]))
+    under_way = [k for k, saved in enumerate(newest) if saved is None or finished(experiment, saved[1]["run"]) is None]
+    if experiment.by_ratio and under_way:
+        for k, saved in zip(under_way, together.same_updates([folders[k] for k in under_way]), strict=True):
+            newest[k] = saved
+    return list(zip(requests, newest, strict=True))
+
+
+def _described(request: TrainRequest) -> tuple:
+    return request.files, request.bindings, request.knobs, request.seed, request.trusted
 
 
 @dataclass
@@ -153,21 +173,25 @@ class _Opened:
 
 
 @contextlib.contextmanager
-def _prepared(request: TrainRequest) -> Iterator[_Opened | None]:
-    """A run with its folder open, ready to start; None if it is finished already."""
+def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[_Opened | None]:
+    """A run with its folder open, ready to start; None if it is finished already.
+
+    Args:
+      request: the command line.
+      saved: the checkpoint to go on from, None to begin; or the "newest" that its folder has.
+    """
     other = None
     if request.start_from is not None:
         refuse_no_run(request.start_from)
         _, other, _ = prepare([request.start_from / "config.gin"], [], {}, None, trusted=False)
-    configuration, experiment, spec = prepare(
-        request.files, request.bindings, request.knobs, request.seed, request.trusted
-    )
+    configuration, experiment, spec = prepare(*_described(request))
     device = find_device(request.device)
     refuse_too_large(experiment, spec, device)
     if request.tensorboard:
         TensorBoardWriter.available()
-    folder = RunFolder(_beside(request.output) if request.fresh else request.output)
+    folder = RunFolder(beside(request.output) if request.fresh else request.output)
     folder.check_writable()
+    folder.refuse_other_kind(folder.study)
     text, begun = configuration.text(), None
     if other is not None and not checkpoint.steps(folder.checkpoints):
         assert request.start_from is not None
@@ -175,7 +199,8 @@ def _prepared(request: TrainRequest) -> Iterator[_Opened | None]:
     folder.open()
     console = None
     try:
-        saved = checkpoint.load_newest(folder.checkpoints)
+        if isinstance(saved, str):
+            saved = checkpoint.load_newest(folder.checkpoints)
         if saved is not None:
             refuse_other(folder.path, saved[1], configuration)
             if (end := finished(experiment, saved[1]["run"])) is not None:
@@ -190,7 +215,7 @@ def _prepared(request: TrainRequest) -> Iterator[_Opened | None]:
             print(f"{folder.path}: beginning from step {saved[0]:,} of {request.start_from}")
         folder.config.write_text(text, encoding="utf-8")
         if request.latest_in is not None:
-            _point_latest(request.latest_in, folder.path)
+            point_latest(request.latest_in, folder.path)
         log.info(
             "packtrain %s, torch %s, %s runtime on %s, configuration %s",
             __version__,
@@ -230,9 +255,12 @@ def prepare(
     files: list[Path], bindings: list[str], values: dict[str, Any], seed: int | None, trusted: bool
 ) -> tuple[config.Configuration, Experiment, Spec]:
     """Load, build and try a configuration: after this, its environment has been reset once and its network built."""
-    if seed is not None:
-        bindings = [*bindings, f"Experiment.seed = {seed}"]
-    configuration = config.load(files, bindings, values, trusted)
+    configuration = config.load(files, bindings, values, trusted, seed)
+    if configuration.root == "Study":
+        raise ConfigError(
+            f"{knobs.shown(files[-1])} is a study: it has no agent and no checkpoint; "
+            "`packtrain report` shows what a finished one has found"
+        )
     experiment = config.build(configuration)
     spec = experiment.probe()
     try:
@@ -327,23 +355,6 @@ def refuse_no_run(run: Path) -> None:
         raise RunFolderError(f"{run} is not a run folder: {hint}")
 
 
-def _beside(path: Path) -> Path:
-    """The folder itself if it is new, else the first free name beside it."""
-    candidate, number = path, 2
-    while candidate.exists():
-        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return candidate
-
-
-def _point_latest(root: Path, path: Path) -> None:
-    """ROOT/latest → the newest run; a real file or folder of that name is left alone."""
-    link = root / "latest"
-    if link.is_symlink() or not link.exists():
-        temporary = root / f".latest-{os.getpid()}"
-        temporary.symlink_to(os.path.relpath(path, root))
-        os.replace(temporary, link)
-
-
 @contextlib.contextmanager
 def _signals(trainings: list[Training]) -> Iterator[list[signal.Signals]]:
     """The first SIGINT or SIGTERM asks the runs to save and leave; the second leaves at once."""
@@ -373,22 +384,36 @@ def _signals(trainings: list[Training]) -> Iterator[list[signal.Signals]]:
 
 
 def evaluate(
-    run: Path, num_episodes: int, which: str, *, seed: int | None, device: str, trusted: bool, greedy: bool = True
+    run: Path,
+    num_episodes: int,
+    which: str,
+    *,
+    seed: int | None,
+    device: str,
+    trusted: bool,
+    greedy: bool = True,
+    video_episodes: int = 0,
+    video_format: films.Format = "png",
 ) -> dict[str, Any]:
     """Play episodes with a run's checkpoint; also left in RUN/eval.json. Nothing in the folder can run code."""
     refuse_no_run(run)
+    folder = films.folder_for(run, video_format) if video_episodes else None
+    if folder is not None:
+        draw_without_screen()
     configuration, experiment, spec = prepare([run / "config.gin"], [], {}, None, trusted)
     step, state = checkpoint.choose(run / "checkpoints", which)
     refuse_other(run, state, configuration)
     place = find_device(device)
     torch.set_num_threads(1)
     root = seed_for(experiment.seed if seed is None else seed, "eval")
+    if folder is not None:
+        experiment = films.for_pictures(experiment)
     evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, greedy=greedy)
     if isinstance(evaluator.policy, PlannedPolicy):
         evaluator.policy.epoch = learning_epoch(experiment, state["run"]["repeats"])
         evaluator.policy.trace_epoch = sum(state["run"]["repeats"])
     for weights in state["weights"].values():  # none where nothing learns
-        network.load_state_dict(weights)
+        network.load_state_dict({**network.state_dict(), **weights})
     known = state["actor"]["seats"][0] if "actor" in state else {}
 
     def on_hang(error: EnvError) -> None:
@@ -398,20 +423,34 @@ def evaluate(
     environment = experiment.streams.environment
     columns = [evaluator.stream.columns]
     with contextlib.closing(evaluator), Watchdog(columns, environment.step_deadline_secs, on_hang):
-        result = {**_play(evaluator, num_episodes, known), "checkpoint": step, "env": environment.id, "greedy": greedy}
+        name = f"{step}" + "_sampled" * (not greedy)
+        film = films.Film(evaluator, folder, name, video_episodes, video_format) if folder is not None else None
+        played = _play(evaluator, num_episodes, known, film)
+    result = {**played, "checkpoint": step, "env": environment.id, "greedy": greedy}
+    if film is not None and folder is not None:
+        result["videos"] = film.videos
+        if (expansion := films.expansion_of(experiment)) is not None:
+            assert isinstance(network, ControlNetwork)
+            result["weights"] = films.weigh(network, expansion, film, folder / f"{name}_weights.json")
     with contextlib.suppress(OSError):  # somebody else's folder may be read-only
         (run / "eval.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
     return result
 
 
-def _play(evaluator: Evaluator, num_episodes: int, known: dict[str, Any]) -> dict[str, Any]:
+def _play(evaluator: Evaluator, num_episodes: int, known: dict[str, Any], film: films.Film | None) -> dict[str, Any]:
     """All episodes; on a terminal, with a line that counts them."""
     shown = time.monotonic()
     evaluator.begin(known)
-    while (result := evaluator.tick()) is None:
+    result = None
+    while result is None:
+        if film is not None:
+            film.look()
+        result = evaluator.tick()
         if sys.stderr.isatty() and time.monotonic() - shown > 1:
             shown = time.monotonic()
             print(f"\r{evaluator.played} of {num_episodes} episodes", end="", file=sys.stderr, flush=True)
+    if film is not None:
+        film.look()
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     return result
@@ -426,4 +465,7 @@ def describe_evaluation(run: str, result: dict[str, Any]) -> str:
         f"({result['episodes']} episodes of {result['length_mean']:.1f} steps)"
     )
     others = {name: value for name, value in result["rewards"].items() if name != "train"}
-    return text + "".join(f"\n  {name}: {value:.3f}" for name, value in others.items())
+    text += "".join(f"\n  {name}: {value:.3f}" for name, value in others.items())
+    if "videos" in result:
+        text += "\n" + films.describe(run, result["videos"], result.get("weights"))
+    return text

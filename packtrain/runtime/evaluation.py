@@ -6,15 +6,17 @@ import math
 import statistics
 from typing import Any
 
+from packtrain.acting.control import ControlPolicy
 from packtrain.acting.planned import PlannedPolicy, PlannedSeat
 from packtrain.acting.policy import NetworkPolicy
 from packtrain.envs.stream import Episode, Stream
+from packtrain.types import Row
 
 
 class Evaluator:
     """Plays a fixed number of episodes, each column its share, so that short episodes are not over-counted."""
 
-    def __init__(self, stream: Stream, policy: NetworkPolicy | PlannedPolicy, num_episodes: int):
+    def __init__(self, stream: Stream, policy: NetworkPolicy | PlannedPolicy | ControlPolicy, num_episodes: int):
         self.stream = stream
         self.policy = policy
         self._seat = policy.seat(stream)
@@ -48,6 +50,16 @@ class Evaluator:
             return None
         self.active = False
         return summary([episode for played in self._played for episode in played])
+
+    @property
+    def row(self) -> Row:
+        """The latest row, NumPy arrays, valid until the next tick."""
+        return self._row
+
+    @property
+    def episodes(self) -> list[list[Episode]]:
+        """Those that count so far, by column."""
+        return self._played
 
     @property
     def played(self) -> int:

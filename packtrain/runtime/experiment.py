@@ -12,8 +12,10 @@ from packtrain.devices.precision import Precision
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
 from packtrain.memory.episodes import Episodes
+from packtrain.memory.replay import Replay
 from packtrain.memory.unroll import Unrolls
 from packtrain.networks.actor_critic import ActorCritic
+from packtrain.networks.control import Control
 from packtrain.networks.prediction import Prediction
 from packtrain.networks.world_model import FactoredWorldModel, WorldModel
 from packtrain.planning.learned import NETWORK as MODEL
@@ -88,24 +90,32 @@ class LearnerUse:
     learner: LearnerDescription
     memory: str  # a name in Experiment.memories
     publishes: tuple[str, ...] = ("policy",)  # the names of its weights; actors pick up "policy"
+    ratio: float | None = None  # updates for each step that is acted, from a replay; None: as many as it can make
+
+    def __post_init__(self) -> None:
+        if self.ratio is not None and self.ratio <= 0:
+            raise ConfigError(f"LearnerUse.ratio = {self.ratio} must be above 0, or None")
 
 
 @configurable
 @dataclass(frozen=True)
 class Collect:
-    """Act: until the memory can serve a batch, or whole episodes."""
+    """Act: until the memory can serve a batch, or whole episodes, or until a number of steps has been made."""
 
     memory: str | tuple[str, ...] | None = None  # where episodes go; None: nothing is kept
     rounds: int | None = None  # episodes that every column plays; None: as long as the memory is not ready
     policy: Literal["policy", "random"] = "policy"  # who acts; random: uniformly random actions
+    steps: int | None = None  # until so many have been made since the beginning, for replays; None: see rounds
 
     def __post_init__(self) -> None:
         if self.rounds is not None and self.rounds < 1:
             raise ConfigError(f"Collect.rounds = {self.rounds} must be at least 1")
         if self.memory is None and self.rounds is None:
             raise ConfigError("Collect needs a memory to fill, or a number of rounds to play")
-        if self.policy == "random" and self.rounds is None:
-            raise ConfigError("Collect.policy = 'random' is for whole episodes: give Collect.rounds")
+        if self.steps is not None and (self.steps < 0 or self.rounds is not None):
+            raise ConfigError(f"Collect.steps = {self.steps} must not be negative, nor stand beside Collect.rounds")
+        if self.policy == "random" and self.rounds is None and self.steps is None:
+            raise ConfigError("Collect.policy = 'random' needs to know how long: give Collect.rounds or Collect.steps")
 
     @property
     def memories(self) -> tuple[str, ...]:
@@ -116,14 +126,14 @@ class Collect:
 @configurable
 @dataclass(frozen=True)
 class Update:
-    """Let a learner take `count` steps."""
+    """Let a learner take `count` steps; of a replay, before anything is repeated, `count` since the beginning."""
 
     learner: str
     count: int = 1
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"Update.count = {self.count} must be at least 1")
+        if self.count < 0:
+            raise ConfigError(f"Update.count = {self.count} must not be negative")
 
 
 @configurable
@@ -131,7 +141,9 @@ class Update:
 class Repeat:
     """Do these in order, again and again, until `Run.total_steps`. Runtimes that can, do them at the same time.
 
-    Where whole episodes are collected, once through is an epoch: nothing is learned while they are played.
+    Where whole episodes are collected, once through is an epoch: nothing is learned while they are played. Where
+    learners replay, each makes as many updates as its ratio to the steps allows, and acting and learning take turns; a
+    learner without a ratio is updated while environments step.
     """
 
     stages: tuple[Collect | Update, ...]
@@ -197,8 +209,8 @@ class Experiment:
     """Everything a runtime needs to know, and nothing that is alive."""
 
     streams: Streams
-    policy: ActorCritic | Planning
-    memories: dict[str, Unrolls | Episodes]
+    policy: ActorCritic | Planning | Control
+    memories: dict[str, Unrolls | Episodes | Replay]
     learners: dict[str, LearnerUse]
     schedule: tuple[Collect | Update | Repeat, ...]
     run: Run = field(default_factory=Run)
@@ -225,8 +237,25 @@ class Experiment:
             raise ConfigError("Experiment.schedule has no Update: nothing would be learned")
         if not self.learners and not self.by_epochs:
             raise ConfigError("Experiment.learners is empty: only planners can act without learning")
+        replays = [isinstance(memory, Replay) for memory in self.memories.values()]
+        if not any(replays) == all(replays) == self.by_ratio and self.memories:
+            raise ConfigError("Control learns from Replay memories, and only it does")
         if not self.by_epochs == isinstance(self.policy, Planning) == self.streams.together:
             raise ConfigError("whole episodes are collected for planners, and planners play whole episodes, together")
+
+    @property
+    def by_ratio(self) -> bool:
+        """Whether learners replay: steps are counted as they are acted, and updates follow them."""
+        return isinstance(self.policy, Control)
+
+    @property
+    def warm_up(self) -> int:
+        """Steps that are acted before anything is repeated."""
+        return max((s.steps or 0 for s in self.schedule if isinstance(s, Collect)), default=0)
+
+    def pretraining(self, learner: str) -> int:
+        """Updates that a learner makes before anything is repeated."""
+        return max((s.count for s in self.schedule if isinstance(s, Update) and s.learner == learner), default=0)
 
     @property
     def by_epochs(self) -> bool:

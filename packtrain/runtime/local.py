@@ -9,6 +9,7 @@ import time
 
 import torch
 
+from packtrain.algorithms.launches import ROOM
 from packtrain.errors import EnvError, StalledError
 from packtrain.memory.unroll import UnrollQueue
 from packtrain.runtime import serial
@@ -31,8 +32,9 @@ def run(training: Training) -> None:
 
     A `Repeat` lets the actor run ahead as far as the memory has room; what comes before it runs in order.
     """
-    if training.experiment.by_epochs:  # nothing is learned while episodes are played: there is nothing to overlap
-        serial.run(training)
+    uses = training.experiment.learners.values()
+    if training.experiment.by_epochs or (training.experiment.by_ratio and all(use.ratio is not None for use in uses)):
+        serial.run(training)  # acting and learning wait for each other: there is nothing to overlap
         return
     environment = training.experiment.streams.environment
     faults: list[BaseException] = []
@@ -49,7 +51,7 @@ def run(training: Training) -> None:
         actor.start()
         try:
             for stage in training.experiment.schedule:
-                _learn(training, stage, faults)
+                (_replay if training.experiment.by_ratio else _learn)(training, stage, faults)
             _last_evaluation(training, faults)
         except EnvError as error:  # met while saving or evaluating
             faults.append(error)
@@ -109,6 +111,42 @@ def _learn(training: Training, stage: Collect | Update | Repeat, faults: list[Ba
         training.save_if_due(background=True)
         if not isinstance(stage, Repeat):
             return
+
+
+def _replay(training: Training, stage: Collect | Update | Repeat, faults: list[BaseException]) -> None:
+    """The learner's thread, where updates do not wait for steps: groups of them, one learner after the other."""
+
+    def goes_on() -> bool:
+        return training.stop is None and not training.finished and not faults
+
+    for inner in stage.stages if isinstance(stage, Repeat) else (stage,):
+        if isinstance(inner, Collect):
+            training.begin_stage(inner)
+    if isinstance(stage, Collect):
+        while goes_on() and training.step < (stage.steps or 0):
+            with training.learner_busy.waiting():
+                time.sleep(0.005)
+            _look_around(training)
+    elif isinstance(stage, Update):
+        learner = training.parts.learners[stage.learner]
+        while goes_on() and (left := stage.count - learner.updates) > 0:
+            training.learn(stage.learner, min(left, ROOM))
+            _look_around(training)
+    else:
+        updates = [inner for inner in stage.stages if isinstance(inner, Update)]
+        while goes_on():
+            for update in updates:
+                if (left := training.due(update.learner)) > 0:
+                    training.learn(update.learner, min(left, ROOM))
+            _look_around(training)
+
+
+def _look_around(training: Training) -> None:
+    """Count, evaluate and save, where that is due."""
+    training.count_acted()
+    training.collect_evaluation()
+    training.begin_evaluation_if_due()
+    training.save_if_due(background=True)
 
 
 def _last_evaluation(training: Training, faults: list[BaseException]) -> None:

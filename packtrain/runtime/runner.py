@@ -357,7 +357,7 @@ def Runner(  # noqa: N802
         if model_trainer is not None:
             publishes = ("policy",) if trainer is None else ()  # one learner publishes all networks of the planner
             parts["memories"][MODEL] = model_trainer.memory
-            parts["learners"][MODEL] = LearnerUse(model_trainer.learner, MODEL, publishes)
+            parts["learners"][MODEL] = LearnerUse(model_trainer.learner, MODEL, publishes=publishes)
             learn = Update(MODEL, model_trainer.n_steps_per_epoch)
             rounds = -(-n_model_precollect_episodes // n_envs)
             if rounds:

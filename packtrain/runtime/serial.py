@@ -6,13 +6,22 @@ import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
+from typing import NamedTuple
 
+from packtrain.algorithms.launches import ROOM
 from packtrain.errors import EnvError
 from packtrain.runtime.experiment import Collect, Repeat, Update
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog
 
 log = logging.getLogger("packtrain")
+
+
+class Learn(NamedTuple):
+    """A wish for updates."""
+
+    learner: str
+    updates: int
 
 
 def run(training: Training) -> None:
@@ -32,6 +41,10 @@ def run(training: Training) -> None:
                 for _ in turns(training):
                     with training.learner_busy.waiting():
                         training.act()
+                return
+            if training.experiment.by_ratio:
+                for wish in wishes(training):
+                    _grant(training, wish)
                 return
             _evaluate_if_due(training)
             for stage in training.experiment.schedule:
@@ -58,6 +71,63 @@ def _run_stage(training: Training, stage: Collect | Update | Repeat) -> None:
                 if training.stop is None and training.update(stage.learner):
                     _evaluate_if_due(training)
                     training.save_if_due(background=False)
+
+
+def _grant(training: Training, wish: Learn | None) -> None:
+    if wish is None:
+        with training.learner_busy.waiting():
+            training.act()
+    else:
+        with training.actor_busy.waiting():
+            training.learn(*wish)
+
+
+def wishes(training: Training) -> Iterator[Learn | None]:
+    """Run an experiment that replays; wherever this yields, a turn of the actor (None) or updates are due.
+
+    What is next follows from counters alone: a run that was saved anywhere goes on as if it had not been.
+    """
+    _evaluate_if_due(training)
+    for stage in training.experiment.schedule:
+        if isinstance(stage, Collect):
+            training.begin_stage(stage)
+            while training.stop is None and not training.finished and training.step < (stage.steps or 0):
+                yield None
+                _look_around(training)
+        elif isinstance(stage, Update):
+            learner = training.parts.learners[stage.learner]
+            while training.stop is None and (left := stage.count - learner.updates) > 0:
+                yield Learn(stage.learner, min(left, ROOM))
+                training.save_if_due(background=False)
+        else:
+            yield from _repeat(training, stage)
+
+
+def _repeat(training: Training, stage: Repeat) -> Iterator[Learn | None]:
+    for inner in stage.stages:
+        if isinstance(inner, Collect):
+            training.begin_stage(inner)
+    while training.stop is None:
+        for inner in stage.stages:
+            if isinstance(inner, Update):
+                free = training.experiment.learners[inner.learner].ratio is None  # ROOM updates a turn
+                while training.stop is None and (left := training.due(inner.learner)) > 0:
+                    yield Learn(inner.learner, min(left, ROOM))
+                    if free:
+                        break
+        if training.stop is not None:
+            return
+        _look_around(training)
+        if training.finished:
+            return
+        yield None
+
+
+def _look_around(training: Training) -> None:
+    """Count, evaluate and save, where that is due."""
+    training.count_acted()
+    _evaluate_if_due(training)
+    training.save_if_due(background=False)
 
 
 def turns(training: Training) -> Iterator[None]:

@@ -1,15 +1,22 @@
-"""Several seeds of one experiment in one process: each run has its own folder and networks, and all share a search."""
+"""Several seeds of one experiment in one process: each run has its own folder and networks, and all share the work.
+
+Runs that plan share a search, runs that replay share their updates: the networks of all lie side by side, and one
+launch updates them together.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from packtrain.acting.joint import Joint
 from packtrain.acting.planned import PlannedPolicy
-from packtrain.errors import EnvError, Error
-from packtrain.runtime import serial
+from packtrain.algorithms import launches
+from packtrain.errors import CheckpointError, EnvError, Error
+from packtrain.runtime import checkpoint, serial
 from packtrain.runtime.experiment import Experiment, Planning
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import Training
@@ -17,8 +24,13 @@ from packtrain.runtime.watchdog import Watchdog
 
 
 def can_share(experiment: Experiment) -> bool:
-    """Whether runs of an experiment can share a search: those that plan in a learned model, and write no traces."""
+    """Whether runs of an experiment can share the work.
+
+    Those can that plan in a learned model, and write no traces, and those that make so many updates for each step.
+    """
     policy = experiment.policy
+    if experiment.by_ratio:
+        return all(use.ratio is not None for use in experiment.learners.values())
     return isinstance(policy, Planning) and policy.model is not None and policy.traces is None
 
 
@@ -37,23 +49,92 @@ def run(runs: Sequence[Training | None]) -> None:
             training.save(with_actor=False)
         os._exit(error.exit_code)
 
-    actors = [None if training is None else training.parts.actor for training in runs]
-    parts = [(training or first).parts for training in runs]
-    policies = [part.policy for part in parts]
-    assert all(isinstance(policy, PlannedPolicy) for policy in policies)
-    seed = seed_for(first.experiment.seed - place, "actions")
-    joint = Joint(actors, policies, [part.streams[0] for part in parts], seed)  # type: ignore[arg-type]
     columns = [each for training in trainings.values() for each in training.columns()]
     with Watchdog(columns, environment.step_deadline_secs, on_hang):
         try:
-            _run(trainings, joint)
+            if first.experiment.by_ratio:
+                _replay(list(trainings.values()))
+            else:
+                seed = seed_for(first.experiment.seed - place, "actions")
+                _plan(trainings, _joint(runs, first, seed))
         except EnvError:
             for training in trainings.values():
                 training.save(with_actor=False)
             raise
 
 
-def _run(trainings: Mapping[int, Training], joint: Joint) -> None:
+def _replay(trainings: Sequence[Training]) -> None:
+    """Act with each, and learn with all at once: they wish for the same updates in the same order."""
+    names = list(trainings[0].parts.learners)
+    launches.join([[training.parts.learners[name] for name in names] for training in trainings])
+    for training in trainings:
+        training.parts.moved()
+        training.saves_itself = False
+    under_way = [serial.wishes(training) for training in trainings]
+    while True:
+        wished = [_act_until_it_learns(training, own) for training, own in zip(trainings, under_way, strict=True)]
+        if None in wished:  # the end, or a signal that reached some before they wished
+            return
+        (wish,) = set(wished)
+        assert wish is not None
+        learners = [training.parts.learners[wish.learner] for training in trainings]
+        batches = [training.draw(*wish) for training in trainings]
+        for training, metrics in zip(trainings, launches.update(learners, batches), strict=True):
+            training.note_learned(wish.learner, metrics)
+        if trainings[0].save_due:
+            for training in trainings:
+                training.save()
+
+
+def same_updates(folders: Sequence[Path]) -> list[tuple[int, dict[str, Any]] | None]:
+    """The newest checkpoint of each run at which all had made the same updates; None for each if none has any.
+
+    A kill between saving two of them leaves some a checkpoint ahead.
+
+    Raises:
+      CheckpointError: there are checkpoints, and none that fit together.
+    """
+    saved = [checkpoint.load_newest(folder) for folder in folders]
+    while True:
+        counts = [0 if one is None else _updates(one[1]) for one in saved]
+        if len(set(counts)) == 1:
+            return saved
+        ahead = counts.index(max(counts))
+        step = saved[ahead][0]  # type: ignore[index]
+        older = [other for other in checkpoint.steps(folders[ahead]) if other < step]
+        if not older:
+            if min(counts) == 0 and all(len(checkpoint.steps(folder)) <= 1 for folder in folders):
+                return [None] * len(saved)  # killed while the first of all were written
+            raise CheckpointError(
+                f"the runs beside {folders[0].parent} have no checkpoints of the same update; "
+                "go on with each of them alone, or --fresh starts anew beside them"
+            )
+        saved[ahead] = (older[-1], checkpoint.load(folders[ahead] / str(older[-1])))
+
+
+def _updates(state: dict[str, Any]) -> int:
+    return sum(learner["updates"] for learner in state["learners"].values())
+
+
+def _act_until_it_learns(training: Training, wishes: Iterator[serial.Learn | None]) -> serial.Learn | None:
+    """Its next wish for updates; None if it has come to its end."""
+    for wish in wishes:
+        if wish is not None:
+            return wish
+        training.act()
+    return None
+
+
+def _joint(runs: Sequence[Training | None], first: Training, seed: int) -> Joint:
+    """The search of all runs."""
+    actors = [None if training is None else training.parts.actor for training in runs]
+    parts = [(training or first).parts for training in runs]
+    policies = [part.policy for part in parts]
+    assert all(isinstance(policy, PlannedPolicy) for policy in policies)
+    return Joint(actors, policies, [part.streams[0] for part in parts], seed)  # type: ignore[arg-type]
+
+
+def _plan(trainings: Mapping[int, Training], joint: Joint) -> None:
     """Let each run go on until it wants a turn, make the turns of all that do at once, and again.
 
     Runs begin every epoch together: those that have finished one wait for those that have not.
@@ -80,8 +161,8 @@ def _run(trainings: Mapping[int, Training], joint: Joint) -> None:
             epoch = earliest
             joint.begin_epoch(epoch)
         served = sorted(place for place in waiting if trainings[place].epoch == epoch)
-        before = [(trainings[place].parts.actor.next_group, trainings[place].parts.actor.steps) for place in served]
+        groups = [trainings[place].parts.actor.next_group for place in served]
         joint.turn(served)
-        for place, counted in zip(served, before, strict=True):
-            trainings[place].count_turn(*counted)
+        for place, group in zip(served, groups, strict=True):
+            trainings[place].count_turn(group)
         waiting.difference_update(served)

@@ -18,22 +18,27 @@ import torch
 
 from packtrain import trees
 from packtrain.acting.actor import Actor
+from packtrain.acting.control import ControlPolicy
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
+from packtrain.algorithms.launches import ROOM, Batch, ReplayLearner
 from packtrain.config import Configuration, Travelling
 from packtrain.devices.allocator import keep_large_blocks
-from packtrain.devices.precision import choose_precision
+from packtrain.devices.precision import choose_precision, use_tf32
 from packtrain.envs.columns import Columns
 from packtrain.envs.environment import Environment
 from packtrain.envs.stream import Stream
-from packtrain.errors import CheckpointError, DivergedError, SaveError, StalledError
+from packtrain.errors import CheckpointError, ConfigError, DivergedError, SaveError, StalledError
 from packtrain.memory.episodes import EpisodeMemory
+from packtrain.memory.replay import Replay, ReplayMemory
+from packtrain.memory.segments import Segments
 from packtrain.metrics.console import PlainConsole, RichConsole
 from packtrain.metrics.planning import planning_row
 from packtrain.metrics.recorder import Recorder, means
 from packtrain.metrics.rolling import Rolling
 from packtrain.metrics.writers import JsonlWriter, TensorBoardWriter
 from packtrain.networks.actor_critic import ActorCriticNetwork
+from packtrain.networks.control import Control
 from packtrain.planning.traces import TraceWriter
 from packtrain.runtime import checkpoint
 from packtrain.runtime.evaluation import Evaluator
@@ -67,8 +72,10 @@ def open_streams(experiment: Experiment, spec: Spec, travelling: Travelling | No
 
 def make_policy(
     description: Any, network: torch.nn.Module, device: torch.device, seed: int, greedy: bool, traces: Any = None
-) -> NetworkPolicy | PlannedPolicy:
+) -> NetworkPolicy | PlannedPolicy | ControlPolicy:
     """Who acts with a network: itself, or a planner that asks it."""
+    if isinstance(description, Control):
+        return ControlPolicy(network, seed, greedy)  # type: ignore[arg-type]
     if isinstance(description, Planning):
         agent = description.agent
         if greedy:
@@ -85,8 +92,15 @@ def try_out(experiment: Experiment, spec: Spec) -> None:
         stream = Stream(experiment.streams.environment.open_core(1, 0), 1)
         for greedy in (False, True):
             make_policy(experiment.policy, network, torch.device("cpu"), 0, greedy).seat(stream)
-        for use in experiment.learners.values():
-            use.learner.build(network, experiment.total_steps)
+    if isinstance(experiment.policy, (Planning, Control)):
+        for name, use in experiment.learners.items():
+            learner = use.learner.build(network, experiment.total_steps)
+            memory = experiment.memories[use.memory]
+            if isinstance(memory, Replay) and memory.capacity < learner.rule.batch_size:
+                raise ConfigError(
+                    f"Replay.capacity = {memory.capacity} is less than the batches of {learner.rule.batch_size} that "
+                    f"learner {name!r} takes"
+                )
 
 
 class _Spread:
@@ -132,17 +146,24 @@ class Parts:
         torch.backends.cudnn.deterministic = exact
         network, acting_network = (experiment.policy.build(spec).to(device) for _ in range(2))
         self.precision: torch.dtype | None = None
-        if not isinstance(experiment.policy, Planning):
+        if isinstance(experiment.policy, Control):
+            use_tf32(experiment.run.precision, device)
+        if isinstance(network, ActorCriticNetwork):
             wanted = experiment.run.precision or ("float32" if exact and device.type == "cpu" else None)
-            assert isinstance(network, ActorCriticNetwork)
             self.precision = choose_precision(wanted, network, spec, device)
             network.precision = acting_network.precision = self.precision
         sizes = experiment.streams.group_sizes()
         self.streams = streams or open_streams(experiment, spec, travelling)
         self.policy = make_policy(experiment.policy, acting_network, device, seed_for(seed, "actions"), False, traces)
         self.memories = {n: m.build(sizes, self.policy.context, device) for n, m in experiment.memories.items()}
+        for name, memory in self.memories.items():
+            if isinstance(memory, ReplayMemory):
+                memory.reseed(seed_for(seed, "memory", name))
         total = experiment.total_steps
         self.learners = {name: use.learner.build(network, total) for name, use in experiment.learners.items()}
+        for name, learner in self.learners.items():
+            if isinstance(learner, ReplayLearner):
+                learner.reseed(seed_for(seed, "updates", name))
         self.weights = Weights()
         self._published = [(self.learners[name], use.publishes) for name, use in experiment.learners.items()]
         self.publish(0)
@@ -184,12 +205,17 @@ class Parts:
         """Make the learners' weights the newest version."""
         for learner, names in self._published:
             for name in names:
-                self.weights.publish(name, learner.network, version)
+                self.weights.publish(name, _acting(learner.network), version)
+
+    def moved(self) -> None:
+        """The learners' weights lie elsewhere from now on."""
+        for learner, _ in self._published:
+            self.weights.forget(_acting(learner.network))
 
     def _refresh(self) -> int:
         if not self.learners:
             return 0
-        self._version = self.weights.pull("policy", self.policy.network, self._version)
+        self._version = self.weights.pull("policy", _acting(self.policy.network), self._version)
         if isinstance(self.policy, PlannedPolicy):
             self.policy.version = self._version
         return self._version
@@ -209,7 +235,9 @@ class Parts:
         actor = (actor or self.actor.snapshot()) if with_actor else None
         if actor is not None:
             state["actor"] = actor
-            state["memories"] = {name: memory.snapshot() for name, memory in self.memories.items()}
+        kept = [n for n, memory in self.memories.items() if actor is not None or isinstance(memory, ReplayMemory)]
+        if kept:  # an unroll belongs to its episode; what is replayed does not
+            state["memories"] = {name: self.memories[name].snapshot() for name in kept}
         return state
 
     def load_state(self, state: dict[str, Any]) -> bool:
@@ -229,6 +257,9 @@ class Parts:
         if not self.learners:
             self._version = 0
         if "actor" not in state:
+            for name, memory in self.memories.items():
+                if isinstance(memory, ReplayMemory) and name in state.get("memories", {}):
+                    memory.restore(state["memories"][name], same_episodes=False)
             return False
         self.actor.restore(state["actor"])
         for name, memory in self.memories.items():
@@ -239,6 +270,11 @@ class Parts:
     def close(self) -> None:
         """Close the environments."""
         self.actor.close()
+
+
+def _acting(network: Any) -> torch.nn.Module:
+    """What of a network is needed to act."""
+    return network.behaviour if hasattr(network, "behaviour") else network
 
 
 def _names(learner: Any) -> set[str]:
@@ -264,7 +300,8 @@ def open_evaluator(
         limit = experiment.evaluation.episode_time_limit or experiment.streams.episode_time_limit
         stream = Stream(environment.open_core(size, own_seed, time_limit=limit), size)
     else:
-        network.precision = precision
+        if isinstance(network, ActorCriticNetwork):
+            network.precision = precision
         stream = Stream(environment.open(size, own_seed, spec, travelling), size)
     policy = make_policy(experiment.policy, network, device, seed_for(seed, "evaluation", "actions"), greedy)
     return Evaluator(stream, policy, num_episodes), network
@@ -371,11 +408,15 @@ class Training:
             where, seed = folder.path / "traces", seed_for(experiment.seed, "traces")
             traces = TraceWriter(experiment.policy.traces, where, experiment.streams.environment.id, seed)
         self.parts = Parts(experiment, spec, device, travelling, streams, exact, traces)
+        for name, memory in self.parts.memories.items():
+            if isinstance(memory, ReplayMemory):
+                memory.attach(Segments(folder.path / "replay" / name))
         self.explorer: Explorer | None = None
         if experiment.exploration is not None:
             self.explorer = Explorer(experiment.exploration, self.parts.streams, folder.path / "pictures")
         self._rolling = Rolling()
         self.random_steps = 0  # of random play, for data
+        self._counted = 0  # steps that the books know of
         self.solved_at: int | None = None  # env_steps when an episode was first solved, other than by random play
         self.repeats = [0] * len(experiment.schedule)  # how often each stage has been gone through: epochs
         self._learned: dict[str, list[dict[str, Any]]] = {}  # what updates of an epoch reported, by learner
@@ -405,6 +446,7 @@ class Training:
         if tensorboard:
             self._writers.append(TensorBoardWriter(folder.path / "tensorboard"))
         self._last_save = time.monotonic()
+        self.saves_itself = True  # False where runs that learn together are saved at the same update
         self._saving: threading.Thread | None = None
         self._process = psutil.Process()
 
@@ -418,19 +460,20 @@ class Training:
     def act(self) -> None:
         """One turn of the actor."""
         actor = self.parts.actor
-        group, before = actor.next_group, actor.steps
+        group = actor.next_group
         actor.turn()
-        self.count_turn(group, before)
+        self.count_turn(group)
 
-    def count_turn(self, group: int, before: int) -> None:
-        """Keep the books of a turn that served a group, before which so many steps had been made."""
+    def count_turn(self, group: int) -> None:
+        """Keep the books of a turn that served a group."""
         actor = self.parts.actor
+        made, self._counted = actor.steps - self._counted, actor.steps  # saving may have waited for some of them
         finished = actor.drain_finished()
         self._episodes.extend(finished)
         policy = self.parts.policy
-        random = isinstance(policy, PlannedPolicy) and policy.random
+        random = not isinstance(policy, NetworkPolicy) and policy.random
         if random:
-            self.random_steps += actor.steps - before
+            self.random_steps += made
         elif self.solved_at is None and any((one.solved > 0).any() for one in finished):
             self.solved_at = actor.steps
         if self.explorer is not None:
@@ -559,6 +602,54 @@ class Training:
             self._write_train_row()
         return True
 
+    # -- replaying
+
+    def begin_stage(self, stage: Collect) -> None:
+        """Let the policy that a stage names act from now on."""
+        assert isinstance(self.parts.policy, ControlPolicy)
+        self.parts.policy.random = stage.policy == "random"
+
+    @property
+    def acted(self) -> int:
+        """Steps that can be learned from. What environments have answered since the last turn is not among them."""
+        return max(memory.count for memory in self.parts.memories.values() if isinstance(memory, ReplayMemory))
+
+    def due(self, name: str) -> int:
+        """How many updates a learner may make before more has been acted."""
+        experiment, learner = self.experiment, self.parts.learners[name]
+        ratio = experiment.learners[name].ratio
+        if ratio is None:
+            return ROOM
+        # Counted in turns of all columns: seeds that learn together have not all acted as often when one of them meets
+        # a reset, which is no step.
+        columns = experiment.streams.num_actors
+        acted = max(0, min(self.acted, experiment.total_steps) - experiment.warm_up) // columns * columns
+        return int(ratio * acted) + experiment.pretraining(name) - learner.updates
+
+    def draw(self, name: str, count: int) -> Batch:
+        """What a learner needs for its next updates."""
+        memory = self.parts.memories[self.experiment.learners[name].memory]
+        assert isinstance(memory, ReplayMemory)
+        return self.parts.learners[name].draw(memory, count)
+
+    def learn(self, name: str, count: int) -> None:
+        """So many updates of a learner, `ROOM` at most."""
+        self.note_learned(name, self.parts.learners[name].update(self.draw(name, count)))
+
+    def note_learned(self, name: str, metrics: dict[str, Any]) -> None:
+        """Keep what updates reported, and let the actor have their weights."""
+        self._recorder.update(metrics, None)
+        if self.experiment.learners[name].publishes:
+            self.parts.publish(self.parts.updates)
+
+    def count_acted(self) -> None:
+        """Bring the books up to what has been acted, and write the row that may be due."""
+        self.step = self.acted
+        while self._episodes:
+            self._recorder.episodes(self._episodes.popleft())
+        if self._recorder.due(self.step, without_updates=True):
+            self._write_train_row()
+
     def _write_train_row(self, learned: dict[str, float] | None = None) -> None:
         row: dict[str, Any] = {"epoch": self.epoch} if self.experiment.by_epochs else {}
         row |= {**(learned or {}), **self._recorder.row(self.step)}
@@ -572,7 +663,10 @@ class Training:
         if self._frames_per_step > 1:
             row["frames"] = self.step * self._frames_per_step
         dropped = sum(memory.dropped for memory in self.parts.memories.values())
-        row["episodes_too_long" if self.experiment.by_epochs else "unrolls_dropped"] = dropped
+        if not self.experiment.by_ratio:
+            row["episodes_too_long" if self.experiment.by_epochs else "unrolls_dropped"] = dropped
+        else:
+            row |= {f"updates/{name}": learner.updates for name, learner in self.parts.learners.items()}
         row["episodes_dropped"] = sum(stream.columns.boundary.dropped for stream in self.parts.streams)
         row["values_clipped"] = sum(stream.columns.boundary.clipped for stream in self.parts.streams)
         row["steps_per_second"] = (self.step - self._row_step) / max(1e-9, now - self._row_time)
@@ -584,7 +678,7 @@ class Training:
             row["gpu_mb"] = torch.cuda.memory_reserved() / 2**20
         self._row_step, self._row_time = self.step, now
         self._write("train", row)
-        for name in ("total_loss", "grad_norm"):
+        for name in ("total_loss", "grad_norm", "critic_loss", "model/total_loss"):
             if name in row and not math.isfinite(row[name]):
                 raise DivergedError(
                     f"{name} is {row[name]} at step {self.step}: learning has diverged; lower the learning rate"
@@ -666,9 +760,14 @@ class Training:
 
     # -- saving
 
+    @property
+    def save_due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return time.monotonic() - self._last_save >= self.experiment.run.checkpoint_secs
+
     def save_if_due(self, background: bool) -> None:
-        """Save when `checkpoint_secs` have passed."""
-        if time.monotonic() - self._last_save >= self.experiment.run.checkpoint_secs:
+        """Save when `checkpoint_secs` have passed, unless others decide when."""
+        if self.saves_itself and self.save_due:
             self.save(background=background)
 
     def save(self, background: bool = False, with_actor: bool = True, required: bool = False) -> None:
@@ -729,6 +828,7 @@ class Training:
             "last_eval": -1 if self.evaluating else self._last_eval,
             "env_steps": step if self._epoch_begin else self.parts.actor.steps,
             "random_steps": books["random_steps"],
+            "counted": books["counted"],
             "solved_at": books["solved_at"],
             "rolling": books["rolling"],
             "identity": self._configuration.identity(),
@@ -742,7 +842,7 @@ class Training:
     def _books(self) -> dict[str, Any]:
         """What is counted as environments are stepped."""
         explored = {} if self.explorer is None else {"exploration": self.explorer.snapshot()}
-        counted = {"random_steps": self.random_steps, "solved_at": self.solved_at}
+        counted = {"random_steps": self.random_steps, "counted": self._counted, "solved_at": self.solved_at}
         return {**counted, "rolling": self._rolling.snapshot(), **explored}
 
     def _resume(self, step: int, state: dict[str, Any]) -> int:
@@ -753,6 +853,7 @@ class Training:
         self.repeats = list(run.get("repeats", self.repeats))
         self._next_eval, self._last_eval = run["next_eval"], run["last_eval"]
         self.random_steps, self.solved_at = run.get("random_steps", 0), run.get("solved_at")
+        self._counted = run.get("counted", run["env_steps"])
         self._rolling.restore(run.get("rolling") or Rolling().snapshot())
         if self.explorer is not None and "exploration" in state:
             self.explorer.restore(state["exploration"])

@@ -42,6 +42,10 @@ class Weights:
             self._modules[module] = [leaf.detach() for leaf in module.state_dict().values()]
         return self._modules[module]
 
+    def forget(self, module: nn.Module) -> None:
+        """Look its leaves up again: they have moved in memory."""
+        self._modules.pop(module, None)
+
     def version(self, name: str) -> int:
         """The number of the newest version."""
         return self._versions[name]

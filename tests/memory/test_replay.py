@@ -44,7 +44,8 @@ def filled(count: int, memory: ReplayMemory) -> ReplayMemory:
 
 
 def make(capacity=100, batch_size=8, warm_up=1, segments=None, seed=3) -> ReplayMemory:
-    memory = Replay(capacity, batch_size, warm_up, seed).build([2], 0, CPU)
+    memory = Replay(capacity, batch_size, warm_up).build([2], 0, CPU)
+    memory.reseed(seed)
     if segments is not None:
         memory.attach(segments)
     return memory
@@ -94,6 +95,88 @@ def test_it_is_uniform_over_what_is_left() -> None:
     counts = torch.bincount(drawn.long(), minlength=250)
     assert not counts[:150].any() and len(memory) == 100
     assert counts[150:].min() > 130 and counts[150:].max() < 270  # 200 each; six standard deviations are 85
+
+
+def test_many_batches_at_once_are_whole_steps_and_say_where_they_lie() -> None:
+    """Of any size. Mutations: the memory's own batch size; a field at other rows; the same rows in each batch."""
+    memory = filled(60, make())
+    batches = memory.batches(5, 3)
+    assert set(batches) == {*memory.fields, "row"}
+    assert batches["row"].shape == batches["reward"].shape == (5, 3) and batches["obs"].shape == (5, 3, 2)
+    n = batches["row"].float()
+    torch.testing.assert_close(batches["obs"][..., 0], n)
+    torch.testing.assert_close(batches["after"][..., 1], n + 1.5)
+    torch.testing.assert_close(batches["action"][..., 0], 10 * n)
+    torch.testing.assert_close(batches["reward"], 100 * n)
+    assert torch.equal(batches["terminated"].bool(), n % 7 == 0) and torch.equal(
+        batches["truncated"].bool(), n % 5 == 0
+    )
+    assert len(torch.unique(batches["row"], dim=0)) == 5
+    again = filled(60, make())
+    assert torch.equal(again.indices(5, 3), batches["row"]) and again.indices(2).shape == (2, 8)
+    one_by_one = filled(60, make())
+    rows = torch.cat([one_by_one.indices(1, 3) for _ in range(5)])
+    assert torch.equal(rows, batches["row"])  # how many are drawn at once does not matter
+
+
+def test_another_seed_draws_other_rows() -> None:
+    one, other = filled(60, make(seed=3)), filled(60, make(seed=4))
+    first = one.indices(3)
+    assert not torch.equal(first, other.indices(3))
+    other.reseed(3)
+    assert torch.equal(first, other.indices(3))
+
+
+@pytest.mark.parametrize("count", [9, 10, 15, 19, 20, 57, 100, 257])
+def test_held_out_steps_and_batches_share_nothing_and_miss_nothing(count) -> None:
+    """Also when the ring has wrapped around. Mutations: an index off by one at the end of a ten."""
+    memory = filled(count, make(capacity=100, batch_size=50))
+    rows = min(count, 100)
+    drawn = memory.indices(60, holdout=True).flatten()
+    spared = torch.arange(9, rows, 10)
+    assert len(spared) == rows // 10
+    assert sorted(drawn.unique().tolist()) == sorted(set(range(rows)) - set(spared.tolist()))
+    chances = torch.bincount(drawn, minlength=rows) * (rows - len(spared)) / len(drawn)
+    assert chances.max() < 2.2 and chances[torch.bincount(drawn, minlength=rows) > 0].min() > 0.1  # 1 on average
+    kept = memory.held_out(1000)
+    assert torch.equal(kept["reward"], memory.filled()["reward"][spared])
+    assert len(memory.indices(60).unique()) == rows  # whoever does not ask for it draws from all
+    if count == 257:
+        assert kept["obs"].min() >= 157
+
+
+def test_what_is_held_out_is_spread_over_all_when_it_is_too_much() -> None:
+    """Mutation: the oldest alone."""
+    memory = filled(1000, make(capacity=1000))
+    for most in (1, 7, 30, 99, 100):
+        kept = memory.held_out(most)["obs"][:, 0]
+        assert most // 2 <= len(kept) <= most and (kept % 10 == 9).all()
+        assert most < 7 or (kept.min() < 150 and kept.max() > 840)
+    assert len(memory.held_out(100)["reward"]) == 100
+
+
+def test_filled_is_all_that_is_there() -> None:
+    """What waits too, and no room that is not used yet. Mutation: the whole of the fields."""
+    memory = filled(5, make(capacity=6000))
+    assert torch.equal(memory.filled()["reward"], 100 * torch.arange(5.0))
+    filled(4200, memory)
+    assert len(memory.filled()["reward"]) == 4205 and memory.filled()["obs"].shape == (4205, 2)
+    filled(3000, memory)
+    assert len(memory.filled()["reward"]) == 6000 and memory.filled()["obs"][:, 0].min() == 1205
+
+
+def test_new_episodes_answer_nothing_of_the_old_ones() -> None:
+    """Environments that could not be saved begin anew. Mutation: a step from the last row before the save."""
+    memory = filled(3, make())
+    memory.sinks[0].add(row(5, first=True), (), {})
+    state = memory.snapshot()
+    for same_episodes, steps in ((True, 2), (False, 0)):
+        again = make()
+        again.restore(state, same_episodes=same_episodes)
+        again.sinks[0].add(row(6, action=1.0, reward=1), (), {})
+        assert again.count == 3 + steps and len(again.filled()["reward"]) == 3 + steps
+        again.sinks[0].add(row(7, action=1.0, reward=1), (), {})
+        assert again.count == 5 + steps
 
 
 def test_nothing_is_drawn_before_it_is_warm() -> None:

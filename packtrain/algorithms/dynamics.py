@@ -1,0 +1,212 @@
+"""Learning a world model of continuous control from replayed steps: see `networks/dynamics.py` for what it guesses.
+
+The loss of STEVE (Buckman et al. 2018), real next observations being judged, not guessed ones:
+
+    L = mean CE(terminated, D) + mean ½ (r − R)² + mean ½ ‖s' − s − f‖² + weight_decay · Σ ½ θ²
+
+A probabilistic model has the Gaussian's negative log-likelihood in place of the third term. The last term is Adam's own
+weight decay, which adds weight_decay · θ to the gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from packtrain.algorithms.launches import Batch, ReplayLearner, adam, descend
+from packtrain.config import configurable
+from packtrain.errors import ConfigError
+from packtrain.memory.replay import ReplayMemory
+from packtrain.networks.control import ControlNetwork
+from packtrain.networks.dynamics import DynamicsNetwork
+
+VALIDATION_ROWS = 4096
+_GROWN = 1.05  # by how much data must have grown for its moments to be taken again
+_NARROW = 1e-4  # a deviation below this is none
+
+
+@configurable
+@dataclass(frozen=True)
+class DynamicsLearning:
+    """Numbers of the model's learning; defaults are STEVE's."""
+
+    batch_size: int = 512
+    learning_rate: float = 0.0003
+    weight_decay: float = 0.0001
+    rows: Literal["split", "random", "all", "own"] = "split"
+    """Of a batch: split between members, one random member each, all for all, or a batch of its own for each member."""
+    bootstrap: bool = False  # each member never sees a random half of the data
+    holdout: bool = False  # every tenth step is kept for validation, and elites are those members that are best on it
+    validation_period: int = 1000  # updates
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "learning_rate", "validation_period"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"DynamicsLearning.{name} = {getattr(self, name)} must be above 0")
+        if self.weight_decay < 0:
+            raise ConfigError(f"DynamicsLearning.weight_decay = {self.weight_decay} must not be negative")
+
+    def build(self, network: ControlNetwork, total_steps: int) -> ReplayLearner:
+        """A learner for a run's world model; ConfigError if the two do not fit."""
+        if network.model is None:
+            raise ConfigError("DynamicsLearning has nothing to learn: set Control.dynamics")
+        sizes = network.model.sizes
+        for name in ("transitions", "rewards"):
+            if self.rows == "split" and self.batch_size % getattr(sizes, name):
+                raise ConfigError(
+                    f"DynamicsLearning.batch_size = {self.batch_size} cannot be split between "
+                    f"Dynamics.{name} = {getattr(sizes, name)}"
+                )
+        if sizes.elites is not None and sizes.elites < sizes.transitions and not self.holdout:
+            raise ConfigError("Dynamics.elites are chosen on held-out steps: set DynamicsLearning.holdout = True")
+        if self.rows == "own" and sizes.transitions != sizes.rewards:
+            raise ConfigError("DynamicsLearning.rows = 'own' needs as many Dynamics.rewards as Dynamics.transitions")
+        return ReplayLearner(network, ("model",), partial(DynamicsRule, self))
+
+
+class DynamicsRule:
+    """One update of a world model."""
+
+    names: tuple[str, ...] = (
+        "model/total_loss",
+        "model/observation_loss",
+        "model/reward_loss",
+        "model/terminated_loss",
+    )
+
+    def __init__(self, settings: DynamicsLearning, network: ControlNetwork):
+        assert network.model is not None
+        self.settings, self.model = settings, network.model
+        own = self.model.sizes.transitions if settings.rows == "own" else 1
+        self.batch_size = settings.batch_size * own
+        self.holdout = settings.holdout
+        self.optimisers: dict[str, torch.optim.Optimizer] = {
+            "model": adam(self.model.parameters(), settings.learning_rate, settings.weight_decay)
+        }
+
+    def draws(self, count: int, generator: torch.Generator) -> Batch:
+        """Who learns from which row, where that is random: each ensemble for itself."""
+        if self.settings.rows != "random":
+            return {}
+        sizes, shape = self.model.sizes, (count, self.settings.batch_size)
+        draw = partial(torch.randint, size=shape, generator=generator, device=generator.device)
+        members = {"transition": sizes.transitions, "reward": sizes.rewards, "termination": sizes.transitions}
+        return {f"member/{name}": draw(0, count) for name, count in members.items()}
+
+    def kind(self, update: int) -> None:
+        """All alike."""
+
+    def stop(self, update: int) -> int:
+        """Nothing happens in between."""
+        return 2**31
+
+    def between(self, update: int) -> None:
+        """Nothing."""
+
+    def end(self) -> None:
+        """Nothing."""
+
+    def step(self, batch: Batch, kind: None) -> Tensor:
+        """One update; metrics [R, M]."""
+        parts = losses(self.model, self.settings, batch)
+        total = parts["observation"] + parts["reward"] + parts["terminated"]
+        descend(self.optimisers["model"], total.sum())
+        return torch.stack([total, parts["observation"], parts["reward"], parts["terminated"]], -1).detach()
+
+    @torch.no_grad()
+    def prepare(
+        self, network: ControlNetwork, memory: ReplayMemory, updates: int, prepared: dict[str, int]
+    ) -> dict[str, Tensor]:
+        """Take the moments of the data when it has grown, and choose elites every so often."""
+        model = network.model
+        assert model is not None
+        if model.sizes.normalise and memory.count > _GROWN * prepared.get("steps", 0):
+            take_moments(model, memory.filled())
+            prepared["steps"] = memory.count
+        if not self.settings.holdout or updates < prepared.get("next_validation", 0):
+            return {}
+        steps = memory.held_out(VALIDATION_ROWS)
+        if not len(steps["reward"]):
+            return {}
+        errors = held_out_errors(model, steps)  # [K]
+        prepared["next_validation"] = updates + self.settings.validation_period
+        best = errors.argsort()[: model.elites.shape[1]]
+        model.elites.copy_(best.sort().values[None])
+        return {"model/held_out_error": errors.mean(), "model/held_out_error_elites": errors[best].mean()}
+
+
+@torch.no_grad()
+def take_moments(model: DynamicsNetwork, steps: Batch) -> None:
+    """Let a model of one run normalise by the mean and deviation of steps [N, ...]."""
+    for mean, std, rows in (
+        (model.obs_mean, model.obs_std, steps["obs"]),
+        (model.change_mean, model.change_std, steps["after"] - steps["obs"]),
+    ):
+        deviation, average = torch.std_mean(rows.double(), 0, correction=0)
+        mean.copy_(average[None, None])
+        std.copy_(deviation.clamp(min=_NARROW)[None, None])
+    model.reward_scale.copy_(steps["reward"].double().std(correction=0).clamp(min=_NARROW))
+
+
+@torch.no_grad()
+def held_out_errors(model: DynamicsNetwork, steps: Batch) -> Tensor:
+    """The mean squared error of each transition member's mean, in the units it guesses in: [K]."""
+    obs, action, after = (steps[name][None] for name in ("obs", "action", "after"))
+    guess = model.guess(obs, action)
+    return (guess.mean - model.change(obs, after).unsqueeze(1)).square().mean((0, 2, 3))
+
+
+def losses(model: DynamicsNetwork, settings: DynamicsLearning, batch: Batch) -> dict[str, Tensor]:
+    """The three errors, each averaged over members and their rows: "observation", "reward", "terminated", [R]."""
+    transitions, rewards = model.transition.members, model.reward.members
+    obs, action, after = (_deal(batch[name], transitions, settings) for name in ("obs", "action", "after"))
+    change = _against(model.change(obs, after))
+    guess = model.guess(obs, action)
+    error = (guess.mean - change).square()
+    if guess.log_variance is None:
+        error = 0.5 * error.sum(-1)
+    else:
+        error = 0.5 * (error * torch.exp(-guess.log_variance) + guess.log_variance).sum(-1)
+    over = _against(_deal(batch["terminated"].to(obs.dtype), transitions, settings), 2)
+    said = model.judge(model.termination, obs, action, after)
+    ends = nn.functional.binary_cross_entropy_with_logits(said, over.expand_as(said), reduction="none")
+    obs, action, after = (_deal(batch[name], rewards, settings) for name in ("obs", "action", "after"))
+    wanted = _against(_deal(batch["reward"] / model.reward_scale, rewards, settings), 2)
+    paid = 0.5 * (model.judge(model.reward, obs, action, after) - wanted).square()
+    errors = {"transition": error, "reward": paid, "termination": ends}  # [R, K, N] each
+    weighted = {name: (each * _shares(each, name, settings, batch)).mean((1, 2)) for name, each in errors.items()}
+    return {
+        "observation": weighted["transition"],
+        "reward": weighted["reward"],
+        "terminated": weighted["termination"],
+    }
+
+
+def _deal(rows: Tensor, members: int, settings: DynamicsLearning) -> Tensor:
+    """[R, B, ...] → [R, K, B / K, ...] where each member has rows of its own; else as it is, for all."""
+    return rows.unflatten(1, (members, -1)) if settings.rows in ("split", "own") else rows
+
+
+def _against(rows: Tensor, whole: int = 3) -> Tensor:
+    """What all members are told alike, with an axis for them."""
+    return rows.unsqueeze(1) if rows.ndim == whole else rows
+
+
+def _shares(errors: Tensor, name: str, settings: DynamicsLearning, batch: Batch) -> Tensor | float:
+    """How much each row counts for each member, 1 on average."""
+    members = errors.shape[1]
+    shares: Tensor | float = 1.0
+    if settings.rows == "random":
+        shares = members * nn.functional.one_hot(batch[f"member/{name}"], members).transpose(1, 2)
+    if not settings.bootstrap:
+        return shares
+    rows = _against(_deal(batch["row"], members, settings), 2)
+    member = torch.arange(members, device=rows.device)[:, None]
+    # A hash of row and member: the same half whenever the row comes up, and no table of masks.
+    mixed = (rows * 0x9E3779B1 + member * 0x85EBCA6B) & 0xFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 15)) * 0x2C1B3C6D) & 0xFFFFFFFF
+    return shares * 2.0 * ((mixed >> 16) & 1)

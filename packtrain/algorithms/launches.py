@@ -1,0 +1,281 @@
+"""Many small updates, of one run or of several at once: laid out in advance, launched together on a GPU.
+
+A `Rule` is one update as a pure step over tensors that stay in place: R runs in front, everything random among its
+inputs. `Launches` takes the inputs of K updates, and steps through them; on a GPU groups of steps are captured and
+launched as one. A `ReplayLearner` is what one run sees of it. `join` lets the learners of several runs update together:
+they keep their own weights, optimiser states and counters, which then lie side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from packtrain.devices.captured import Captured
+from packtrain.errors import CheckpointError
+from packtrain.memory.replay import ReplayMemory
+from packtrain.networks.stacked import join as join_modules
+
+UNIT = 4  # updates in one launch, where nothing must happen between them
+ROOM = 32  # updates whose inputs are laid out at once
+Batch = dict[str, Tensor]
+
+
+class Rule(Protocol):
+    """One update of R runs."""
+
+    names: tuple[str, ...]  # of its metrics
+    optimisers: dict[str, torch.optim.Optimizer]  # their state begins with zeros and is never replaced
+    batch_size: int
+    holdout: bool  # whether its batches leave every tenth step alone
+
+    def draws(self, count: int, generator: torch.Generator) -> Batch:
+        """What one run's next updates need that is random, [count, ...] each."""
+
+    def step(self, batch: Batch, kind: Any) -> Tensor:
+        """One update of inputs [R, ...]; metrics [R, M]."""
+
+    def kind(self, update: int) -> Any:
+        """What sort of update this is, where there are several; each is captured for itself."""
+
+    def stop(self, update: int) -> int:
+        """How many updates may follow this many before `between` must be called again."""
+
+    def between(self, update: int) -> None:
+        """After so many updates: copies that are due now and then."""
+
+    def end(self) -> None:
+        """After the last update of a call: copies for whoever looks now."""
+
+    def prepare(self, network: Any, memory: ReplayMemory, updates: int, prepared: dict[str, int]) -> dict[str, Tensor]:
+        """Before a run's updates are drawn: what it needs to know of all its data.
+
+        Args:
+          network: that run's.
+          memory: what it learns from.
+          updates: so many have been made.
+          prepared: for notes between two calls; empty before the first.
+
+        Returns:
+          Metrics, kept until there are newer ones.
+        """
+
+
+class Launches:
+    """Steps through the inputs of many updates."""
+
+    def __init__(self, rule: Rule, runs: int, device: torch.device, capture: bool = True):
+        self.rule, self.runs, self._device = rule, runs, device
+        self._capture = capture and device.type == "cuda"
+        self._laid: Batch = {}  # [ROOM, R, ...], where captured updates read
+        self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
+        self._sum = torch.zeros(runs, len(rule.names), device=device)
+        self._captured: dict[tuple, Captured] = {}
+
+    def update(self, given: Sequence[Batch], done: int) -> Tensor:
+        """Updates on inputs [count, ...] of each run, after `done` earlier ones; mean metrics [R, M]."""
+        count = len(next(iter(given[0].values())))
+        assert count <= ROOM, f"{count} updates at once"
+        self._sum.zero_()
+        if not self._capture:
+            for k in range(count):
+                batch = {name: torch.stack([one[name][k] for one in given]) for name in given[0]}
+                self._sum += self.rule.step(batch, self.rule.kind(done + k))
+                self.rule.between(done + k + 1)
+            self.rule.end()
+            return self._sum / count
+        self._lay(given, count)
+        self._cursor.zero_()
+        end = done + count
+        while done < end:
+            free = min(end - done, self.rule.stop(done))
+            kinds = tuple(self.rule.kind(done + k) for k in range(UNIT if free >= UNIT else 1))
+            if kinds not in self._captured:
+                name = (
+                    f"{len(kinds)} updates of {self.runs} runs" if len(kinds) > 1 else f"an update of {self.runs} runs"
+                )
+                self._captured[kinds] = Captured(self._stepper(kinds), self._device, name)
+            self._captured[kinds]()
+            done += len(kinds)
+            self.rule.between(done)
+        self.rule.end()
+        return self._sum / count
+
+    def _lay(self, given: Sequence[Batch], count: int) -> None:
+        if not self._laid:
+            for name, leaf in given[0].items():
+                self._laid[name] = leaf.new_zeros(ROOM, self.runs, *leaf.shape[1:])
+        for name, place in self._laid.items():
+            for run, one in enumerate(given):
+                place[:count, run] = one[name]
+
+    def _stepper(self, kinds: tuple) -> Callable[[], None]:
+        def steps() -> None:
+            for kind in kinds:
+                batch = {name: leaf.index_select(0, self._cursor)[0] for name, leaf in self._laid.items()}
+                self._sum.add_(self.rule.step(batch, kind))
+                self._cursor.add_(1)
+
+        return steps
+
+
+class ReplayLearner:
+    """What one run sees of its updates: its weights, its optimisers' state, its random numbers, its counters."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        parts: tuple[str, ...],
+        rule: Callable[[Any], Rule],
+        seed: int = 0,
+        capture: bool = True,
+    ):
+        """A learner at its first update.
+
+        Args:
+          network: has runs in front of every parameter, here one; learners of a run share it.
+          parts: names in it that this learner writes, and saves.
+          rule: makes the rule for such a network, of one run or of several.
+          seed: of what is random in updates.
+          capture: whether updates are captured on a GPU.
+        """
+        self.network, self._parts = network, parts
+        self._make, self._capture = rule, capture
+        self._device = next(network.parameters()).device
+        self._launches = Launches(rule(network), 1, self._device, capture)
+        self._run = 0
+        self._generator = torch.Generator(self._device).manual_seed(seed)
+        self.updates = 0
+        self.steps = 0
+        self._prepared: dict[str, int] = {}
+        self._found: dict[str, Tensor] = {}  # metrics of the last preparation
+
+    def reseed(self, seed: int) -> None:
+        """Draw other numbers from now on."""
+        self._generator.manual_seed(seed)
+
+    @property
+    def rule(self) -> Rule:
+        """Its rule; with others, that of all."""
+        return self._launches.rule
+
+    def draw(self, memory: ReplayMemory, count: int) -> Batch:
+        """Inputs of the next updates, [count, B, ...] each."""
+        rule = self._launches.rule
+        self._found |= rule.prepare(self.network, memory, self.updates, self._prepared)
+        return {**memory.batches(count, rule.batch_size, rule.holdout), **rule.draws(count, self._generator)}
+
+    def update(self, batch: Batch) -> dict[str, Any]:
+        """Updates on inputs [count, ...], of this run alone; the means of their metrics as 0-d tensors."""
+        return update([self], [batch])[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimiser state, random numbers and counters."""
+        return {
+            "network": {
+                name: leaf.detach().clone()
+                for name, leaf in self.network.state_dict().items()
+                if name.partition(".")[0] in self._parts
+            },
+            "optimisers": {name: self._moments(one) for name, one in self._launches.rule.optimisers.items()},
+            "generator": self._generator.get_state(),
+            "updates": self.updates,
+            "steps": self.steps,
+            "prepared": dict(self._prepared),
+            "found": dict(self._found),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The reverse of state_dict."""
+        self.network.load_state_dict({**self.network.state_dict(), **state["network"]})
+        self._load_moments(state["optimisers"])
+        if len(state["generator"]) == len(self._generator.get_state()):  # else it was another kind of device's
+            self._generator.set_state(state["generator"])
+        self.updates, self.steps = int(state["updates"]), int(state["steps"])
+        self._prepared = {name: int(value) for name, value in state["prepared"].items()}
+        self._found = {name: value.to(self._device) for name, value in state["found"].items()}
+
+    def _moments(self, optimiser: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+        """This run's part of an optimiser's state, by the number of the parameter."""
+        return {
+            str(index): {name: self._mine(leaf).detach().clone() for name, leaf in optimiser.state[parameter].items()}
+            for index, parameter in enumerate(_parameters(optimiser))
+        }
+
+    @torch.no_grad()
+    def _load_moments(self, states: dict[str, dict[str, dict[str, Tensor]]]) -> None:
+        for name, optimiser in self._launches.rule.optimisers.items():
+            for index, parameter in enumerate(_parameters(optimiser)):
+                for key, leaf in optimiser.state[parameter].items():
+                    self._mine(leaf).copy_(states[name][str(index)][key])
+
+    def _mine(self, leaf: Tensor) -> Tensor:
+        """A run's part of a tensor of all runs; how often an optimiser has stepped is the same for all."""
+        return leaf if leaf.ndim == 0 else leaf.chunk(self._launches.runs)[self._run]
+
+    def _enter(self, launches: Launches, run: int) -> None:
+        moments = {name: self._moments(one) for name, one in self._launches.rule.optimisers.items()}
+        self._launches, self._run = launches, run
+        self._load_moments(moments)
+
+
+def _parameters(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
+
+
+def join(runs: Sequence[Sequence[ReplayLearner]]) -> None:
+    """Let several runs update together from now on, each with its learners, which share the run's network.
+
+    Raises:
+      CheckpointError: some are ahead of others.
+    """
+    together = list(zip(*runs, strict=True))
+    for same in together:
+        if len({learner.updates for learner in same}) > 1:
+            counts = ", ".join(f"{learner.updates:,}" for learner in same)
+            raise CheckpointError(f"runs that have made {counts} updates cannot go on together")
+    network = join_modules([learners[0].network for learners in runs])
+    for same in together:
+        first = same[0]
+        launches = Launches(first._make(network), len(same), first._device, first._capture)
+        for run, learner in enumerate(same):
+            learner._enter(launches, run)
+
+
+def update(learners: Sequence[ReplayLearner], batches: Sequence[Batch]) -> list[dict[str, Any]]:
+    """Updates of learners that were joined, or of one, on inputs [count, ...] of each; the metrics of each."""
+    launches = learners[0]._launches
+    assert launches.runs == len(learners), "joined runs update together"
+    means = launches.update(batches, learners[0].updates)
+    count = len(next(iter(batches[0].values())))
+    for learner in learners:
+        learner.updates += count
+    names = launches.rule.names
+    each = zip(learners, means.unbind(), strict=True)
+    return [dict(zip(names, own.unbind(), strict=True)) | learner._found for learner, own in each]
+
+
+def adam(parameters: Any, learning_rate: float, weight_decay: float = 0.0, decoupled: bool = False) -> torch.optim.Adam:
+    """Adam whose state is there from the beginning, so that it can be laid side by side, and captured."""
+    parameters = list(parameters)
+    on_gpu = parameters[0].is_cuda
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    optimiser = kind(parameters, lr=learning_rate, weight_decay=weight_decay, fused=True, capturable=on_gpu)
+    for parameter in parameters:
+        optimiser.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimiser
+
+
+def descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    """One step down a loss of all runs' sum; nothing else gets a gradient."""
+    parameters = _parameters(optimiser)
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        parameter.grad = gradient
+    optimiser.step()

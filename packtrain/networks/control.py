@@ -1,0 +1,132 @@
+"""The networks of continuous control: a policy, an ensemble of critics with a slower copy, perhaps a world model."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from packtrain.config import configurable
+from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.networks.dynamics import Dynamics, DynamicsNetwork
+from packtrain.networks.stacked import Initialisation, StackedMlp
+from packtrain.types import Spec
+
+_LEAST, _MOST = -5.0, 2.0  # logarithm of the standard deviation of a stochastic policy
+
+
+@configurable
+@dataclass(frozen=True)
+class Control:
+    """Sizes of the networks, and how the policy explores; defaults are STEVE's.
+
+    A deterministic policy acts with tanh of what it says. While it explores, each dimension is disturbed with
+    probability `explore_chance`: before the tanh, as STEVE does, or the action itself, as TD3 does.
+    """
+
+    hidden_size: int = 128  # of policy and critics
+    num_layers: int = 3  # hidden layers of each
+    critics: int = 4  # N
+    layer_norm: bool = False  # in the critics
+    stochastic: bool = False  # a tanh of a Gaussian; False: deterministic
+    explore_chance: float = 0.05
+    explore_std: float = 1.0
+    explore_in: Literal["pre_tanh", "action"] = "pre_tanh"
+    initialisation: Initialisation = "glorot"
+    dynamics: Dynamics | None = None  # None: no world model
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "critics"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"Control.{name} = {getattr(self, name)} must be at least 1")
+        if self.num_layers < 0:
+            raise ConfigError(f"Control.num_layers = {self.num_layers} must not be negative")
+        if not 0 <= self.explore_chance <= 1:
+            raise ConfigError(f"Control.explore_chance = {self.explore_chance} must lie between 0 and 1")
+        if self.explore_std < 0:
+            raise ConfigError(f"Control.explore_std = {self.explore_std} must not be negative")
+
+    def build(self, spec: Spec) -> ControlNetwork:
+        """The module for an environment; weights are drawn from torch's global generator."""
+        return ControlNetwork(self, *_sizes(spec))
+
+
+def _sizes(spec: Spec) -> tuple[int, int]:
+    """Lengths of observation and action; EnvSetupError for spaces that are not vectors of numbers."""
+    if not isinstance(spec.action, gym.spaces.Box) or len(spec.action.shape) != 1:
+        raise EnvSetupError(
+            f"value expansion acts with vectors of numbers in bounds, and this takes {_line(spec.action)}"
+        )
+    if not (np.isfinite(spec.action.low) & np.isfinite(spec.action.high)).all():
+        raise EnvSetupError(
+            f"value expansion needs finite bounds of actions, and here they are {spec.action.low.min():g} to "
+            f"{spec.action.high.max():g}; gymnasium.wrappers.RescaleAction sets them"
+        )
+    if not isinstance(spec.obs, gym.spaces.Box) or len(spec.obs.shape) != 1:
+        raise EnvSetupError(
+            f"value expansion sees vectors of numbers, and this shows {_line(spec.obs)}; "
+            "gymnasium.wrappers.FlattenObservation makes them"
+        )
+    return spec.obs.shape[0], spec.action.shape[0]
+
+
+def _line(space: gym.Space) -> str:
+    """A space in one line: matrices of bounds have several."""
+    return " ".join(str(space).split())
+
+
+class ControlNetwork(nn.Module):
+    """The parts by their names. Runs are in front of every parameter: see `networks/stacked.py`.
+
+    `target` follows the critic and `target_policy` the policy, `behaviour` is the policy that acts, `frozen` the world
+    model that targets are made with: copies that learners renew at periods of their own.
+    """
+
+    def __init__(self, sizes: Control, obs_size: int, action_size: int):
+        super().__init__()
+        self.sizes, self.action_size = sizes, action_size
+        hidden = (sizes.hidden_size,) * sizes.num_layers
+        policy = StackedMlp(1, hidden, initialisation=sizes.initialisation)
+        critic = StackedMlp(sizes.critics, hidden, layer_norm=sizes.layer_norm, initialisation=sizes.initialisation)
+        self.policy = policy.build(obs_size, action_size * (1 + sizes.stochastic))
+        self.critic = critic.build(obs_size + action_size, 1)
+        self.log_temperature = nn.Parameter(torch.zeros(1))
+        self.model: DynamicsNetwork | None = None
+        if sizes.dynamics is not None:
+            self.model = sizes.dynamics.build(obs_size, action_size)
+        self.target, self.target_policy, self.behaviour = (
+            copy.deepcopy(part).requires_grad_(False) for part in (self.critic, self.policy, self.policy)
+        )
+        self.frozen: DynamicsNetwork | None = None
+        if sizes.dynamics is not None and self.model is not None:
+            self.frozen = sizes.dynamics.build_elites(obs_size, action_size).requires_grad_(False)
+            self.frozen.take_elites(self.model)
+
+    @property
+    def runs(self) -> int:
+        """R."""
+        return len(self.log_temperature)
+
+    def act(self, policy: nn.Module, obs: Tensor) -> Tensor:
+        """The greedy action of a policy for [R, N, D]: [R, N, A]."""
+        return torch.tanh(policy(obs)[:, 0, :, : self.action_size])
+
+    def draw(self, policy: nn.Module, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """A stochastic policy's actions [R, N, A] for standard normal noise, and their log-probabilities [R, N]."""
+        mean, spread = policy(obs)[:, 0].chunk(2, -1)
+        log_std = _LEAST + 0.5 * (_MOST - _LEAST) * (torch.tanh(spread) + 1)
+        before = mean + noise * log_std.exp()
+        # log(1 − tanh²x) = 2 (log 2 − x − softplus(−2x)), without the difference of nearly equal numbers.
+        squash = 2 * (math.log(2) - before - nn.functional.softplus(-2 * before))
+        density = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi) - squash
+        return torch.tanh(before), density.sum(-1)
+
+    def value(self, critic: nn.Module, obs: Tensor, action: Tensor) -> Tensor:
+        """What each critic says of the same pairs [R, N, ...], or of its own [R, K, N, ...]: [R, K, N]."""
+        return critic(torch.cat([obs, action], -1))[..., 0]

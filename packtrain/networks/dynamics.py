@@ -1,0 +1,155 @@
+"""World models of continuous control: ensembles that guess where a step leads, what it pays, and whether it ends all.
+
+Deterministic, as in STEVE (Buckman et al. 2018, arXiv:1807.01675): s' = s + f(s, a), r = R(s', s, a), and the
+probability of an end σ(D(s', s, a)), all in raw units. Probabilistic, as in PETS and MBPO (Chua et al. 2018,
+arXiv:1805.12114): f gives the mean and the variance of a Gaussian, inputs and changes are normalised, and only the
+members that are best on held-out steps are asked, the elites.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from packtrain.config import configurable
+from packtrain.errors import ConfigError
+from packtrain.networks.stacked import Initialisation, StackedMlp
+
+NARROWEST, WIDEST = -10.0, 2.0  # logarithm of the variance of a normalised change
+
+
+@configurable
+@dataclass(frozen=True)
+class Dynamics:
+    """Sizes of a world model; defaults are STEVE's."""
+
+    transitions: int = 4  # members that guess where a step leads and whether it is the last
+    rewards: int = 4  # members that guess what it pays
+    hidden_size: int = 512
+    num_layers: int = 7  # hidden layers
+    aux_hidden_size: int = 128  # of rewards and ends
+    aux_num_layers: int = 3
+    probabilistic: bool = False  # Gaussian, and sampled from; False: the mean alone
+    normalise: bool = False  # inputs and changes, by running moments
+    elites: int | None = None  # transition members that are asked; None: all
+    initialisation: Initialisation = "glorot"
+
+    def __post_init__(self) -> None:
+        for name in ("transitions", "rewards", "hidden_size", "aux_hidden_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"Dynamics.{name} = {getattr(self, name)} must be at least 1")
+        for name in ("num_layers", "aux_num_layers"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"Dynamics.{name} = {getattr(self, name)} must not be negative")
+        if self.elites is not None and not 1 <= self.elites <= self.transitions:
+            raise ConfigError(
+                f"Dynamics.elites = {self.elites} must lie between 1 and transitions = {self.transitions}"
+            )
+        if self.probabilistic and not self.normalise:
+            raise ConfigError("Dynamics.probabilistic needs Dynamics.normalise: variances are bounded in such units")
+
+    def build(self, obs_size: int, action_size: int) -> DynamicsNetwork:
+        """The module; weights are drawn from torch's global generator."""
+        return DynamicsNetwork(self, obs_size, action_size, self.transitions)
+
+    def build_elites(self, obs_size: int, action_size: int) -> DynamicsNetwork:
+        """The same with as many transition members as there are elites."""
+        return DynamicsNetwork(self, obs_size, action_size, self.elites or self.transitions)
+
+
+class Guess(NamedTuple):
+    """What transition members say of N steps: a Gaussian over normalised changes, or the change itself."""
+
+    mean: Tensor  # [R, K, N, D]
+    log_variance: Tensor | None  # [R, K, N, D]; None: deterministic
+
+
+class DynamicsNetwork(nn.Module):
+    """The three ensembles, and the moments that inputs and changes are normalised by. Runs are in front everywhere."""
+
+    def __init__(self, sizes: Dynamics, obs_size: int, action_size: int, transitions: int):
+        super().__init__()
+        self.sizes = sizes
+        start = sizes.initialisation
+        body = StackedMlp(transitions, (sizes.hidden_size,) * sizes.num_layers, initialisation=start)
+        aux = (sizes.aux_hidden_size,) * sizes.aux_num_layers
+        step = 2 * obs_size + action_size
+        self.transition = body.build(obs_size + action_size, obs_size * (1 + sizes.probabilistic))
+        self.reward = StackedMlp(sizes.rewards, aux, initialisation=start).build(step, 1)
+        self.termination = StackedMlp(transitions, aux, initialisation=start).build(step, 1)
+        self.obs_mean, self.change_mean = (nn.Buffer(torch.zeros(1, 1, obs_size)) for _ in range(2))
+        self.obs_std, self.change_std = (nn.Buffer(torch.ones(1, 1, obs_size)) for _ in range(2))
+        self.reward_scale = nn.Buffer(torch.ones(1, 1))
+        self.elites = nn.Buffer(torch.arange(sizes.elites or sizes.transitions)[None])  # [R, E] the best members
+
+    def guess(self, obs: Tensor, action: Tensor) -> Guess:
+        """What every transition member says of the same steps [R, N, ...], or each of its own [R, K, N, ...]."""
+        raw = self.transition(torch.cat([self._normal(obs), action], -1))
+        if not self.sizes.probabilistic:
+            return Guess(raw, None)
+        mean, spread = raw.chunk(2, -1)
+        spread = WIDEST - nn.functional.softplus(WIDEST - spread)
+        return Guess(mean, NARROWEST + nn.functional.softplus(spread - NARROWEST))
+
+    def judge(self, network: nn.Module, obs: Tensor, action: Tensor, after: Tensor) -> Tensor:
+        """What `reward` or `termination` says of steps, in its own units: [R, K, N]."""
+        return network(torch.cat([self._normal(after), self._normal(obs), action], -1))[..., 0]
+
+    def change(self, obs: Tensor, after: Tensor) -> Tensor:
+        """The change between two observations, as the transition members guess it."""
+        return (after - obs - _like(self.change_mean, obs)) / _like(self.change_std, obs)
+
+    def move(self, obs: Tensor, action: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Where each transition member thinks a step leads, from where it stands.
+
+        Args:
+          obs: [R, K, N, D].
+          action: [R, K, N, A].
+          noise: [R, K, N, D] standard normal numbers; None: the mean.
+        """
+        guess = self.guess(obs, action)
+        moved = guess.mean
+        if noise is not None and guess.log_variance is not None:
+            moved = moved + noise * torch.exp(0.5 * guess.log_variance)
+        return obs + _like(self.change_mean, obs) + moved * _like(self.change_std, obs)
+
+    def judge_rollout(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """What the steps of a rollout pay, by each reward member, and the probability that each is the last.
+
+        Args:
+          obs: [R, H+1, K, N, D] where each transition member was.
+          action: [R, H, K, N, A].
+
+        Returns:
+          Rewards [R, H, K, L, N] and probabilities [R, H, K, N].
+        """
+        steps = (obs[:, :-1], action, obs[:, 1:])
+        own = (part.transpose(1, 2).flatten(2, 3) for part in steps)  # [R, K, H*N, ...]: each member its own path
+        over = self.judge(self.termination, *own).unflatten(-1, (action.shape[1], -1)).transpose(1, 2)
+        paid = self.judge(self.reward, *(part.flatten(1, 3) for part in steps))  # [R, L, H*K*N]: all judge all
+        paid = (paid * self.reward_scale.unsqueeze(-1)).unflatten(-1, action.shape[1:4])
+        return paid.movedim(1, 3), over.sigmoid()
+
+    @torch.no_grad()
+    def take_elites(self, model: DynamicsNetwork) -> None:
+        """Become a copy of a model that has only its elites."""
+        for name, mine in [*self.named_parameters(), *self.named_buffers()]:
+            theirs = model.get_parameter(name) if isinstance(mine, nn.Parameter) else model.get_buffer(name)
+            if name.startswith(("transition.", "termination.")):
+                members = theirs.unflatten(0, (len(model.elites), -1))  # [R, K, ...]
+                places = model.elites.reshape(*model.elites.shape, *[1] * (theirs.ndim - 1))
+                theirs = members.gather(1, places.expand(-1, -1, *theirs.shape[1:])).flatten(0, 1)
+            mine.copy_(theirs)
+
+    def _normal(self, obs: Tensor) -> Tensor:
+        if not self.sizes.normalise:
+            return obs
+        return (obs - _like(self.obs_mean, obs)) / _like(self.obs_std, obs)
+
+
+def _like(moments: Tensor, rows: Tensor) -> Tensor:
+    """[R, 1, D] against rows [R, N, D] or [R, K, N, D]."""
+    return moments if rows.ndim == 3 else moments.unsqueeze(1)

@@ -1,0 +1,136 @@
+"""Stacked networks: one batched product is what a loop over runs and members computes, and joined runs share memory."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from packtrain.networks.stacked import StackedMlp, join
+
+RUNS, MEMBERS, ROWS, INPUTS, OUTPUTS = 2, 3, 5, 4, 2
+
+
+def build(seed=0, **options):
+    """One run's module; whatever begins as a constant is disturbed, so that it counts."""
+    torch.manual_seed(seed)
+    network = StackedMlp(**{"members": MEMBERS, "hidden_sizes": (6, 7), **options}).build(INPUTS, OUTPUTS)
+    with torch.no_grad():
+        for parameter in [*network.biases, *network.gains, *network.shifts]:
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return network
+
+
+def joined(**options):
+    modules = [build(seed, **options) for seed in range(RUNS)]
+    return join(modules), modules
+
+
+def one_member(network, k, x, activation):
+    """The k-th of all members on rows [N, inputs], layer by layer."""
+    last = len(network.weights) - 1
+    for layer in range(last + 1):
+        x = x @ network.weights[layer][k] + network.biases[layer][k, 0]
+        if layer < last:
+            if len(network.gains):
+                centred = x - x.mean(-1, keepdim=True)
+                x = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+                x = x * network.gains[layer][k, 0] + network.shifts[layer][k, 0]
+            x = activation(x)
+    return x
+
+
+ACTIVATIONS = {"relu": lambda x: x.clamp(min=0), "silu": lambda x: x / (1 + torch.exp(-x)), "elu": nn.ELU()}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["same-rows", "own-rows"])
+@pytest.mark.parametrize("layer_norm", [False, True], ids=["plain", "layer-norm"])
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_it_is_a_loop_over_runs_and_members(activation, layer_norm, own):
+    """Mutations: members before runs; a last layer that is rectified; a norm after the activation; one gain for all."""
+    network, _ = joined(activation=activation, layer_norm=layer_norm)
+    x = torch.randn(RUNS, MEMBERS, ROWS, INPUTS) if own else torch.randn(RUNS, ROWS, INPUTS)
+    got = network(x)
+    assert got.shape == (RUNS, MEMBERS, ROWS, OUTPUTS)
+    for run in range(RUNS):
+        for member in range(MEMBERS):
+            rows = x[run, member] if own else x[run]
+            want = one_member(network, run * MEMBERS + member, rows, ACTIVATIONS[activation])
+            torch.testing.assert_close(got[run, member], want, atol=1e-5, rtol=1e-5)
+    given = x.clone()
+    with torch.no_grad():  # where activations need no copy
+        torch.testing.assert_close(network(x), got.detach())
+    assert torch.equal(x, given)
+
+
+def test_without_hidden_layers_it_is_linear():
+    network = build(hidden_sizes=(), layer_norm=True)
+    x = torch.randn(1, ROWS, INPUTS)
+    torch.testing.assert_close(network(x)[0, 1], x[0] @ network.weights[0][1] + network.biases[0][1])
+
+
+def test_joined_runs_say_what_they_said_alone():
+    modules = [build(seed, layer_norm=True) for seed in range(3)]
+    x = torch.randn(3, ROWS, INPUTS)
+    alone = [module(x[run : run + 1]) for run, module in enumerate(modules)]
+    network = join(modules)
+    torch.testing.assert_close(network(x), torch.cat(alone))
+    for run, module in enumerate(modules):  # still modules of one run each
+        torch.testing.assert_close(module(x[run : run + 1]), alone[run])
+
+
+def test_what_is_written_through_one_is_seen_through_the_other():
+    """Buffers too. Mutations: copies instead of views; buffers forgotten; a chunk of another run."""
+
+    class Part(nn.Module):
+        def __init__(self, run):
+            super().__init__()
+            self.inner = build(run)
+            self.inner.requires_grad_(False)
+            self.scale = nn.Buffer(torch.full((1, 1), float(run)))
+            self.places = nn.Buffer(torch.arange(2)[None] + run)
+
+    modules = [Part(run) for run in range(3)]
+    network = join(modules)
+    assert network.scale.shape == (3, 1) and network.places.tolist() == [[0, 1], [1, 2], [2, 3]]
+    assert network.inner.weights[0].shape == (3 * MEMBERS, INPUTS, 6)
+    with torch.no_grad():
+        for leaf in [*network.parameters(), *network.buffers()]:
+            leaf.add_(1 if leaf.dtype == torch.int64 else 0.5)
+    assert [module.scale.item() for module in modules] == [0.5, 1.5, 2.5]
+    assert modules[2].places.tolist() == [[3, 4]]
+    with torch.no_grad():
+        modules[1].scale.fill_(9)
+        modules[1].inner.weights[1][2].zero_()
+        modules[2].load_state_dict(modules[0].state_dict())
+    assert network.scale.flatten().tolist() == [0.5, 9, 0.5]
+    assert not network.inner.weights[1][MEMBERS + 2].any() and network.inner.weights[1][MEMBERS + 1].any()
+    assert torch.equal(network.inner.biases[0][2 * MEMBERS :], network.inner.biases[0][:MEMBERS])
+    assert not any(leaf.requires_grad for leaf in network.parameters())  # what was frozen stays so
+
+
+def test_one_run_joined_is_itself():
+    network = build()
+    assert join([network]) is network
+
+
+@pytest.mark.parametrize("initialisation, divisor", [("glorot", 1), ("original", 4)])
+def test_first_weights_fill_their_bounds(initialisation, divisor):
+    """±√(6 / (in + out)); the released STEVE divides by the members too. Biases are 0. Mutation: a normal draw."""
+    torch.manual_seed(0)
+    network = StackedMlp(4, (60, 40), initialisation=initialisation).build(30, 20)
+    for weight, (a, b) in zip(network.weights, [(30, 60), (60, 40), (40, 20)], strict=True):
+        bound = math.sqrt(6 / (divisor * (a + b)))
+        assert 0.995 * bound < weight.abs().max() <= bound
+        assert abs(weight.std().item() / bound - 1 / math.sqrt(3)) < 0.02  # a uniform one's
+        assert len(torch.unique(weight[:, 0, 0])) == 4  # members begin apart
+    assert not any(bias.any() for bias in network.biases)
+
+
+def test_an_original_network_of_one_member_is_glorots():
+    """Mutation: dividing by the runs, or always by four."""
+    torch.manual_seed(0)
+    one = StackedMlp(1, (50,), initialisation="original").build(30, 20)
+    torch.manual_seed(0)
+    two = StackedMlp(1, (50,)).build(30, 20)
+    assert all(torch.equal(a, b) for a, b in zip(one.weights, two.weights, strict=True))

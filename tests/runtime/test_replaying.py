@@ -1,0 +1,306 @@
+"""Runs that replay: how many updates follow a step, what a resumed run repeats, and seeds that learn together."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from packtrain import cli, knobs
+from packtrain.errors import CheckpointError, ConfigError, EnvSetupError
+from packtrain.metrics.console import PlainConsole
+from packtrain.runtime import checkpoint, command, local, serial, together
+from packtrain.runtime.folder import RunFolder
+from packtrain.runtime.training import Training
+
+SMALL = {
+    **{"env": "PointMass", "total_steps": 90, "warm_up": 40, "num_actors": 3, "batch_size": 8, "hidden_size": 8},
+    **{"num_layers": 1, "log_every": 20, "updates_per_step": 2.0, "checkpoint_secs": 1000.0},
+}
+MODEL = {
+    **SMALL,
+    **{"pretrain": 12, "model_updates_per_step": 1.0, "model_batch_size": 8, "model_hidden_size": 8},
+    **{"model_layers": 1, "aux_hidden_size": 8, "aux_layers": 1, "horizon": 2},
+}
+TIMES = ("wall_s", "steps_per_second", "actor_busy", "learner_busy", "rss_mb")
+
+
+def training(path, name="steve/steve_pendulum", bindings=(), saved=None, seed=0, **values):
+    given = {**(SMALL if "ddpg" in name else MODEL), **values}
+    given = {knob: value for knob, value in given.items() if value != "unset"}
+    file, _ = knobs.find_config(name)
+    configuration, experiment, spec = command.prepare([file], list(bindings), given, seed, True)
+    folder = RunFolder(path)
+    folder.checkpoints.mkdir(parents=True, exist_ok=True)
+    console = PlainConsole("x", experiment.run.total_steps)
+    return Training(experiment, spec, folder, configuration, torch.device("cpu"), console, saved, exact=True)
+
+
+def rows(path, kind="train"):
+    found = [json.loads(line) for line in (Path(path) / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in found if row["kind"] == kind]
+
+
+def weights(run):
+    return {name: leaf.clone() for name, leaf in run.parts.learners["value"].network.state_dict().items()}
+
+
+def test_so_many_updates_follow_every_step(tmp_path):
+    """After n steps past the warm-up, ratio · n updates have run: 0.25 u < n of the specification, u from 0.
+
+    Steps are counted in turns of all three columns. Mutations: pre-training not counted; updates during warm-up.
+    """
+    run = training(tmp_path)
+    seen = []
+    for wish in serial.wishes(run):
+        serial._grant(run, wish)
+        learners = run.parts.learners
+        seen.append((run.acted, learners["model"].updates, learners["value"].updates))
+    run.close()
+    before = [s for s in seen if s[0] <= 40 and s[1] == 0]
+    assert before and all(value == 0 for _, _, value in before)
+    ends = {acted: (model, value) for acted, model, value in seen}
+    for acted, (model, value) in ends.items():
+        past = max(0, min(acted, 90) - 40) // 3 * 3
+        if acted >= 42:
+            assert value == 2 * past and model == 12 + past, (acted, model, value)
+    assert run.finished and run.step >= 90
+
+
+def test_random_steps_come_first_and_are_counted(tmp_path):
+    """Mutation: leaving the policy random after the warm-up."""
+    run = training(tmp_path, "steve/ddpg_pendulum", explore_chance=0.0, learning_rate=1e-9)  # stays where it is
+    serial.run(run)
+    kept = run.parts.memories["replay"].filled()
+    run.close()
+    network = run.parts.learners["value"].network
+    greedy = network.act(network.policy, kept["obs"][None])[0].detach()
+    assert not run.parts.policy.random
+    assert 40 <= run.random_steps <= 45
+    assert kept["action"][:39].abs().mean() > 0.35  # of uniform numbers: 0.5
+    torch.testing.assert_close(kept["action"][48:], greedy[48:], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(kept["action"][:39], greedy[:39], atol=0.1)
+
+
+@pytest.mark.parametrize("name", ["steve/ddpg_pendulum", "steve/steve_pendulum"])
+def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_path, name):
+    """Saved after every single wish, also within pre-training and between model and critic; the rest is the same.
+
+    Mutation: counting steps that the environments have answered and nobody has stored.
+    """
+    whole = training(tmp_path / "whole", name)
+    serial.run(whole)
+    whole.save(required=True)
+    wanted = weights(whole)
+    whole.close()
+    stops = [5, 17, 23, 31, 47]
+    for stop in stops:
+        path = tmp_path / str(stop)
+        run = training(path, name)
+        for count, wish in enumerate(serial.wishes(run)):
+            if count == stop:
+                break
+            serial._grant(run, wish)
+        run.save(required=True)
+        run.close()
+        again = training(path, name, saved=checkpoint.load_newest(path / "checkpoints"))
+        serial.run(again)
+        again.save(required=True)
+        got = weights(again)
+        again.close()
+        assert all(torch.equal(wanted[leaf], got[leaf]) for leaf in wanted), stop
+        assert rows(path) == rows(tmp_path / "whole"), stop
+        for file in ("memories", "learners", "actor"):
+            mine, theirs = (
+                load_file(folder / "checkpoints" / str(again.step) / f"{file}.safetensors")
+                for folder in (path, tmp_path / "whole")
+            )
+            assert all(torch.equal(mine[leaf], theirs[leaf]) for leaf in theirs), (stop, file)
+
+
+def test_a_memory_survives_environments_that_cannot_be_saved(tmp_path):
+    """Gymnasium's Pendulum begins a new episode; nothing that was stored is lost. Mutation: keeping the row before."""
+    run = training(tmp_path, "steve/ddpg_pendulum", env="Pendulum-v1", total_steps=60)
+    serial.run(run)
+    run.save(required=True)
+    kept = {name: leaf.clone() for name, leaf in run.parts.memories["replay"].filled().items()}
+    run.close()
+    saved = checkpoint.load_newest(tmp_path / "checkpoints")
+    again = training(tmp_path, "steve/ddpg_pendulum", env="Pendulum-v1", total_steps=90, saved=saved)
+    found = again.parts.memories["replay"].filled()
+    assert all(torch.equal(kept[name], found[name]) for name in kept)
+    count = len(kept["reward"])
+    serial.run(again)
+    found = again.parts.memories["replay"].filled()
+    jumps = (
+        (found["after"] - found["obs"])[:, :2].abs().amax(1)
+    )  # cosine and sine of an angle that turns by 0.4 at most
+    assert jumps[count:].max() < 0.45
+    again.close()
+
+
+def test_rows_are_in_segments_and_not_in_every_checkpoint(tmp_path, monkeypatch):
+    """Mutation: not attaching the folder of segments."""
+    monkeypatch.setattr("packtrain.runtime.training.Segments", lambda folder: _segments(folder))
+    run = training(tmp_path, "steve/ddpg_pendulum")
+    serial.run(run)
+    run.save(required=True)
+    run.close()
+    assert len(list((tmp_path / "replay" / "replay").glob("*.safetensors"))) >= 5
+    newest = checkpoint.steps(tmp_path / "checkpoints")[-1]
+    inside = load_file(tmp_path / "checkpoints" / str(newest) / "memories.safetensors")
+    assert inside["/replay/tail/reward"].numel() < 16
+    again = training(tmp_path, "steve/ddpg_pendulum", saved=checkpoint.load_newest(tmp_path / "checkpoints"))
+    assert len(again.parts.memories["replay"].filled()["reward"]) == run.acted
+    again.close()
+    damaged = next((tmp_path / "replay" / "replay").glob("*.safetensors"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="damaged"):
+        training(tmp_path, "steve/ddpg_pendulum", saved=checkpoint.load_newest(tmp_path / "checkpoints"))
+
+
+def _segments(folder):
+    from packtrain.memory.segments import Segments
+
+    return Segments(folder, rows=16)
+
+
+def test_seeds_that_learn_together_are_what_they_are_alone(tmp_path):
+    """Weights within rounding, rows at the same steps. Mutation: joining without telling where weights moved to."""
+    alone = [training(tmp_path / f"alone_{seed}", seed=seed) for seed in range(3)]
+    for run in alone:
+        serial.run(run)
+    runs = [training(tmp_path / f"seed_{seed}", seed=seed) for seed in range(3)]
+    together.run(runs)
+    for mine, theirs in zip(runs, alone, strict=True):
+        assert mine.step == theirs.step
+        for name, leaf in weights(theirs).items():
+            torch.testing.assert_close(weights(mine)[name], leaf, rtol=2e-3, atol=2e-4)
+        assert [row["step"] for row in rows(mine.folder.path)] == [row["step"] for row in rows(theirs.folder.path)]
+        acting, learned = mine.parts.policy.network.behaviour, mine.parts.learners["value"].network.behaviour
+        mine.parts._refresh()
+        assert torch.equal(acting.weights[0], learned.weights[0])
+    assert not torch.allclose(weights(runs[0])["policy.weights.0"], weights(runs[1])["policy.weights.0"])
+    for run in [*runs, *alone]:
+        run.close()
+
+
+def test_seeds_whose_episodes_end_at_different_times_stay_in_step(tmp_path):
+    """A reset is no step, so seeds do not act equally often; their updates must. Mutation: counting every step."""
+    values = {"env": "InvertedPendulum-v5", "total_steps": 120}
+    runs = [training(tmp_path / f"seed_{seed}", "steve/ddpg_pendulum", seed=seed, **values) for seed in range(3)]
+    together.run(runs)
+    assert len({run.parts.learners["value"].updates for run in runs}) == 1
+    resets = [run.parts.actor.steps for run in runs]
+    assert all(run.step >= 120 for run in runs), resets
+    for run in runs:
+        run.close()
+
+
+def test_seeds_go_on_from_the_same_update(tmp_path):
+    """Killed between saving two of them, the others are a checkpoint ahead. Mutation: taking the newest of each."""
+    argv = ["train", "steve/ddpg_pendulum", "--num_seeds", "2", "--output_dir", str(tmp_path / "run")]
+    argv += [f"--{name}={value}" for name, value in SMALL.items() if name != "total_steps"]
+    assert cli.main([*argv, "--total_steps", "60"]) == 0
+    assert cli.main([*argv, "--total_steps", "75"]) == 0
+    newest = max(checkpoint.steps(tmp_path / "run" / "seed_1" / "checkpoints"))
+    shutil.rmtree(tmp_path / "run" / "seed_1" / "checkpoints" / str(newest))
+    assert cli.main([*argv, "--total_steps", "90"]) == 0
+    states = [checkpoint.load_newest(tmp_path / "run" / f"seed_{k}" / "checkpoints")[1] for k in range(2)]
+    assert states[0]["learners"]["value"]["updates"] == states[1]["learners"]["value"]["updates"] == 2 * 48
+    steps = [row["step"] for row in rows(tmp_path / "run" / "seed_0")]
+    assert steps == sorted(set(steps)) and steps[-1] >= 80
+    for old in checkpoint.steps(tmp_path / "run" / "seed_0" / "checkpoints"):
+        if old < 90:
+            shutil.rmtree(tmp_path / "run" / "seed_0" / "checkpoints" / str(old))
+    shutil.rmtree(tmp_path / "run" / "seed_1" / "checkpoints" / str(max(states[1]["run"]["step"], 90)))
+    assert cli.main([*argv, "--total_steps", "99"]) == 2  # nothing in common is left
+
+
+def test_updates_that_do_not_wait_for_steps(tmp_path):
+    """The speedrun: acting and learning at the same time. Mutation: an actor that waits for the learner."""
+    free = {"updates_per_step": "unset", "model_updates_per_step": "unset", "total_steps": 3000}
+    run = training(tmp_path, bindings=["value/LearnerUse.ratio = None", "model/LearnerUse.ratio = None"], **free)
+    assert not together.can_share(run.experiment)
+    local.run(run)
+    assert run.finished and run.parts.learners["value"].updates >= 32
+    assert run.parts.learners["model"].updates >= 32
+    assert abs(run.parts.learners["value"].updates - 2.0 * (run.step - 40)) > 32  # no ratio is kept
+    steps = [row["step"] for row in rows(tmp_path)]
+    assert steps == sorted(set(steps))
+    run.close()
+
+
+@pytest.mark.slow
+def test_ten_kills_lose_nothing(tmp_path):
+    """kill −9 at odd moments, resumed by the same command each time: a whole, monotone curve and all of the replay."""
+    argv = [sys.executable, "-m", "packtrain", "train", "steve/steve_pendulum", "--output_dir", str(tmp_path / "run")]
+    values = {**MODEL, "total_steps": 400, "checkpoint_secs": 0.05, "num_actors": 1}
+    argv += [f"--{name}={value}" for name, value in values.items()] + ["--runtime", "serial"]
+    killed = 0
+    for k in range(40):
+        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        begun, saved = time.monotonic(), tmp_path / "run" / "checkpoints"
+        before = set(checkpoint.steps(saved)) if saved.is_dir() else set()
+        while process.poll() is None and time.monotonic() - begun < 60:
+            if saved.is_dir() and set(checkpoint.steps(saved)) - before:
+                time.sleep(0.013 * (k % 10))
+                break
+            time.sleep(0.01)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        process.wait()
+        if killed == 10:
+            break
+    assert killed >= 5
+    assert subprocess.run(argv, stdout=subprocess.DEVNULL).returncode == 0
+    reference = training(tmp_path / "whole", **values)
+    serial.run(reference)
+    reference.save(required=True)
+    reference.close()
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+    last = [tmp_path / name / "checkpoints" / "400" for name in ("run", "whole")]
+    for file in ("weights", "learners", "memories"):
+        mine, theirs = (load_file(folder / f"{file}.safetensors") for folder in last)
+        assert all(torch.equal(mine[leaf], theirs[leaf]) for leaf in theirs), file
+
+
+def test_a_target_that_looks_into_a_model_needs_one():
+    """Mutation: building the learner anyway."""
+    file, _ = knobs.find_config("steve/ddpg_pendulum")
+    with pytest.raises(ConfigError, match="needs a world model"):
+        command.prepare([file], ["ValueExpansion.target = @Steve()"], SMALL, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("values", "bindings", "said"),
+    [
+        ({"env": "CartPole-v1"}, [], "acts with vectors of numbers in bounds"),
+        ({"env": "Catch"}, [], "acts with vectors of numbers in bounds"),
+        ({"horizon": 0}, [], "Steve.horizon = 0 must be at least 1"),
+        ({"critics": 0}, [], "Control.critics = 0 must be at least 1"),
+        ({"transitions": 0}, [], "Dynamics.transitions = 0 must be at least 1"),
+        ({"rewards": -1}, [], "Dynamics.rewards = -1 must be at least 1"),
+        ({"replay_size": 4}, [], "Replay.capacity = 4 is less than"),
+        ({"replay_size": 100, "model_batch_size": 400}, [], "less than the batches of 400"),
+        ({"updates_per_step": 0.0}, [], "LearnerUse.ratio = 0.0 must be above 0"),
+        ({"rows": "split", "critics": 3}, [], "cannot be split between"),
+        ({"core": "sac"}, [], "do not fit"),
+        ({"probabilistic": True}, [], "needs Dynamics.normalise"),
+        ({"elites": 2}, [], "held-out"),
+        ({"explore_chance": 1.5}, [], "must lie between 0 and 1"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(tmp_path, values, bindings, said):
+    """Before anything is written."""
+    file, _ = knobs.find_config("steve/steve_pendulum")
+    with pytest.raises((ConfigError, EnvSetupError), match=said) as caught:
+        command.prepare([file], bindings, {**MODEL, **values}, 0, True)
+    assert "\n" not in str(caught.value)
