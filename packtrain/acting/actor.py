@@ -15,6 +15,7 @@ import numpy as np
 from packtrain.acting.control import ControlPolicy
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
+from packtrain.acting.predictive import PredictivePolicy
 from packtrain.acting.seat import Decision
 from packtrain.envs.stream import Finished, Stream
 from packtrain.types import Row, Sink
@@ -26,7 +27,7 @@ class Actor:
     def __init__(
         self,
         streams: list[Stream],
-        policy: NetworkPolicy | PlannedPolicy | ControlPolicy,
+        policy: NetworkPolicy | PlannedPolicy | ControlPolicy | PredictivePolicy,
         sinks: Sequence[Sink],
         refresh: Callable[[], int],
     ):

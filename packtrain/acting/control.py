@@ -12,17 +12,12 @@ from packtrain.trees import Tree
 from packtrain.types import Row
 
 
-class ControlPolicy:
-    """Acts for B columns with one forward pass, in [−1, 1] per dimension; streams stretch that to the bounds."""
+class ActsAtRandom:
+    """Can be told to act uniformly at random; the word lies where a captured decision reads it."""
 
-    context = 0
-
-    def __init__(self, network: ControlNetwork, seed: int, greedy: bool = False):
-        self.network = network
-        self.device = network.log_temperature.device
-        self.generator = torch.Generator(self.device).manual_seed(seed)
-        self._greedy = greedy
-        self._random = torch.zeros((), dtype=torch.bool, device=self.device)  # where a captured decision reads it
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._flag = torch.zeros((), dtype=torch.bool, device=device)
         self._is_random = False
 
     @property
@@ -33,8 +28,20 @@ class ControlPolicy:
     @random.setter
     def random(self, random: bool) -> None:
         if random != self._is_random:
-            self._random.fill_(random)
+            self._flag.fill_(random)
             self._is_random = random
+
+
+class ControlPolicy(ActsAtRandom):
+    """Acts for B columns with one forward pass, in [−1, 1] per dimension; streams stretch that to the bounds."""
+
+    context = 0
+
+    def __init__(self, network: ControlNetwork, seed: int, greedy: bool = False):
+        super().__init__(network.log_temperature.device)
+        self.network = network
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self._greedy = greedy
 
     def seat(self, stream: Stream) -> Seat:
         """The seat of one group."""
@@ -63,4 +70,4 @@ class ControlPolicy:
                 action = torch.tanh(before + noise)
             else:
                 action = (torch.tanh(before) + noise).clamp(-1, 1)
-        return torch.where(self._random, 2 * chance - 1, action)[0], carry, {}
+        return torch.where(self._flag, 2 * chance - 1, action)[0], carry, {}

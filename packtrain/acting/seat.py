@@ -21,6 +21,7 @@ from packtrain.types import Row
 if TYPE_CHECKING:
     from packtrain.acting.control import ControlPolicy
     from packtrain.acting.policy import NetworkPolicy
+    from packtrain.acting.predictive import PredictivePolicy
 
 
 class Decision(NamedTuple):
@@ -35,7 +36,7 @@ class Decision(NamedTuple):
 class Seat:
     """Acts for one group, row after row."""
 
-    def __init__(self, policy: NetworkPolicy | ControlPolicy, size: int):
+    def __init__(self, policy: NetworkPolicy | ControlPolicy | PredictivePolicy, size: int):
         self._policy = policy
         self._size = size
         self._carry: Tree = policy.initial_carry(size)
@@ -91,7 +92,14 @@ def _push(window: Row | None, row: Row, context: int) -> Row:
 class _Launch:
     """The decision of one group on a GPU: everything it reads and writes stays in place, so that it can be captured."""
 
-    def __init__(self, policy: NetworkPolicy | ControlPolicy, size: int, row: Row, carry: Tree, window: Row | None):
+    def __init__(
+        self,
+        policy: NetworkPolicy | ControlPolicy | PredictivePolicy,
+        size: int,
+        row: Row,
+        carry: Tree,
+        window: Row | None,
+    ):
         device = policy.device
         self._policy = policy
         self._upload = Upload(row, device)

@@ -148,8 +148,13 @@ def take_moments(model: DynamicsNetwork, steps: Batch) -> None:
     ):
         deviation, average = torch.std_mean(rows.double(), 0, correction=0)
         mean.copy_(average[None, None])
-        std.copy_(deviation.clamp(min=_NARROW)[None, None])
-    model.reward_scale.copy_(steps["reward"].double().std(correction=0).clamp(min=_NARROW))
+        std.copy_(_proper(deviation)[None, None])
+    model.reward_scale.copy_(_proper(steps["reward"].double().std(correction=0)))
+
+
+def _proper(deviation: Tensor) -> Tensor:
+    """1 for what has never changed: divided by next to nothing, its first change would be enormous."""
+    return torch.where(deviation < _NARROW, 1.0, deviation)
 
 
 @torch.no_grad()

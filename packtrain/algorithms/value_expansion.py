@@ -216,8 +216,9 @@ class ValueRule:
             _follow(network.target, network.critic, settings.polyak)
             if settings.core == "td3" and kind:
                 _follow(network.target_policy, network.policy, settings.polyak)
+        often = settings.policy_delay  # means over updates count those without a step of the policy as 0
         metrics = [
-            *(critic_loss, policy_loss, regulariser, temperature_of(network, settings), value_mean),
+            *(critic_loss, often * policy_loss, often * regulariser, temperature_of(network, settings), value_mean),
             targets.target[0].mean(-1),
         ]
         if self._depths > 1:

@@ -9,6 +9,7 @@ from typing import Any
 from packtrain.acting.control import ControlPolicy
 from packtrain.acting.planned import PlannedPolicy, PlannedSeat
 from packtrain.acting.policy import NetworkPolicy
+from packtrain.acting.predictive import PredictivePolicy
 from packtrain.envs.stream import Episode, Stream
 from packtrain.types import Row
 
@@ -16,7 +17,12 @@ from packtrain.types import Row
 class Evaluator:
     """Plays a fixed number of episodes, each column its share, so that short episodes are not over-counted."""
 
-    def __init__(self, stream: Stream, policy: NetworkPolicy | PlannedPolicy | ControlPolicy, num_episodes: int):
+    def __init__(
+        self,
+        stream: Stream,
+        policy: NetworkPolicy | PlannedPolicy | ControlPolicy | PredictivePolicy,
+        num_episodes: int,
+    ):
         self.stream = stream
         self.policy = policy
         self._seat = policy.seat(stream)

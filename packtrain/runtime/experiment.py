@@ -21,6 +21,7 @@ from packtrain.networks.world_model import FactoredWorldModel, WorldModel
 from packtrain.planning.learned import NETWORK as MODEL
 from packtrain.planning.learned import LearnedModel
 from packtrain.planning.planner import Agent
+from packtrain.planning.predictive import Predictive
 from packtrain.planning.traces import Traces
 from packtrain.runtime.explorer import ExplorationCallback
 from packtrain.types import Spec
@@ -73,6 +74,23 @@ class Planning:
         if self.model is not None:
             networks[MODEL] = self.model_network.build(spec.obs, spec.action, spec.factors)
         return nn.ModuleDict(networks)
+
+
+@configurable
+@dataclass(frozen=True)
+class PredictiveControl:
+    """A policy that plans in its own world model, and learns nothing but that."""
+
+    control: Control
+    planner: Predictive = Predictive()
+
+    def __post_init__(self) -> None:
+        if self.control.dynamics is None:
+            raise ConfigError("PredictiveControl plans in a world model: set Control.dynamics")
+
+    def build(self, spec: Spec) -> nn.Module:
+        """The networks; of policy and critics nobody asks."""
+        return self.control.build(spec)
 
 
 class LearnerDescription(Protocol):
@@ -209,7 +227,7 @@ class Experiment:
     """Everything a runtime needs to know, and nothing that is alive."""
 
     streams: Streams
-    policy: ActorCritic | Planning | Control
+    policy: ActorCritic | Planning | Control | PredictiveControl
     memories: dict[str, Unrolls | Episodes | Replay]
     learners: dict[str, LearnerUse]
     schedule: tuple[Collect | Update | Repeat, ...]
@@ -239,14 +257,14 @@ class Experiment:
             raise ConfigError("Experiment.learners is empty: only planners can act without learning")
         replays = [isinstance(memory, Replay) for memory in self.memories.values()]
         if not any(replays) == all(replays) == self.by_ratio and self.memories:
-            raise ConfigError("Control learns from Replay memories, and only it does")
+            raise ConfigError("Control and PredictiveControl learn from Replay memories, and only they do")
         if not self.by_epochs == isinstance(self.policy, Planning) == self.streams.together:
             raise ConfigError("whole episodes are collected for planners, and planners play whole episodes, together")
 
     @property
     def by_ratio(self) -> bool:
         """Whether learners replay: steps are counted as they are acted, and updates follow them."""
-        return isinstance(self.policy, Control)
+        return isinstance(self.policy, (Control, PredictiveControl))
 
     @property
     def warm_up(self) -> int:

@@ -18,9 +18,10 @@ import torch
 
 from packtrain import trees
 from packtrain.acting.actor import Actor
-from packtrain.acting.control import ControlPolicy
+from packtrain.acting.control import ActsAtRandom, ControlPolicy
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
+from packtrain.acting.predictive import PredictivePolicy
 from packtrain.algorithms.launches import ROOM, Batch, ReplayLearner
 from packtrain.config import Configuration, Travelling
 from packtrain.devices.allocator import keep_large_blocks
@@ -42,7 +43,7 @@ from packtrain.networks.control import Control
 from packtrain.planning.traces import TraceWriter
 from packtrain.runtime import checkpoint
 from packtrain.runtime.evaluation import Evaluator
-from packtrain.runtime.experiment import Collect, Experiment, Planning, Repeat, Update
+from packtrain.runtime.experiment import Collect, Experiment, Planning, PredictiveControl, Repeat, Update
 from packtrain.runtime.explorer import Explorer
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.seeds import seed_for
@@ -72,10 +73,12 @@ def open_streams(experiment: Experiment, spec: Spec, travelling: Travelling | No
 
 def make_policy(
     description: Any, network: torch.nn.Module, device: torch.device, seed: int, greedy: bool, traces: Any = None
-) -> NetworkPolicy | PlannedPolicy | ControlPolicy:
+) -> NetworkPolicy | PlannedPolicy | ControlPolicy | PredictivePolicy:
     """Who acts with a network: itself, or a planner that asks it."""
     if isinstance(description, Control):
         return ControlPolicy(network, seed, greedy)  # type: ignore[arg-type]
+    if isinstance(description, PredictiveControl):
+        return PredictivePolicy(description.planner, network, seed)  # type: ignore[arg-type]
     if isinstance(description, Planning):
         agent = description.agent
         if greedy:
@@ -92,7 +95,7 @@ def try_out(experiment: Experiment, spec: Spec) -> None:
         stream = Stream(experiment.streams.environment.open_core(1, 0), 1)
         for greedy in (False, True):
             make_policy(experiment.policy, network, torch.device("cpu"), 0, greedy).seat(stream)
-    if isinstance(experiment.policy, (Planning, Control)):
+    if isinstance(experiment.policy, Planning) or experiment.by_ratio:
         for name, use in experiment.learners.items():
             learner = use.learner.build(network, experiment.total_steps)
             memory = experiment.memories[use.memory]
@@ -146,9 +149,9 @@ class Parts:
         torch.backends.cudnn.deterministic = exact
         network, acting_network = (experiment.policy.build(spec).to(device) for _ in range(2))
         self.precision: torch.dtype | None = None
-        if isinstance(experiment.policy, Control):
+        if experiment.by_ratio:
             use_tf32(experiment.run.precision, device)
-        if isinstance(network, ActorCriticNetwork):
+        if isinstance(network, ActorCriticNetwork) and isinstance(acting_network, ActorCriticNetwork):
             wanted = experiment.run.precision or ("float32" if exact and device.type == "cpu" else None)
             self.precision = choose_precision(wanted, network, spec, device)
             network.precision = acting_network.precision = self.precision
@@ -205,17 +208,24 @@ class Parts:
         """Make the learners' weights the newest version."""
         for learner, names in self._published:
             for name in names:
-                self.weights.publish(name, _acting(learner.network), version)
+                self.weights.publish(name, self._acting(learner.network), version)
 
     def moved(self) -> None:
         """The learners' weights lie elsewhere from now on."""
         for learner, _ in self._published:
-            self.weights.forget(_acting(learner.network))
+            self.weights.forget(self._acting(learner.network))
+
+    def _acting(self, network: Any) -> torch.nn.Module:
+        """What of a network is needed to act."""
+        description = self._experiment.policy
+        if isinstance(description, PredictiveControl):
+            return network.model
+        return network.behaviour if isinstance(description, Control) else network
 
     def _refresh(self) -> int:
         if not self.learners:
             return 0
-        self._version = self.weights.pull("policy", _acting(self.policy.network), self._version)
+        self._version = self.weights.pull("policy", self._acting(self.policy.network), self._version)
         if isinstance(self.policy, PlannedPolicy):
             self.policy.version = self._version
         return self._version
@@ -270,11 +280,6 @@ class Parts:
     def close(self) -> None:
         """Close the environments."""
         self.actor.close()
-
-
-def _acting(network: Any) -> torch.nn.Module:
-    """What of a network is needed to act."""
-    return network.behaviour if hasattr(network, "behaviour") else network
 
 
 def _names(learner: Any) -> set[str]:
@@ -606,7 +611,7 @@ class Training:
 
     def begin_stage(self, stage: Collect) -> None:
         """Let the policy that a stage names act from now on."""
-        assert isinstance(self.parts.policy, ControlPolicy)
+        assert isinstance(self.parts.policy, ActsAtRandom)
         self.parts.policy.random = stage.policy == "random"
 
     @property

@@ -249,6 +249,19 @@ def test_a_hidden_row_teaches_nothing(rows):
     assert len(masks) > 3
 
 
+def test_a_random_member_learns_from_a_row_it_may_see():
+    """Mutations: everyone from every row that is not hidden; hidden rows too."""
+    network, settings = build().double(), DynamicsLearning(ROWS, rows="random", bootstrap=True)
+    batch = double(steps((1, ROWS))) | DynamicsRule(settings, network).draws(1, torch.Generator().manual_seed(1))
+    all_rows = DynamicsLearning(ROWS, rows="all", bootstrap=True)
+    seen = _shares(torch.zeros(1, MEMBERS, ROWS), "reward", all_rows, batch)[0]  # 0 or 2
+    for name, got in losses(network.model, settings, batch).items():
+        picked = batch[PICKED[name]][0].tolist()
+        every = [errors_by_hand(network.model, batch, 0, b)[name] for b in range(ROWS)]
+        want = np.mean([seen[k, b].item() * every[b][k] for b, k in enumerate(picked)])
+        np.testing.assert_allclose(got.item(), want)
+
+
 # -- what is known of all data
 
 
@@ -316,9 +329,9 @@ def test_moments_are_those_of_the_data():
     take_moments(model, batch)
     change = (batch["after"] - batch["obs"]).numpy()
     np.testing.assert_allclose(model.obs_mean[0, 0], batch["obs"].mean(0), rtol=1e-6)
-    np.testing.assert_allclose(model.obs_std[0, 0], [*batch["obs"].numpy().std(0)[:2], 1e-4], rtol=1e-5)
+    np.testing.assert_allclose(model.obs_std[0, 0], [*batch["obs"].numpy().std(0)[:2], 1.0], rtol=1e-5)
     np.testing.assert_allclose(model.change_mean[0, 0], change.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(model.change_std[0, 0], [*change.std(0)[:2], 1e-4], rtol=1e-5)
+    np.testing.assert_allclose(model.change_std[0, 0], [*change.std(0)[:2], 1.0], rtol=1e-5)
     np.testing.assert_allclose(model.reward_scale.item(), batch["reward"].numpy().std(), rtol=1e-6)
     assert model.obs_mean.shape == (1, 1, OBS) and model.reward_scale.shape == (1, 1)
     take_moments(model, {name: leaf[:1] for name, leaf in batch.items()})

@@ -1,0 +1,93 @@
+"""Shooting in a learned world model of continuous control: sequences of actions are tried in an ensemble, and refined.
+
+PETS: Chua et al. 2018 (arXiv:1805.12114), with the cross-entropy method; MPPI: Williams et al. 2017 (arXiv:1707.02342).
+The planners of `continuous_shooting.py` ask any `Model` and are NumPy; here model and sequences are tensors, all
+candidates of all columns and members are one batch, and nothing looks at values on the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from packtrain.config import configurable
+from packtrain.errors import ConfigError
+from packtrain.networks.dynamics import DynamicsNetwork
+
+
+@configurable
+@dataclass(frozen=True)
+class Predictive:
+    """How sequences are tried; defaults are PETS's for HalfCheetah."""
+
+    optimiser: Literal["cem", "mppi"] = "cem"
+    horizon: int = 30  # H, steps
+    candidates: int = 500  # sequences an iteration
+    iterations: int = 5
+    elites: int = 50  # of cem: the candidates that the next are drawn around
+    temperature: float = 1.0  # of mppi, in units of the return
+    initial_std: float = 0.5  # of the first candidates, in units in which actions span [−1, 1]
+    least_std: float = 0.05
+    momentum: float = 0.1  # of cem: the share of the old mean and deviation that stays
+    discount: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("horizon", "candidates", "iterations", "elites"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"Predictive.{name} = {getattr(self, name)} must be at least 1")
+        if self.elites > self.candidates:
+            raise ConfigError(f"Predictive.elites = {self.elites} is more than candidates = {self.candidates}")
+        for name in ("temperature", "initial_std"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"Predictive.{name} = {getattr(self, name)} must be above 0")
+        for name in ("momentum", "discount"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"Predictive.{name} = {getattr(self, name)} must lie between 0 and 1")
+
+
+def returns(
+    model: DynamicsNetwork, obs: Tensor, actions: Tensor, discount: float, noise: Tensor | None = None
+) -> Tensor:
+    """What sequences of actions pay in a model, averaged over its members: [B, P].
+
+        Σ_t γ^t (Π_{u<t} (1 − δ_u)) ρ_t
+
+    Args:
+      model: of one run.
+      obs: [B, D] where they begin.
+      actions: [B, P, H, A].
+      discount: γ.
+      noise: [H, K, B*P, D] standard normal numbers; None: means are followed.
+    """
+    members, (batch, candidates, horizon) = model.transition.members, actions.shape[:3]
+    place = obs.repeat_interleave(candidates, 0).expand(1, members, -1, -1)  # [1, K, B*P, D]
+    played = actions.flatten(0, 1).expand(members, -1, -1, -1)[None]  # [1, K, B*P, H, A]
+    places = [place]
+    for t in range(horizon):
+        places.append(model.move(places[t], played[..., t, :], None if noise is None else noise[t][None]))
+    paid, over = model.judge_rollout(torch.stack(places, 1), played.movedim(3, 1))
+    goes_on = torch.cat([torch.ones_like(over[:, :1]), (1 - over[:, :-1]).cumprod(1)], 1)  # [1, H, K, B*P]
+    weight = discount ** torch.arange(horizon, device=obs.device)
+    total = (goes_on * paid.mean(3) * weight[None, :, None, None]).sum(1)  # [1, K, B*P]
+    return total.mean((0, 1)).unflatten(0, (batch, candidates))
+
+
+def cross_entropy(
+    mean: Tensor, std: Tensor, tried: Tensor, scores: Tensor, settings: Predictive
+) -> tuple[Tensor, Tensor]:
+    """Mean and deviation [B, H, A] of the best candidates, held back by momentum."""
+    best = scores.topk(settings.elites, 1).indices[..., None, None].expand(-1, -1, *tried.shape[2:])
+    elites = tried.gather(1, best)
+    keep = settings.momentum
+    mean = keep * mean + (1 - keep) * elites.mean(1)
+    std = keep * std + (1 - keep) * elites.std(1, correction=0)
+    return mean, std.clamp(min=settings.least_std)
+
+
+def path_integral(tried: Tensor, scores: Tensor, temperature: float) -> Tensor:
+    """The mean of all candidates [B, P, H, A], weighted by softmax(scores / temperature): [B, H, A]."""
+    weight = torch.softmax(scores / temperature, 1)
+    return torch.einsum("bp,bpha->bha", weight, tried)
