@@ -17,7 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from packtrain.algorithms.launches import Batch, ReplayLearner, adam, descend
+from packtrain.algorithms.launches import Batch, ReplayLearner
+from packtrain.algorithms.optimisers import Adam
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.memory.replay import ReplayMemory
@@ -84,8 +85,8 @@ class DynamicsRule:
         own = self.model.sizes.transitions if settings.rows == "own" else 1
         self.batch_size = settings.batch_size * own
         self.holdout = settings.holdout
-        self.optimisers: dict[str, torch.optim.Optimizer] = {
-            "model": adam(self.model.parameters(), settings.learning_rate, settings.weight_decay)
+        self.optimisers: dict[str, Adam] = {
+            "model": Adam(self.model.parameters(), settings.learning_rate, settings.weight_decay)
         }
 
     def draws(self, count: int, generator: torch.Generator) -> Batch:
@@ -114,7 +115,7 @@ class DynamicsRule:
         """One update; metrics [R, M]."""
         parts = losses(self.model, self.settings, batch)
         total = parts["observation"] + parts["reward"] + parts["terminated"]
-        descend(self.optimisers["model"], total.sum())
+        self.optimisers["model"].descend(total.sum())
         return torch.stack([total, parts["observation"], parts["reward"], parts["terminated"]], -1).detach()
 
     @torch.no_grad()

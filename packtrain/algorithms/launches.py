@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from packtrain.algorithms.optimisers import Adam
 from packtrain.devices.captured import Captured
 from packtrain.errors import CheckpointError
 from packtrain.memory.replay import ReplayMemory
@@ -28,7 +29,7 @@ class Rule(Protocol):
     """One update of R runs."""
 
     names: tuple[str, ...]  # of its metrics
-    optimisers: dict[str, torch.optim.Optimizer]  # their state begins with zeros and is never replaced
+    optimisers: dict[str, Adam]
     batch_size: int
     holdout: bool  # whether its batches leave every tenth step alone
 
@@ -82,7 +83,10 @@ class Launches:
         self._sum.zero_()
         if not self._capture:
             for k in range(count):
-                batch = {name: torch.stack([one[name][k] for one in given]) for name in given[0]}
+                if self.runs == 1:
+                    batch = {name: leaf[k : k + 1] for name, leaf in given[0].items()}
+                else:
+                    batch = {name: torch.stack([one[name][k] for one in given]) for name in given[0]}
                 self._sum += self.rule.step(batch, self.rule.kind(done + k))
                 self.rule.between(done + k + 1)
             self.rule.end()
@@ -180,7 +184,7 @@ class ReplayLearner:
                 for name, leaf in self.network.state_dict().items()
                 if name.partition(".")[0] in self._parts
             },
-            "optimisers": {name: self._moments(one) for name, one in self._launches.rule.optimisers.items()},
+            "optimisers": self._moments(),
             "generator": self._generator.get_state(),
             "updates": self.updates,
             "steps": self.steps,
@@ -198,32 +202,25 @@ class ReplayLearner:
         self._prepared = {name: int(value) for name, value in state["prepared"].items()}
         self._found = {name: value.to(self._device) for name, value in state["found"].items()}
 
-    def _moments(self, optimiser: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-        """This run's part of an optimiser's state, by the number of the parameter."""
-        return {
-            str(index): {name: self._mine(leaf).detach().clone() for name, leaf in optimiser.state[parameter].items()}
-            for index, parameter in enumerate(_parameters(optimiser))
-        }
+    def _moments(self) -> dict[str, dict[str, Tensor]]:
+        """This run's part of the optimisers' state."""
+        optimisers = self._launches.rule.optimisers.items()
+        return {name: {key: self._mine(leaf).clone() for key, leaf in one.state.items()} for name, one in optimisers}
 
     @torch.no_grad()
-    def _load_moments(self, states: dict[str, dict[str, dict[str, Tensor]]]) -> None:
+    def _load_moments(self, states: dict[str, dict[str, Tensor]]) -> None:
         for name, optimiser in self._launches.rule.optimisers.items():
-            for index, parameter in enumerate(_parameters(optimiser)):
-                for key, leaf in optimiser.state[parameter].items():
-                    self._mine(leaf).copy_(states[name][str(index)][key])
+            for key, leaf in optimiser.state.items():
+                self._mine(leaf).copy_(states[name][key])
 
     def _mine(self, leaf: Tensor) -> Tensor:
         """A run's part of a tensor of all runs; how often an optimiser has stepped is the same for all."""
         return leaf if leaf.ndim == 0 else leaf.chunk(self._launches.runs)[self._run]
 
     def _enter(self, launches: Launches, run: int) -> None:
-        moments = {name: self._moments(one) for name, one in self._launches.rule.optimisers.items()}
+        moments = self._moments()
         self._launches, self._run = launches, run
         self._load_moments(moments)
-
-
-def _parameters(optimiser: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
 
 
 def join(runs: Sequence[Sequence[ReplayLearner]]) -> None:
@@ -256,26 +253,3 @@ def update(learners: Sequence[ReplayLearner], batches: Sequence[Batch]) -> list[
     names = launches.rule.names
     each = zip(learners, means.unbind(), strict=True)
     return [dict(zip(names, own.unbind(), strict=True)) | learner._found for learner, own in each]
-
-
-def adam(parameters: Any, learning_rate: float, weight_decay: float = 0.0, decoupled: bool = False) -> torch.optim.Adam:
-    """Adam whose state is there from the beginning, so that it can be laid side by side, and captured."""
-    parameters = list(parameters)
-    on_gpu = parameters[0].is_cuda
-    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-    optimiser = kind(parameters, lr=learning_rate, weight_decay=weight_decay, fused=True, capturable=on_gpu)
-    for parameter in parameters:
-        optimiser.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return optimiser
-
-
-def descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
-    """One step down a loss of all runs' sum; nothing else gets a gradient."""
-    parameters = _parameters(optimiser)
-    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-        parameter.grad = gradient
-    optimiser.step()

@@ -29,10 +29,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from packtrain.algorithms.launches import Batch, ReplayLearner, adam, descend
+from packtrain.algorithms.launches import Batch, ReplayLearner
+from packtrain.algorithms.optimisers import Adam
 from packtrain.algorithms.targets import OneStep, Target
 from packtrain.config import configurable
-from packtrain.equations.value_expansion import Targets, expanded_returns, model_use
+from packtrain.equations.value_expansion import Targets, expanded_returns, model_use, td_targets
 from packtrain.errors import ConfigError
 from packtrain.memory.replay import ReplayMemory
 from packtrain.networks.control import ControlNetwork
@@ -127,12 +128,12 @@ class ValueRule:
             *(["model_use"] * bool(weights)),
             *weights,
         )
-        self.optimisers: dict[str, torch.optim.Optimizer] = {
-            "critic": adam(network.critic.parameters(), settings.learning_rate),
-            "policy": adam(network.policy.parameters(), settings.learning_rate),
+        self.optimisers: dict[str, Adam] = {
+            "critic": Adam(network.critic.parameters(), settings.learning_rate),
+            "policy": Adam(network.policy.parameters(), settings.learning_rate),
         }
         if settings.core == "sac" and settings.temperature is None:
-            self.optimisers["temperature"] = adam([network.log_temperature], settings.learning_rate)
+            self.optimisers["temperature"] = Adam([network.log_temperature], settings.learning_rate)
 
     # -- what the launches ask
 
@@ -202,16 +203,16 @@ class ValueRule:
         settings, network = self.settings, self.network
         imagined, targets = expand(network, settings, batch)
         critic_loss, value_mean = critic_losses(network, settings, batch, imagined, targets)  # [R] each
-        descend(self.optimisers["critic"], critic_loss.sum())
+        self.optimisers["critic"].descend(critic_loss.sum())
         zero = torch.zeros_like(critic_loss)
         policy_loss, regulariser = zero, zero
         if kind:
             policy_loss, regulariser, log_prob = policy_losses(network, settings, batch)
-            descend(self.optimisers["policy"], (policy_loss + regulariser).sum())
+            self.optimisers["policy"].descend((policy_loss + regulariser).sum())
             if "temperature" in self.optimisers:
                 wanted = settings.target_entropy * network.action_size
                 surplus = (log_prob.mean(-1) + wanted).detach()
-                descend(self.optimisers["temperature"], -(network.log_temperature * surplus).sum())
+                self.optimisers["temperature"].descend(-(network.log_temperature * surplus).sum())
         if settings.target_period is None:
             _follow(network.target, network.critic, settings.polyak)
             if settings.core == "td3" and kind:
@@ -239,6 +240,10 @@ def temperature_of(network: ControlNetwork, settings: ValueExpansion) -> Tensor:
 def expand(network: ControlNetwork, settings: ValueExpansion, batch: Batch) -> tuple[Imagined, Targets]:
     """What is imagined after the steps of a batch, and the targets that are made of it."""
     imagined = imagine(network, settings, batch)
+    if settings.target.horizon == 0:  # the same in fewer operations
+        value, over = imagined.value[0, :, :, 0], imagined.termination[0, :, :, 0]
+        scale = settings.reward_scale
+        return imagined, td_targets(batch["reward"], over, value, discount=settings.discount, reward_scale=scale)
     expansion = expanded_returns(
         batch["reward"],
         imagined.termination,
@@ -368,11 +373,11 @@ def policy_losses(network: ControlNetwork, settings: ValueExpansion, batch: Batc
     nothing = obs.new_zeros(len(obs))
     if settings.core == "sac":
         action, log_prob = network.draw(network.policy, obs, batch["policy_noise"])
-        worth = network.value(network.critic, obs, action).mean(1)  # [R, B]
+        worth = network.value(network.critic, obs, action, learns=False).mean(1)  # [R, B]
         temperature = temperature_of(network, settings).unsqueeze(-1)
         return (temperature * log_prob - worth).mean(-1), nothing, log_prob
     before = network.policy(obs)[:, 0]
-    worth = network.value(network.critic, obs, torch.tanh(before)).mean(1)
+    worth = network.value(network.critic, obs, torch.tanh(before), learns=False).mean(1)
     regulariser = settings.policy_regulariser * before.square().mean((1, 2)) if settings.core == "ddpg" else nothing
     return -worth.mean(-1), regulariser, torch.zeros_like(worth)
 

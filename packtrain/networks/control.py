@@ -127,6 +127,6 @@ class ControlNetwork(nn.Module):
         density = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi) - squash
         return torch.tanh(before), density.sum(-1)
 
-    def value(self, critic: nn.Module, obs: Tensor, action: Tensor) -> Tensor:
+    def value(self, critic: nn.Module, obs: Tensor, action: Tensor, learns: bool = True) -> Tensor:
         """What each critic says of the same pairs [R, N, ...], or of its own [R, K, N, ...]: [R, K, N]."""
-        return critic(torch.cat([obs, action], -1))[..., 0]
+        return critic(torch.cat([obs, action], -1), learns)[..., 0]

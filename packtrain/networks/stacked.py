@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,7 @@ class StackedNetwork(nn.Module):
         super().__init__()
         self.members = sizes.members
         self._activation, self._in_place = _ACTIVATIONS[sizes.activation]
+        self._simple = sizes.activation == "relu" and not sizes.layer_norm
         widths = [inputs, *sizes.hidden_sizes, outputs]
         scale = 1 / sizes.members if sizes.initialisation == "original" else 1.0
         bounds = [math.sqrt(6 * scale / (a + b)) for a, b in itertools.pairwise(widths)]
@@ -67,20 +68,68 @@ class StackedNetwork(nn.Module):
         self.gains = nn.ParameterList(torch.ones(shape) for shape in hidden)
         self.shifts = nn.ParameterList(torch.zeros(shape) for shape in hidden)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """All members."""
+    def forward(self, x: Tensor, learns: bool = True) -> Tensor:
+        """All members; no gradient reaches their weights where they do not learn, only what they are asked."""
         runs, rows = len(x), x.shape[-2]
         if x.ndim == 3:
             x = x.unsqueeze(1).expand(-1, self.members, -1, -1)
         x = x.reshape(runs * self.members, rows, -1)
-        last = len(self.weights) - 1
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = torch.baddbmm(bias, x, weight)
-            if layer < last:
-                if len(self.gains):
-                    x = nn.functional.layer_norm(x, x.shape[-1:]) * self.gains[layer] + self.shifts[layer]
-                x = self._activation(x) if x.requires_grad else self._in_place(x)
+        leaves = [*self.weights, *self.biases, *self.gains, *self.shifts]
+        if not learns:
+            leaves = [leaf.detach() for leaf in leaves]
+        if not torch.is_grad_enabled():
+            x = self._layers(x, leaves, self._in_place)
+        elif self._simple:
+            x = _Layers.apply(x, *leaves)
+        else:
+            x = self._layers(x, leaves, self._activation)
         return x.unflatten(0, (runs, self.members))
+
+    def _layers(self, x: Tensor, leaves: list[Tensor], activation: Callable[[Tensor], Tensor]) -> Tensor:
+        count = len(self.weights)
+        for layer in range(count):
+            x = torch.baddbmm(leaves[count + layer], x, leaves[layer])
+            if layer < count - 1:
+                if self.gains:
+                    gain, shift = leaves[2 * count + layer], leaves[3 * count - 1 + layer]
+                    x = nn.functional.layer_norm(x, x.shape[-1:]) * gain + shift
+                x = activation(x)
+        return x
+
+
+class _Layers(torch.autograd.Function):
+    """Linear layers with ReLUs between them as one step of autograd: on a CPU half its time would be bookkeeping."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *leaves: Tensor) -> Tensor: 
+        """All layers; what goes into each is kept."""
+        count = len(leaves) // 2
+        inputs = [x]
+        for layer in range(count):
+            x = torch.baddbmm(leaves[count + layer], x, leaves[layer])
+            if layer < count - 1:
+                x.relu_()
+                inputs.append(x)
+        ctx.save_for_backward(*inputs, *leaves[:count])
+        return x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]: 
+        """Layer by layer, from the last; weights that do not learn cost nothing."""
+        count = len(ctx.saved_tensors) // 2
+        inputs, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        found: list[Tensor | None] = [None] * (2 * count)
+        for layer in reversed(range(count)):
+            if ctx.needs_input_grad[1 + layer]:
+                found[layer] = torch.bmm(inputs[layer].mT, gradient)
+            if ctx.needs_input_grad[1 + count + layer]:
+                found[count + layer] = gradient.sum(1, keepdim=True)
+            if layer or ctx.needs_input_grad[0]:
+                gradient = torch.bmm(gradient, weights[layer].mT)
+            if layer:
+                gradient = torch.ops.aten.threshold_backward(gradient, inputs[layer], 0)
+        return (gradient if ctx.needs_input_grad[0] else None, *found)
 
 
 def join(modules: Sequence[M]) -> M:

@@ -181,8 +181,9 @@ def test_weight_decay_is_a_gradient_of_every_weight_and_bias(decay):
     gradients = torch.autograd.grad(sum(each.sum() for each in found.values()), list(network.model.parameters()))
     metrics = learner.update(batch)
     (optimiser,) = learner.rule.optimisers.values()
-    for name, leaf, old, gradient in zip(names, network.model.parameters(), theta, gradients, strict=True):
-        first = optimiser.state[leaf]["exp_avg"]
+    leaves = zip(names, network.model.parameters(), theta, gradients, strict=True)
+    for number, (name, leaf, old, gradient) in enumerate(leaves):
+        first = optimiser.state[f"{number}/exp_avg"]
         torch.testing.assert_close(first, 0.1 * (gradient + decay * old), msg=name)
         assert not torch.equal(leaf, old), name
     total = sum(metrics[f"model/{name}_loss"] for name in found)

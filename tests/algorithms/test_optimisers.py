@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from packtrain.algorithms.optimisers import OPTIMISERS, RMSPropTF, linear_decay, make_optimiser
+from packtrain.algorithms.optimisers import OPTIMISERS, Adam, RMSPropTF, linear_decay, make_optimiser
 from packtrain.errors import ConfigError
 
 
@@ -183,3 +183,29 @@ def test_linear_decay_reaches_0_and_stays():
     rates = [linear_decay(0.4, step, total_steps=100) for step in (0, 25, 50, 100, 250)]
     assert rates == pytest.approx([0.4, 0.3, 0.2, 0.0, 0.0])
     assert rates[-2:] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_adam_is_torchs(decay):
+    """Its state is there from the beginning. Mutations: a step counted twice; decay of the decoupled kind."""
+    torch.manual_seed(0)
+    ours, theirs = ([torch.nn.Parameter(torch.ones(size)) for size in ((3, 2), (4,))] for _ in range(2))
+    mine, plain = Adam(ours, 0.1, decay), torch.optim.Adam(theirs, lr=0.1, weight_decay=decay)
+    assert set(mine.state) == {"0/exp_avg", "0/exp_avg_sq", "1/exp_avg", "1/exp_avg_sq", "step"}
+    for _ in range(5):
+        targets = [torch.randn(leaf.shape) for leaf in ours]
+        mine.descend(sum((leaf - target).square().sum() for leaf, target in zip(ours, targets, strict=True)))
+        plain.zero_grad()
+        sum((leaf - target).square().sum() for leaf, target in zip(theirs, targets, strict=True)).backward()
+        plain.step()
+    for leaf, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(leaf, other)
+        torch.testing.assert_close(mine.state["0/exp_avg"], plain.state[theirs[0]]["exp_avg"])
+    assert mine.state["step"] == 5
+
+
+def test_descending_leaves_other_gradients_alone():
+    """Mutation: backward, which would leave gradients in whatever a loss has touched."""
+    ours, other = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    Adam([ours], 0.1).descend((ours * other).sum())
+    assert other.grad is None and torch.equal(other, torch.ones(2)) and not torch.equal(ours, torch.ones(2))

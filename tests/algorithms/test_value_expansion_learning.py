@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from packtrain.algorithms.launches import descend
 from packtrain.algorithms.targets import Mve, MveMean, MveTdLambda, OneStep, Steve, SteveCov
 from packtrain.algorithms.value_expansion import (
     ValueExpansion,
@@ -453,9 +452,13 @@ def test_an_update_is_adam_on_the_critic_and_then_on_the_policy_it_is_shown():
     imagined, targets = expand(twin_network, numbers, batch)
     critic_loss, value_mean = critic_losses(twin_network, numbers, batch, imagined, targets)
     plain = {n: torch.optim.Adam(getattr(twin_network, n).parameters(), 0.01) for n in ("critic", "policy")}
-    descend(plain["critic"], critic_loss.sum())
+    plain["critic"].zero_grad()
+    critic_loss.sum().backward()
+    plain["critic"].step()
     policy_loss, regulariser, _ = policy_losses(twin_network, numbers, batch)
-    descend(plain["policy"], (policy_loss + regulariser).sum())
+    plain["policy"].zero_grad()
+    (policy_loss + regulariser).sum().backward()
+    plain["policy"].step()
     for name in ("critic", "policy"):
         for mine, want in zip(
             getattr(network, name).parameters(), getattr(twin_network, name).parameters(), strict=True
