@@ -157,6 +157,16 @@ class ReplayLearner:
         self._prepared: dict[str, int] = {}
         self._found: dict[str, Tensor] = {}  # metrics of the last preparation
 
+    @property
+    def capture(self) -> bool:
+        """Whether updates are captured, on a GPU."""
+        return self._capture
+
+    @capture.setter
+    def capture(self, capture: bool) -> None:
+        self._capture = capture
+        self._launches = Launches(self._launches.rule, 1, self._device, capture)
+
     def reseed(self, seed: int) -> None:
         """Draw other numbers from now on."""
         self._generator.manual_seed(seed)

@@ -92,7 +92,7 @@ class StackedNetwork(nn.Module):
             if layer < count - 1:
                 if self.gains:
                     gain, shift = leaves[2 * count + layer], leaves[3 * count - 1 + layer]
-                    x = nn.functional.layer_norm(x, x.shape[-1:]) * gain + shift
+                    x = torch.addcmul(shift, nn.functional.layer_norm(x, x.shape[-1:]), gain)
                 x = activation(x)
         return x
 
@@ -101,7 +101,7 @@ class _Layers(torch.autograd.Function):
     """Linear layers with ReLUs between them as one step of autograd: on a CPU half its time would be bookkeeping."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *leaves: Tensor) -> Tensor: 
+    def forward(ctx: Any, x: Tensor, *leaves: Tensor) -> Tensor:
         """All layers; what goes into each is kept."""
         count = len(leaves) // 2
         inputs = [x]
@@ -115,7 +115,7 @@ class _Layers(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]: 
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Layer by layer, from the last; weights that do not learn cost nothing."""
         count = len(ctx.saved_tensors) // 2
         inputs, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]

@@ -1,0 +1,283 @@
+"""How fast value expansion learns, beside the floor of its own products.
+
+On a GPU: STEVE at the paper's sizes, an update of the model and one of critic and policy, for 1 and 8 seeds at once,
+kernel by kernel, compiled, and captured. On a CPU: plain DDPG with 2 × 256 units and batches of 256, beside
+Stable-Baselines3 where it is installed, in alternating rounds.
+
+The floor is what the products alone would take: their operations are counted in one update, and products of the size
+that most of them have are timed on the same device, in the same precision and with the same threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from packtrain.algorithms import launches
+from packtrain.algorithms.dynamics import DynamicsLearning
+from packtrain.algorithms.launches import Batch, ReplayLearner
+from packtrain.algorithms.targets import Steve
+from packtrain.algorithms.value_expansion import ValueExpansion
+from packtrain.bench.measure import machine
+from packtrain.config import unrecorded
+from packtrain.cores import available_cores
+from packtrain.networks.control import Control
+from packtrain.networks.dynamics import Dynamics
+from packtrain.types import Spec
+
+OBS, ACTIONS = 17, 6  # HalfCheetah's
+RUNS = (1, 8)
+COUNT = 32  # updates a call
+ROUNDS = 5
+TARGET = 360_000  # updates of 100,000 frames
+SPEC = Spec(gym.spaces.Box(-1, 1, (OBS,)), gym.spaces.Box(-1, 1, (ACTIONS,)))
+
+
+def run(secs: float, device: str = "cpu") -> dict[str, Any]:
+    """The bench of a device."""
+    with unrecorded():
+        return _on_gpu(secs, torch.device(device)) if device.startswith("cuda") else _on_cpu(secs)
+
+
+# -- STEVE on a GPU
+
+
+def _on_gpu(secs: float, device: torch.device) -> dict[str, Any]:
+    torch.set_float32_matmul_precision("high")
+    control = Control(dynamics=Dynamics())
+    descriptions = (DynamicsLearning(), ValueExpansion(target=Steve()))
+    cases = []
+    for runs in RUNS:
+        for way in ("eager", "compiled", "captured"):
+            cases.append(_gpu_case(control, descriptions, runs, way, secs, device))
+    best = max((case for case in cases if "rate" in case), key=lambda case: case["rate"] * case["runs"])
+    lines = [
+        "STEVE at the paper's sizes: pairs of an update of the model and one of critic and policy",
+        "",
+        f"{'seeds':>5}  {'way':<10}{'pairs/s':>10}{'x seeds':>10}{'floor/s':>10}{'ratio':>8}{'100 K frames':>16}",
+    ]
+    for case in cases:
+        if "rate" not in case:
+            lines.append(f"{case['runs']:>5}  {case['way']:<10}{case['why']}")
+            continue
+        minutes = TARGET / case["rate"] / 60
+        lines.append(
+            f"{case['runs']:>5}  {case['way']:<10}{case['rate']:>10,.0f}{case['rate'] * case['runs']:>10,.0f}"
+            f"{case['bound']:>10,.0f}{case['ratio']:>8.2f}{f'{minutes:.1f} min':>16}"
+        )
+    lines += ["", f"{best['gflop']:.1f} GFLOP a pair and seed; products in tf32, {best['tflops']:.0f} TFLOP/s alone"]
+    return {
+        "bench": "steve",
+        **{key: best[key] for key in ("rate", "bound", "ratio")},
+        "parts": cases,
+        "lines": lines,
+        "machine": machine(True),
+    }
+
+
+def _gpu_case(
+    control: Control, descriptions: tuple[Any, ...], runs: int, way: str, secs: float, device: torch.device
+) -> dict[str, Any]:
+    each = [_learners(control, descriptions, device, seed, way == "captured") for seed in range(runs)]
+    if runs > 1:
+        launches.join(each)
+    kinds = [list(same) for same in zip(*each, strict=True)]  # the model's learners, then the critics'
+    batches = [[_batch(learner, device) for learner in same] for same in kinds]
+    flops = sum(_operations(partial(launches.update, same, own)) for same, own in zip(kinds, batches, strict=True))
+    if way == "compiled":
+        problem = _compile(kinds)
+        if problem:
+            return {"runs": runs, "way": way, "why": problem}
+
+    def pairs() -> int:
+        for same, own in zip(kinds, batches, strict=True):
+            launches.update(same, own)
+        return COUNT
+
+    rate = _rate(pairs, secs, device)
+    tflops = _products(device, 4 * runs, 512, secs / 4)
+    bound = tflops * 1e12 / (flops / COUNT)
+    return {
+        **{"runs": runs, "way": way, "rate": rate, "bound": bound, "ratio": rate / bound},
+        **{"gflop": flops / COUNT / runs / 1e9, "tflops": tflops},
+    }
+
+
+def _compile(kinds: list[list[ReplayLearner]]) -> str | None:
+    """Compile the step of each rule; why not, if it cannot be."""
+    quiet = logging.getLogger("torch")
+    level = quiet.level
+    quiet.setLevel(logging.CRITICAL)
+    try:
+        for same in kinds:
+            rule = same[0].rule
+            rule.step = torch.compile(rule.step, dynamic=False)  # type: ignore[method-assign]
+            launches.update(same, [_batch(learner, next(learner.network.parameters()).device) for learner in same])
+    except Exception as error:  # a compiler that is not there, or does not know an operator: the bench says so
+        return f"not here: {str(error).splitlines()[0][:80]}"
+    finally:
+        quiet.setLevel(level)
+    return None
+
+
+def _learners(
+    control: Control, descriptions: tuple[Any, ...], device: torch.device, seed: int, capture: bool
+) -> list[ReplayLearner]:
+    torch.manual_seed(seed)
+    network = control.build(SPEC).to(device)
+    learners = [description.build(network, 1) for description in descriptions]
+    for learner in learners:
+        learner.capture = capture
+    return learners
+
+
+def _batch(learner: ReplayLearner, device: torch.device) -> Batch:
+    """Inputs of COUNT updates: noise in the shapes of HalfCheetah."""
+    rows = learner.rule.batch_size
+    given = {
+        "obs": torch.randn(COUNT, rows, OBS, device=device),
+        "after": torch.randn(COUNT, rows, OBS, device=device),
+        "action": torch.rand(COUNT, rows, ACTIONS, device=device) * 2 - 1,
+        "reward": torch.randn(COUNT, rows, device=device),
+        "terminated": torch.zeros(COUNT, rows, dtype=torch.uint8, device=device),
+    }
+    return {**given, **learner.rule.draws(COUNT, torch.Generator(device).manual_seed(0))}
+
+
+# -- DDPG on a CPU
+
+
+def _on_cpu(secs: float) -> dict[str, Any]:
+    cores = available_cores()
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    try:
+        return _ddpg(secs, cores)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _ddpg(secs: float, cores: int) -> dict[str, Any]:
+    cpu = torch.device("cpu")
+    control = Control(256, 2, 1, explore_chance=1.0)
+    description = ValueExpansion(batch_size=256, rows="all", target_period=None, publish_period=None)
+    (learner,) = _learners(control, (description,), cpu, 0, False)
+    batch = _batch(learner, cpu)
+
+    def ours() -> int:
+        learner.update(batch)
+        return COUNT
+
+    flops = _operations(ours) / COUNT
+    theirs = _stable_baselines()
+    rates, floors, others = [], [], []
+    for _ in range(ROUNDS):  # in turns: a shared machine is not equally fast all the time
+        rates.append(_rate(ours, secs / ROUNDS, cpu))
+        floors.append(1e12 * _products(cpu, 1, 256, secs / ROUNDS / 4) / flops)
+        if theirs is not None:
+            others.append(_rate(theirs, secs / ROUNDS, cpu))
+    ratios = [rate / floor for rate, floor in zip(rates, floors, strict=True)]
+    rate, floor = statistics.median(rates), statistics.median(floors)
+    lines = [
+        "DDPG, 2 x 256 units, batches of 256, HalfCheetah's shapes",
+        "",
+        f"rate   {rate:>8,.0f} updates/s on {cores} cores",
+        f"floor  {floor:>8,.0f} updates/s: {flops / 1e9:.3f} GFLOP of products an update",
+        f"ratio  {statistics.median(ratios):>8.2f}   the median of {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
+    ]
+    more: dict[str, Any] = {}
+    if others:
+        times = [mine / other for mine, other in zip(rates, others, strict=True)]
+        more = {"baseline": "Stable-Baselines3", "baseline_rates": others, "times_baseline": statistics.median(times)}
+        rounds = ", ".join(f"{other:,.0f}" for other in others)
+        lines.append(f"times  {more['times_baseline']:>8.2f}   the rate of Stable-Baselines3 ({rounds} updates/s)")
+    else:
+        lines.append("Stable-Baselines3 is not installed here: pip install stable-baselines3, to compare")
+    return {
+        **{"bench": "steve", "rate": rate, "bound": floor, "ratio": statistics.median(ratios), "ratios": ratios},
+        **more,
+        "parts": [{"name": "products", "gflop": flops / 1e9, "updates_per_second": floor}],
+        "lines": lines,
+        "machine": machine(),
+    }
+
+
+def _stable_baselines() -> Callable[[], int] | None:
+    """A call that makes some updates of theirs, on random steps of the same shapes; None if it is not installed."""
+    try:
+        from stable_baselines3 import DDPG
+    except ImportError:
+        return None
+    model = DDPG("MlpPolicy", _Noise(), policy_kwargs={"net_arch": [256, 256]}, batch_size=256, learning_starts=300)
+    with contextlib.suppress(AttributeError):
+        model.learn(301)
+
+    def updates() -> int:
+        model.train(8, 256)
+        return 8
+
+    return updates
+
+
+class _Noise(gym.Env):
+    """An environment of random numbers: only its shapes matter."""
+
+    observation_space = gym.spaces.Box(-10, 10, (OBS,))
+    action_space = gym.spaces.Box(-1, 1, (ACTIONS,))
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+# -- measuring
+
+
+def _rate(call: Callable[[], int], secs: float, device: torch.device) -> float:
+    """What a call does in a second, of whatever it says it did."""
+    for _ in range(2):
+        call()
+    _settle(device)
+    count, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < secs:
+        count += call()
+        _settle(device)
+    return count / (time.perf_counter() - begin)
+
+
+def _operations(call: Callable[[], Any]) -> float:
+    """Floating-point operations of the products in a call."""
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return float(counter.get_total_flops())
+
+
+def _products(device: torch.device, batch: int, size: int, secs: float) -> float:
+    """TFLOP a second of square products alone."""
+    a, b = (torch.randn(batch, size, size, device=device) for _ in range(2))
+    into: Tensor = torch.empty_like(a)
+
+    def products() -> int:
+        for _ in range(20):
+            torch.bmm(a, b, out=into)
+        return 20
+
+    return _rate(products, secs, device) * batch * 2 * size**3 / 1e12
+
+
+def _settle(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
