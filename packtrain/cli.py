@@ -20,7 +20,7 @@ USAGE = """usage: packtrain COMMAND [ARGUMENTS]      (packtrain COMMAND --help s
   list                   the shipped configurations
   show-config CONFIG...  the configuration that would run
   report RUN...          one HTML page with the curves of one or more runs
-  convert MODEL.tar      a TorchBeast checkpoint as a run folder
+  convert FILE           a TorchBeast checkpoint as a run folder, a STEVE configuration as a .gin file
   bench NAME             throughput beside its own limits
   doctor                 versions, devices, limits, and what is missing
 """
@@ -189,9 +189,10 @@ def _train(argv: list[str]) -> int:
         raise ConfigError("the cluster runtime (--runtime cluster, --address) is not there yet; use --runtime local")
     if arguments.runtime not in ("local", "serial"):
         raise ConfigError(f"--runtime {arguments.runtime!r} is not one of local, serial")
-    for flag in ("restarts", "video"):
-        if getattr(arguments, flag):
-            raise ConfigError(f"--{flag} is not there yet; leave it out")
+    if arguments.restarts:
+        raise ConfigError("--restarts is not there yet; leave it out")
+    if arguments.video and arguments.mode not in ("test", "eval", "test_render"):
+        raise ConfigError("--video belongs to `packtrain eval RUN --video`, when there is something to see")
     if arguments.mode not in (None, "train", "test", "eval", "test_render"):
         raise ConfigError(f"--mode {arguments.mode!r} is not one of train, test, eval")
     if "" in (arguments.output_dir, arguments.savedir, arguments.xpid):
@@ -207,10 +208,12 @@ def _train(argv: list[str]) -> int:
     if arguments.mode in ("test", "eval", "test_render"):
         if arguments.output_dir is None and arguments.xpid is None:
             output = Path(arguments.savedir or "runs").expanduser() / "latest"
-        print(f"packtrain: --mode {arguments.mode} is `packtrain eval {output}`", file=sys.stderr)
+        video = ["--video"] * (arguments.video or arguments.mode == "test_render")
+        same = " ".join(["packtrain eval", str(output), *video])
+        print(f"packtrain: --mode {arguments.mode} is `{same}`", file=sys.stderr)
         passed = {name: getattr(arguments, name) for name in ("num_episodes", "seed", "device")}
         flags = [[f"--{name}", str(value)] for name, value in passed.items() if value is not None]
-        return _eval([str(output), *itertools.chain.from_iterable(flags)])
+        return _eval([str(output), *video, *itertools.chain.from_iterable(flags)])
     request = command.TrainRequest(
         files=paths,
         bindings=arguments.config,
@@ -251,13 +254,25 @@ def _eval(argv: list[str]) -> int:
         action="store_true",
         help="let the run's configuration import modules outside packtrain",
     )
-    parser.add_argument("--video", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--video", action="store_true", help="film the first episodes, into RUN/videos")
+    parser.add_argument("--video_episodes", type=int, metavar="N", help="how many are filmed (default: 1)")
+    parser.add_argument(
+        "--video_format",
+        metavar="png|mp4",
+        help="animated PNG, or MP4 with the extra video; browsers play both (default: png)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
-    if arguments.video:
-        raise ConfigError("--video is not there yet; leave it out")
     if arguments.num_episodes < 1:
         raise ConfigError(f"--num_episodes {arguments.num_episodes} must be at least 1")
+    filmed = 1 if arguments.video_episodes is None else arguments.video_episodes
+    if not 1 <= filmed <= arguments.num_episodes:
+        raise ConfigError(f"--video_episodes {filmed} must lie between 1 and --num_episodes {arguments.num_episodes}")
+    if arguments.video_format not in (None, "png", "mp4"):
+        raise ConfigError(f"--video_format {arguments.video_format!r} is not one of png, mp4")
+    for flag in ("video_episodes", "video_format"):
+        if getattr(arguments, flag) is not None and not arguments.video:
+            raise ConfigError(f"--{flag} says how to film, and nothing is filmed without --video")
     from packtrain.runtime import command
 
     result = command.evaluate(
@@ -268,6 +283,8 @@ def _eval(argv: list[str]) -> int:
         device=arguments.device,
         trusted=arguments.trust_config,
         greedy=not arguments.sampled,
+        video_episodes=filmed if arguments.video else 0,
+        video_format=arguments.video_format or "png",
     )
     if arguments.json:
         print(json.dumps(result))
@@ -311,30 +328,51 @@ def _report(argv: list[str]) -> int:
 
 
 def _convert(argv: list[str]) -> int:
-    parser = _Parser(prog="packtrain convert", description="Make a run folder of a TorchBeast checkpoint.")
-    parser.add_argument("model", metavar="MODEL.tar", help="the checkpoint; nothing in it can run")
+    text = "Make a run folder of a TorchBeast checkpoint, or a .gin file of a configuration of the STEVE project."
+    parser = _Parser(prog="packtrain convert", description=text)
+    parser.add_argument("old", metavar="FILE", help="model.tar, or a .json file; nothing in it can run")
     parser.add_argument(
         "configs",
         nargs="*",
         metavar="CONFIG",
         help="what to build on (default: impala/atari_paper for MonoBeast's network, impala/pong_deep for PolyBeast's)",
     )
-    parser.add_argument("--output_dir", required=True, metavar="RUN", help="the run folder, which must not exist")
-    parser.add_argument("--env", metavar="ID", help="the game (default: what the checkpoint says)")
+    parser.add_argument(
+        "--output_dir", metavar="DIR", help="the run folder, which must not exist; of a .json file: where NAME.gin goes"
+    )
+    parser.add_argument("--out", metavar="FILE.gin", help="of a .json file (default: NAME.gin)")
+    parser.add_argument("--env", metavar="ID", help="the environment (default: what the file says)")
     parser.add_argument(
         "--config", action="append", default=[], metavar="BINDING", help="one gin binding; may repeat; wins"
     )
     arguments = parser.parse_intermixed_args(argv)
+    if "" in (arguments.output_dir, arguments.out):
+        raise ConfigError("--output_dir and --out need a name; one of them is empty")
+    if arguments.old.lower().endswith(".json"):
+        return _convert_config(arguments)
+    if arguments.out or not arguments.output_dir:
+        raise ConfigError("a checkpoint becomes a run folder: name it with --output_dir, not with --out")
     found = [knobs.find_config(name) for name in arguments.configs]
     for said in filter(None, (said for _, said in found)):
         print(f"packtrain: {said}", file=sys.stderr)
-    if not arguments.output_dir:
-        raise ConfigError("--output_dir needs a name; it is empty")
     from packtrain.runtime import torchbeast
 
     files = [path for path, _ in found]
     output = Path(arguments.output_dir).expanduser()
-    print(torchbeast.convert(Path(arguments.model).expanduser(), output, files, arguments.config, arguments.env))
+    print(torchbeast.convert(Path(arguments.old).expanduser(), output, files, arguments.config, arguments.env))
+    return 0
+
+
+def _convert_config(arguments: argparse.Namespace) -> int:
+    path = Path(arguments.old).expanduser()
+    if arguments.configs or arguments.config:
+        raise ConfigError(f"{path} says itself what to build on; CONFIG and --config are for checkpoints")
+    if arguments.out and arguments.output_dir:
+        raise ConfigError("--out names the file and --output_dir its folder; give one or the other")
+    from packtrain.runtime import steve_configs
+
+    out = Path(arguments.out or Path(arguments.output_dir or "") / f"{path.stem}.gin").expanduser()
+    print(steve_configs.convert(path, out, arguments.env))
     return 0
 
 

@@ -37,6 +37,7 @@ CORE = (
 EXTRAS: dict[str, tuple[str, ...]] = {
     "atari": ("ale-py>=0.12",),
     "mujoco": ("mujoco>=3.3", "imageio"),
+    "box2d": ("box2d>=2.3.10", "pygame-ce"),
     "numba": ("numba",),
     "envpool": ("envpool",),
     "ray": ("ray>=2.52",),
@@ -45,7 +46,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "mlflow": ("mlflow",),
     "sweep": ("optuna>=5", "scipy"),
     "plot": ("matplotlib",),
-    "video": ("imageio", "imageio-ffmpeg"),
+    "video": ("imageio-ffmpeg", "pygame-ce"),
 }
 
 GIB = 2**30

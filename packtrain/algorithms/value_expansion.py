@@ -29,6 +29,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from packtrain.algorithms.calibration import calibration
 from packtrain.algorithms.launches import Batch, ReplayLearner
 from packtrain.algorithms.optimisers import Adam
 from packtrain.algorithms.targets import OneStep, Target
@@ -38,6 +39,7 @@ from packtrain.errors import ConfigError
 from packtrain.memory.replay import ReplayMemory
 from packtrain.networks.control import ControlNetwork
 
+STRETCHES = 1024  # of real steps, that a model is held against
 Core = Literal["ddpg", "td3", "sac"]
 Rows = Literal["split", "random", "all"]
 
@@ -59,6 +61,7 @@ class ValueExpansion:
     polyak: float = 0.005  # how much of the way it follows in an update
     model_period: int | None = 500  # updates between copies of the model that targets are made with; None: every turn
     publish_period: int | None = 500  # updates between copies of the policy that acts; None: every turn
+    calibration_period: int = 5000  # updates between two looks at how good the model is, see calibration.py; 0: never
     policy_delay: int = 1  # updates of the critic for each of the policy
     target_noise: float = 0.2  # of td3's imagined actions
     target_noise_clip: float = 0.5
@@ -189,10 +192,18 @@ class ValueRule:
     def prepare(
         self, network: ControlNetwork, memory: ReplayMemory, updates: int, prepared: dict[str, int]
     ) -> dict[str, Tensor]:
-        """Before the first update, the model as it is by then is what targets are made with."""
-        if updates == 0 and network.frozen is not None and network.model is not None:
+        """Before the first update, the model as it is by then is what targets are made with; then, how good it is."""
+        if network.frozen is None or network.model is None:
+            return {}
+        if updates == 0:
             network.frozen.take_elites(network.model)
-        return {}
+        period = self.settings.calibration_period
+        if not period or self._depths == 1 or updates < prepared.get("next_calibration", period):
+            return {}
+        prepared["next_calibration"] = updates + period
+        stretches = memory.stretches(self._depths, STRETCHES)
+        enough = len(stretches["reward"]) >= 16
+        return calibration(network, stretches, self.settings.discount) if enough else {}
 
     def _freeze(self) -> None:
         if self.network.frozen is not None and self.network.model is not None:

@@ -28,6 +28,8 @@ from packtrain.envs.columns import Outcome
 from packtrain.errors import ConfigError, EnvError, EnvSetupError, MissingExtraError
 
 PLAYING_NICENESS = 5
+SCREEN = (210, 160)  # height, width of a console's picture
+FRAMES_PER_SECOND = 60
 FIRE = 1  # its place in every action set that has it
 ATARI_ID = re.compile(r"ALE/\w+-v5|\w+NoFrameskip-v[04]")
 
@@ -121,8 +123,10 @@ class AtariColumns:
 
         settings = atari.resolve(game)
         self._name, self._size, self._seed, self._life_loss = name, size, seed, bool(settings.life_loss)
-        try:
-            self._envs = with_patient_threads(
+        self._frame_skip = settings.frame_skip
+
+        def play(**shown: Any) -> Any:
+            return with_patient_threads(
                 AtariVectorEnv,
                 game.rom,
                 size,
@@ -132,8 +136,6 @@ class AtariColumns:
                 repeat_action_probability=settings.sticky_actions,
                 full_action_space=settings.full_action_space,
                 autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP,
-                img_height=settings.frame_size,
-                img_width=settings.frame_size,
                 stack_num=1,
                 frameskip=settings.frame_skip,
                 maxpool=settings.frame_skip > 1,
@@ -142,7 +144,12 @@ class AtariColumns:
                 life_loss_info=False,  # lives are counted here, and whether one terminates is decided here
                 reward_clipping=False,
                 use_fire_reset=settings.fire_reset,
+                **shown,
             )
+
+        self._play = play
+        try:
+            self._envs = play(img_height=settings.frame_size, img_width=settings.frame_size)
         except Exception as error:
             what = str(error).splitlines()[0] if str(error) else "no reason given"
             raise EnvSetupError(f"{name!r} cannot be made: {type(error).__name__}: {what}") from error
@@ -158,29 +165,39 @@ class AtariColumns:
         self._lost = np.zeros(size, bool)
         self._serves = bool(settings.fire_reset) and Action.FIRE == self._envs.ale.get_action_set()[FIRE]
         self._steps = 0
+        self._seeds = np.random.SeedSequence(seed).generate_state(size).astype(np.int64) % 2**31  # ALE takes C ints
+        self._twin: Any = None  # the same games in colour, once pictures are asked for
+        self._screens: np.ndarray | None = None  # [B, H, W, 3]
+        self._under_way = True  # no reset yet, or steps since then
 
     def _describe(self, column: int) -> str:
         return f"environment {column} ({self._name}, group seed {self._seed}) at its step {self._steps}"
 
     def reset(self) -> Outcome:
         """The first frames; again from the seed."""
-        seeds = np.random.SeedSequence(self._seed).generate_state(self._size) % 2**31  # ALE takes C ints
-        obs, info = self._envs.reset(
-            seed=seeds.astype(np.int64)
-        )  # loads every ROM again: not watched, it may take long
+        self._under_way = False
+        obs, info = self._envs.reset(seed=self._seeds)  # loads every ROM again: not watched, it may take long
+        if self._twin is not None:
+            self._screens = self._twin.reset(seed=self._seeds)[0][:, 0]
         self._lives, self._frames = info["lives"], info["episode_frame_number"]
         self._over = self._lost = no = np.zeros(self._size, bool)
         return Outcome(obs[:, 0], ~no, {"train": np.zeros(self._size, np.float32)}, no, no, None, over=no, life_over=no)
 
     def send(self, actions: np.ndarray) -> None:
         """Start the step; ALE's threads begin at once. After a lost life FIRE is pressed, whatever was chosen."""
-        self._envs.send(np.where(self._lost, FIRE, actions) if self._serves and self._lost.any() else actions)
+        self._under_way = True
+        pressed = np.where(self._lost, FIRE, actions) if self._serves and self._lost.any() else actions
+        self._envs.send(pressed)
+        if self._twin is not None:
+            self._twin.send(pressed)
 
     def recv(self) -> Outcome:
         """Wait for the step."""
         self.busy_since = time.monotonic()
         try:
             obs, reward, terminated, truncated, info = self._envs.recv()
+            if self._twin is not None:
+                self._follow(reward, info)
         except Exception as error:
             raise EnvError(f"{self._describe(0)} raised in step: {type(error).__name__}: {error}") from error
         self.busy_since = None
@@ -199,6 +216,31 @@ class AtariColumns:
         frame, rewards, terminated, truncated = self.boundary.cross(obs[:, 0], rewards, terminated, truncated)
         return Outcome(frame, first, rewards, terminated, truncated, None, over=over, life_over=over | lost)
 
+    def _follow(self, reward: np.ndarray, info: dict[str, Any]) -> None:
+        """The same step of the games in colour."""
+        screens, same_reward, *_, same_info = self._twin.recv()
+        clocks = [one["episode_frame_number"] for one in (info, same_info)]
+        if not (np.array_equal(reward, same_reward) and np.array_equal(*clocks)):
+            raise RuntimeError("the same games in colour went another way")
+        self._screens = screens[:, 0]
+
+    def picture(self, column: int) -> np.ndarray:
+        """The screen in colour.
+
+        ALE's vector environment shows a game one way only. A second one plays the same games, from the same seeds with
+        the same actions, and shows them in colour.
+        """
+        if self._screens is None:
+            if self._under_way:
+                raise EnvSetupError(f"{self._name!r} cannot be drawn from here on: only from a reset")
+            self._twin = self._play(img_height=SCREEN[0], img_width=SCREEN[1], grayscale=False)
+            self._screens = self._twin.reset(seed=self._seeds)[0][:, 0]
+        return self._screens[column]
+
+    def pictures_per_second(self) -> float:
+        """As fast as a person plays."""
+        return FRAMES_PER_SECOND / self._frame_skip
+
     def snapshot(self) -> None:
         """ALE's vector environment cannot be saved."""
 
@@ -213,6 +255,7 @@ class AtariColumns:
     def close(self) -> None:
         """End the threads; ALE does so when the object goes."""
         del self._envs
+        self._twin = None
 
 
 def with_patient_threads(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

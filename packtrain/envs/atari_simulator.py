@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from packtrain.envs import options
-from packtrain.envs.atari import FIRE, Atari, find_game
+from packtrain.envs.atari import FIRE, FRAMES_PER_SECOND, Atari, find_game
 from packtrain.envs.simulator import digest
 from packtrain.errors import EnvSetupError
 from packtrain.trees import Tree
@@ -62,6 +62,7 @@ class AtariSimulator:
         self.frame_size, self.frame_skip = self.settings.frame_size, self.settings.frame_skip
         self.sticky_actions, self.noop_max = self.settings.sticky_actions or 0.0, self.settings.noop_max or 0
         self.max_steps: int | None = -(-self.settings.max_frames // self.frame_skip)
+        self.pictures_per_second = FRAMES_PER_SECOND / self.frame_skip
         ALEInterface.setLoggerMode(LoggerMode.Error)
         self._ale = ALEInterface()
         self._ale.setFloat("repeat_action_probability", self.sticky_actions)

@@ -45,6 +45,8 @@ class CartPole:
       max_steps: steps until truncation, 1 or more; None for no clock.
     """
 
+    pictures_per_second = 1 / STEP_SECS
+
     def __init__(self, max_steps: int | None = 500):
         self.max_steps = None if max_steps is None else options.whole_number("CartPole", "max_steps", max_steps, 1)
         # Twice the limits, so that the observation that ends an episode is still inside.

@@ -22,6 +22,7 @@ from packtrain import trees
 from packtrain.config import Travelling
 from packtrain.envs.boundary import Answer, Boundary, batch_of_one, check_structure
 from packtrain.envs.functional import Core
+from packtrain.envs.picture import PICTURES_PER_SECOND, drawn, reason
 from packtrain.errors import EnvError, EnvSetupError, Error
 from packtrain.trees import Tree
 
@@ -77,6 +78,16 @@ class Columns(Protocol):
 
     def describe_busy(self) -> str:
         """Who the call under way is waiting for, as far as that can be told from outside."""
+
+    def picture(self, column: int) -> np.ndarray:
+        """What a person would see of one environment now, uint8 [H, W, 3]; first asked for between reset and send.
+
+        Raises:
+          EnvSetupError: it cannot be drawn.
+        """
+
+    def pictures_per_second(self) -> float:
+        """How fast steps go by when a person looks on."""
 
     def close(self) -> None:
         """Free what is held."""
@@ -210,6 +221,18 @@ class FunctionalColumns:
         """The whole group: it steps as one."""
         return self._describe(0)
 
+    def picture(self, column: int) -> np.ndarray:
+        """The core's own."""
+        render = getattr(self.core, "render", None)
+        if render is None:
+            raise EnvSetupError(f"{self._name!r} cannot be drawn: its core has no render(states, mode)")
+        one = trees.map(lambda leaf: leaf[column : column + 1], self._states)
+        return drawn(self._name, lambda: render(one, "rgb_array"))
+
+    def pictures_per_second(self) -> float:
+        """What the core says."""
+        return float(getattr(self.core, "pictures_per_second", PICTURES_PER_SECOND))
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -304,7 +327,7 @@ def make_gymnasium(spec: Any, kwargs: dict[str, Any], name: str) -> gym.Env:
     except gym.error.DependencyNotInstalled as error:
         raise EnvSetupError(f"{name!r} needs a package that is missing: {error}") from None
     except Exception as error:
-        raise EnvSetupError(f"{name!r} cannot be made: {type(error).__name__}: {error}") from error
+        raise EnvSetupError(f"{name!r} cannot be made: {reason(error)}") from error
 
 
 class Factory:
@@ -476,6 +499,14 @@ class GymnasiumColumns:
             if env.busy:
                 return self._describe(column)
         return self._describe(0)
+
+    def picture(self, column: int) -> np.ndarray:
+        """The environment's own; it must have been made in this process, and to be drawn."""
+        return drawn(self._name, self._envs.envs[column].render)
+
+    def pictures_per_second(self) -> float:
+        """What the environment says."""
+        return float(self._envs.envs[0].metadata.get("render_fps") or PICTURES_PER_SECOND)
 
     def close(self) -> None:
         """End the environments; processes that do not answer are killed."""

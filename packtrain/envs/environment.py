@@ -7,7 +7,7 @@ import functools
 import importlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -29,6 +29,7 @@ from packtrain.envs.columns import (
 from packtrain.envs.envpool import EnvpoolColumns, check_options, find_task, is_envpool, probe_task
 from packtrain.envs.factors import Factors, factors_of
 from packtrain.envs.functional import Core, load_core
+from packtrain.envs.picture import following_camera
 from packtrain.envs.simulator import Simulator
 from packtrain.errors import ConfigError, EnvError, EnvSetupError
 from packtrain.types import Spec
@@ -192,6 +193,22 @@ class Environment:
             name=self.id,
             reward_channels=spec.reward_channels,
         )
+
+    def for_pictures(self) -> Environment:
+        """The same, whose columns can be drawn: Gymnasium environments are made for it, and in this process.
+
+        Raises:
+          EnvSetupError: it has no pictures.
+        """
+        if self.is_atari() or self.is_envpool() or self.is_functional():
+            return self
+        env = self._maker()()
+        modes = list(env.metadata.get("render_modes") or ())
+        camera = {} if {"camera_name", "camera_id"} & self.kwargs.keys() else following_camera(env)
+        env.close()
+        if "rgb_array" not in modes:
+            raise EnvSetupError(f"{self.id!r} cannot be drawn: its render modes are {modes}, without 'rgb_array'")
+        return replace(self, kwargs={**camera, **self.kwargs, "render_mode": "rgb_array"}, processes=False)
 
     def open_core(
         self, size: int, seed: int, together: bool = False, time_limit: int | None = None

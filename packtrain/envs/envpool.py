@@ -16,7 +16,7 @@ import numpy as np
 
 from packtrain import knobs, trees
 from packtrain.cores import available_cores
-from packtrain.envs.atari import FIRE, Atari, Game, with_patient_threads
+from packtrain.envs.atari import FIRE, FRAMES_PER_SECOND, Atari, Game, with_patient_threads
 from packtrain.envs.boundary import Answer, Boundary, space_leaves
 from packtrain.envs.columns import Outcome
 from packtrain.errors import ConfigError, EnvError, EnvSetupError, MissingExtraError
@@ -135,6 +135,7 @@ class EnvpoolColumns:
         self._elapsed = np.zeros(size, np.int32)  # steps of the episode under way
         self._over = np.zeros(size, bool)
         self._lost = np.zeros(size, bool)
+        self._shown: Tree = None  # the latest observations
         self._steps = 0
 
     def _is_game(self) -> bool:
@@ -188,6 +189,7 @@ class EnvpoolColumns:
         rewards = {"train": np.zeros(self._size, np.float32)}
         obs, rewards, *_ = self.boundary.cross(self._fit(obs), rewards, no, no)
         lives = {"over": no, "life_over": no} if self._has_lives else {}
+        self._shown = obs
         return Outcome(obs, ~no, rewards, no, no, None, **lives)
 
     def send(self, actions: np.ndarray) -> None:
@@ -218,6 +220,7 @@ class EnvpoolColumns:
             more = {"over": self._over, "life_over": self._over | lost}
             self._lives, self._lost = lives, lost
         obs, rewards, terminated, truncated = self.boundary.cross(self._fit(obs), rewards, terminated, truncated)
+        self._shown = obs
         return Outcome(obs, first, rewards, terminated, truncated, None, **more)
 
     def _fit(self, obs: Tree) -> Tree:
@@ -230,6 +233,16 @@ class EnvpoolColumns:
             return trees.map(fit, self._leaves, obs)
         except ValueError as error:  # another size, or another structure
             raise EnvError(f"{self._describe(0)} gave an observation that is not of its space: {error}") from None
+
+    def picture(self, column: int) -> np.ndarray:
+        """Of games the frame that the policy sees, in grey; nothing else is drawn."""
+        if not self._has_lives:
+            raise EnvSetupError(f"{self._name!r} cannot be drawn: of envpool's tasks only the Atari games can")
+        return self._shown[column][:, :, None].repeat(3, axis=2)
+
+    def pictures_per_second(self) -> float:
+        """As fast as a person plays."""
+        return FRAMES_PER_SECOND / self.frames_per_step
 
     def snapshot(self) -> None:
         """A pool cannot be saved."""

@@ -22,7 +22,9 @@ class Core(Protocol):
 
     A core may also say `legal(states)`, which actions may be taken; `changing`, the leaves that tell the states of an
     episode apart; `factors`, what an observation is made of (`factors.py`); `landmarks(states)`, what is worth counting
-    once; and `chart(states)` with `chart_shape()`, where states are on a picture (`metrics/heat_map.py`).
+    once; `chart(states)` with `chart_shape()`, where states are on a picture (`metrics/heat_map.py`); and
+    `render(states, mode)`, state 0 as a picture ("rgb_array", uint8 [H, W, 3]) or as text ("ansi"), with
+    `pictures_per_second`, how fast a film of it goes.
     """
 
     observation_space: gym.Space

@@ -79,6 +79,7 @@ class HalfCheetah:
         self._positions, self._size = self._model.nq, self._model.nq + self._model.nv
         self._start = np.concatenate([self._data[0].qpos, self._data[0].qvel])
         self.step_secs = self._model.opt.timestep * self.frame_skip
+        self.pictures_per_second = 1 / self.step_secs
         low, high = self._model.actuator_ctrlrange.astype(np.float32).T
         self.action_space: gym.Space = gym.spaces.Box(low, high, dtype=np.float32)
         self.observation_space: gym.Space = gym.spaces.Box(-np.inf, np.inf, (self._size - 1,), np.float64)

@@ -20,6 +20,7 @@ from packtrain.envs import options
 from packtrain.envs.boundary import batch_of_one, check_structure, space_leaves
 from packtrain.envs.columns import reward_channels
 from packtrain.envs.functional import FunctionalEnv
+from packtrain.envs.picture import PICTURES_PER_SECOND
 from packtrain.errors import EnvSetupError
 from packtrain.trees import Tree
 
@@ -89,6 +90,7 @@ class Simulator:
         self.observation_space: gym.Space = self._env.observation_space
         self.action_space: gym.Space = self._env.action_space
         self.reward_channels = reward_channels(self._env)[1:]
+        self.pictures_per_second = float(self._env.metadata.get("render_fps") or PICTURES_PER_SECOND)
         for space, what in ((self.observation_space, "observation"), (self.action_space, "action")):
             try:
                 space_leaves(space)

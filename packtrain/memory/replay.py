@@ -118,6 +118,23 @@ class ReplayMemory:
         self._upload()
         return {name: leaf[: min(self._stored, self._sizes.capacity)] for name, leaf in self.fields.items()}
 
+    def stretches(self, steps: int, most: int) -> dict[str, Tensor]:
+        """Steps that follow each other: fields [N, steps, ...] of at most `most` stretches in which no task ended.
+
+        Rows of a column come once a turn. Whether one really follows another is seen from where it begins.
+        """
+        fields = self.filled()
+        stride, rows = sum(sink.size for sink in self.sinks), len(fields["reward"])
+        last = rows - stride * (steps - 1)
+        if last <= 0:
+            return {name: leaf[:0].unsqueeze(1).expand(-1, steps, *leaf.shape[1:]) for name, leaf in fields.items()}
+        places = torch.linspace(0, last - 1, min(most, last), device=self.device).long()
+        places = places[:, None] + stride * torch.arange(steps, device=self.device)  # [N, steps]
+        found = {name: leaf[places] for name, leaf in fields.items()}
+        follows = (found["after"][:, :-1] == found["obs"][:, 1:]).flatten(1).all(1)
+        whole = follows & ~found["terminated"].bool().any(1)
+        return {name: leaf[whole] for name, leaf in found.items()}
+
     def held_out(self, most: int) -> dict[str, Tensor]:
         """Transitions that `holdout` leaves alone, spread over all that are there; [N, ...] with N at most `most`."""
         fields = self.filled()
@@ -263,7 +280,7 @@ class _GroupSink:
     """Where one group of columns writes: a transition is a row and what its action led to."""
 
     def __init__(self, memory: ReplayMemory, size: int):
-        self._memory, self._size = memory, size
+        self._memory, self.size = memory, size
         self._obs: Tree = None  # of the row before
 
     def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:

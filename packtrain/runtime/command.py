@@ -424,12 +424,14 @@ def evaluate(
     columns = [evaluator.stream.columns]
     with contextlib.closing(evaluator), Watchdog(columns, environment.step_deadline_secs, on_hang):
         name = f"{step}" + "_sampled" * (not greedy)
-        film = films.Film(evaluator, folder, name, video_episodes, video_format) if folder is not None else None
+        film, expansion = None, films.expansion_of(experiment)
+        if folder is not None:
+            film = films.Film(evaluator, folder, name, video_episodes, video_format, keep=expansion is not None)
         played = _play(evaluator, num_episodes, known, film)
     result = {**played, "checkpoint": step, "env": environment.id, "greedy": greedy}
     if film is not None and folder is not None:
         result["videos"] = film.videos
-        if (expansion := films.expansion_of(experiment)) is not None:
+        if expansion is not None:
             assert isinstance(network, ControlNetwork)
             result["weights"] = films.weigh(network, expansion, film, folder / f"{name}_weights.json")
     with contextlib.suppress(OSError):  # somebody else's folder may be read-only

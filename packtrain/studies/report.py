@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,16 @@ from packtrain.metrics.reading import (
 from packtrain.studies.chart import PALETTE_DARK, Curve, curve_colour, escape, human, line_chart, palette_css
 from packtrain.studies.statistics import align, mean_interval, thin
 
-CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+CONTENT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
+)
 
 Metric = tuple[str, str]
 """(kind, name), as in the rows."""
 
 EVALUATION_RETURN: Metric = ("eval", "return_mean")
 TRAINING_RETURN: Metric = ("train", "episode_return")
+MODEL_USE: Metric = ("train", "model_use")
 
 # What is shown above the fold, in this order, with its title and unit. Other losses follow total_loss.
 _HEADINGS: dict[Metric, tuple[str, str]] = {
@@ -51,6 +54,7 @@ _HEADINGS: dict[Metric, tuple[str, str]] = {
     ("train", "baseline_loss"): ("Baseline loss", ""),
     ("train", "entropy_loss"): ("Entropy loss", ""),
     ("train", "entropy"): ("Policy entropy", ""),
+    MODEL_USE: ("Model use", "share of the target that comes from imagined steps"),
     ("train", "policy_lag_mean"): ("Policy lag", "learner versions, mean"),
     ("train", "steps_per_second"): ("Speed", "steps per second"),
 }
@@ -63,6 +67,11 @@ _LOG_BYTES = 64 * 1024
 _CONFIG_BYTES = 256 * 1024
 _PICTURE_BYTES = 2 * 1024 * 1024
 _MOST_PICTURES = 6
+_FILM_BYTES = 6 * 1024 * 1024  # of all films together
+_MOST_FILMS = 6
+_FILM = re.compile(r"(\d{1,18})(_sampled)?_episode_(\d{1,9})\.(png|mp4)")
+_FILM_STARTS = {"png": b"\x89PNG\r\n\x1a\n", "mp4": b"ftyp"}  # in its first bytes
+_DEPTH = re.compile(r"weight/depth_(\d{1,3})")
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _STUDY = re.compile(r"^Study\.", re.MULTILINE)
 _ENVIRONMENT = re.compile(r"""^[\w./]*\benv(?:ironment)?(?:_?(?:id|name))?\s*=\s*(['"])(.+?)\1""", re.MULTILINE)
@@ -303,6 +312,7 @@ def _page(runs: list[_Run]) -> str:
     sections = [
         _warnings(runs),
         _pictures(runs),
+        _films(runs),
         _charts(runs, main),
         _other_charts(runs, other[:drawn], left_out=len(other[drawn:]), opened=not main),
         _last_values(runs, main + other),
@@ -448,6 +458,10 @@ def _split(metrics: list[Metric]) -> tuple[list[Metric], list[Metric]]:
     losses = sorted(metric for metric in metrics if metric[1].endswith("loss") and metric not in _HEADINGS)
     place = known.index(("train", "entropy"))
     main = [metric for metric in [*known[:place], *losses, *known[place:]] if metric in metrics]
+    depths = sorted((m for m in metrics if _is_depth(m)), key=lambda metric: int(metric[1].rpartition("_")[2]))
+    if MODEL_USE in main:
+        place = main.index(MODEL_USE) + 1
+        main[place:place] = depths
     return main, sorted(metric for metric in metrics if metric not in main)
 
 
@@ -470,6 +484,49 @@ def _pictures(runs: list[_Run]) -> str:
     return f'<section class="grid large">{"".join(cards)}</section>' if cards else ""
 
 
+def _films(runs: list[_Run]) -> str:
+    """What `packtrain eval --video` has left, the newest checkpoint first, as many as a page can hold."""
+    cards: list[str] = []
+    named: list[str] = []  # those that are not shown
+    left = _FILM_BYTES
+    for run in runs:
+        for seed in run.seeds:
+            where = f"{run.name}/{seed.folder.name}" if len(run.seeds) > 1 else run.name
+            found = [(path, match) for path in seed.folder.glob("videos/*") if (match := _FILM.fullmatch(path.name))]
+            found.sort(key=lambda one: (-int(one[1][1]), bool(one[1][2]), int(one[1][3]), one[1][4]))
+            for path, match in found:
+                data = _read(path, 0, left + 1) if len(cards) < _MOST_FILMS else b""
+                name = f"{where}/videos/{path.name}"
+                if not data or len(data) > left:
+                    named.append(name)
+                elif _FILM_STARTS[match[4]] in data[:12]:
+                    left -= len(data)
+                    text = f"{where}: episode {match[3]} at step {int(match[1]):,}{_told(seed, path.name)}"
+                    caption = f"<figcaption class=note>{escape(text)}</figcaption>"
+                    cards.append(f"<figure>{_film(data, match[4], name)}{caption}</figure>")
+    shown = f'<section class="grid small">{"".join(cards)}</section>' if cards else ""
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    rest = f"<p class=note>Not in this page, which would be too large: {escape(', '.join(named[:3]) + more)}.</p>"
+    return shown + rest * bool(named)
+
+
+def _film(data: bytes, form: str, name: str) -> str:
+    encoded = base64.b64encode(data).decode()
+    if form == "png":
+        return f'<img src="data:image/png;base64,{encoded}" alt="{escape(name)}">'
+    return f'<video src="data:video/mp4;base64,{encoded}" title="{escape(name)}" controls loop muted></video>'
+
+
+def _told(seed: _Seed, file: str) -> str:
+    """What eval.json says of the episode in a film, if it is the evaluation that made it."""
+    videos = seed.evaluation.get("videos")
+    for video in videos if isinstance(videos, list) else []:
+        if isinstance(video, dict) and video.get("file") == f"videos/{file}":
+            length, score = number(video.get("length")), number(video.get("return"))
+            return "" if length is None or score is None else f", {length:,.0f} steps, return {_number(score)}"
+    return ""
+
+
 def _charts(runs: list[_Run], metrics: list[Metric]) -> str:
     large = [metric for metric in metrics if metric in (EVALUATION_RETURN, TRAINING_RETURN)]
     small = [metric for metric in metrics if metric not in large]
@@ -479,7 +536,11 @@ def _charts(runs: list[_Run], metrics: list[Metric]) -> str:
 def _grid(runs: list[_Run], metrics: Iterable[Metric], size: str) -> str:
     width, height, points = (560, 330, _LARGE_POINTS) if size == "large" else (370, 230, _SMALL_POINTS)
     cards = []
+    depths = [metric for metric in metrics if _is_depth(metric)]
     for metric in metrics:
+        if metric in depths:  # all of them share one chart a run
+            cards += [_depth_chart(run, depths, points, len(runs) > 1) for run in runs if metric == depths[0]]
+            continue
         curves = [curve for run in runs if (curve := _curve(run, metric, points))]
         if curves:
             title, unit = _HEADINGS.get(metric, (metric[1] if metric[0] == "train" else "/".join(metric), ""))
@@ -488,6 +549,19 @@ def _grid(runs: list[_Run], metrics: Iterable[Metric], size: str) -> str:
             )
             cards.append(f"<figure>{chart}</figure>")
     return f'<section class="grid {size}">{"".join(cards)}</section>' if cards else ""
+
+
+def _is_depth(metric: Metric) -> bool:
+    return metric[0] == "train" and _DEPTH.fullmatch(metric[1]) is not None
+
+
+def _depth_chart(run: _Run, metrics: list[Metric], points: int, named: bool) -> str:
+    """How much of a target comes from each depth of a value expansion."""
+    found = [(f"depth {metric[1].rpartition('_')[2]}", _curve(run, metric, points)) for metric in metrics]
+    curves = [replace(curve, name=name, colour=place) for place, (name, curve) in enumerate(found) if curve]
+    title = "Weight by depth" + f", {run.name}" * named
+    chart = line_chart(curves, title, "steps", "share of the target", width=370, height=230)
+    return f"<figure>{chart}</figure>" if curves else ""
 
 
 def _other_charts(runs: list[_Run], metrics: list[Metric], left_out: int, opened: bool) -> str:
@@ -681,7 +755,7 @@ h2{font-size:15px;margin:0 0 8px}
 figure{margin:0;padding:16px 16px 12px;min-width:0}
 figure svg{display:block;width:100%;height:auto}
 figure>svg{max-height:560px}
-figure>img{display:block;max-width:100%;height:auto;margin:0 auto}
+figure>img,figure>video{display:block;max-width:100%;height:auto;margin:0 auto}
 .card,details{margin-top:12px;padding:14px 16px}
 summary{cursor:pointer;font-weight:600}
 details details{background:none;border:0;margin:0;padding:8px 0 0}

@@ -567,3 +567,44 @@ def test_games_cannot_be_saved():
     stream.start()
     assert not stream.columns.savable and stream.snapshot() is None
     assert stream.columns.overlaps and Environment("PongNoFrameskip-v4").overlaps()
+
+
+def test_pictures_show_the_same_games_in_colour():
+    """Sticky actions, lost lives and new games included. Mutations: another seed; FIRE not pressed in both."""
+    columns = AtariColumns("ALE/Breakout-v5", Atari(fire_reset=True, noop_max=10), 2, 3, "raise")
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        columns.reset()
+        assert columns.picture(0).shape == (210, 160, 3)
+        for step in range(200):
+            columns.send(rng.integers(18, size=2))
+            grey = np.asarray(columns.recv().obs, float)
+            if step % 20 == 0:
+                for column in range(2):
+                    shown = columns.picture(column) @ (0.299, 0.587, 0.114)
+                    small = shown.reshape(42, 5, 40, 4).mean(axis=(1, 3))
+                    theirs = grey[column].reshape(42, 2, 84).mean(axis=1)
+                    theirs = theirs[:, np.linspace(0, 83, 40).round().astype(int)]
+                    assert np.corrcoef(small.ravel(), theirs.ravel())[0, 1] > 0.9
+    assert columns.pictures_per_second() == 15
+    columns.close()
+
+
+def test_pictures_that_are_first_asked_for_in_the_middle_of_a_game_are_refused():
+    columns = AtariColumns("PongNoFrameskip-v4", Atari(**PLAIN), 1, 0, "raise")
+    columns.reset()
+    columns.send(np.zeros(1, np.int64))
+    columns.recv()
+    with pytest.raises(EnvSetupError, match="only from a reset"):
+        columns.picture(0)
+
+
+def test_games_that_part_from_their_pictures_are_noticed(monkeypatch):
+    columns = AtariColumns("PongNoFrameskip-v4", Atari(**PLAIN), 1, 0, "raise")
+    columns.reset()
+    columns.picture(0)
+    recv = columns._twin.recv
+    monkeypatch.setattr(columns._twin, "recv", lambda: (lambda o, r, *rest: (o, r + 1, *rest))(*recv()))
+    columns.send(np.zeros(1, np.int64))
+    with pytest.raises(EnvError, match="went another way"):
+        columns.recv()

@@ -146,6 +146,22 @@ def same(one, other):
 # -- columns and resets, with the fake
 
 
+def test_games_are_drawn_in_grey_and_nothing_else_is(fake):
+    """Mutation: the picture of another column; that of the row before."""
+    stream = open_stream("Game-v5")
+    stream.start()
+    stream.send(np.zeros(3, np.int64))
+    row = stream.recv()
+    for column in range(3):
+        shown = stream.columns.picture(column)
+        assert shown.shape == (84, 84, 3) and (shown == np.asarray(row.obs)[column][:, :, None]).all()
+    assert stream.columns.pictures_per_second() == 15
+    other = open_stream("Count-v0")
+    other.start()
+    with pytest.raises(EnvSetupError, match="cannot be drawn"):
+        other.columns.picture(0)
+
+
 def test_every_column_stays_with_its_environment(fake):
     """The fake answers in turning order. Mutation: observations, rewards, ends or clocks taken as they come."""
     rows = play(open_stream("Count-v0"), np.arange(24).reshape(8, 3) % 3)

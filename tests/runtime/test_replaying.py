@@ -293,7 +293,7 @@ def test_a_target_that_looks_into_a_model_needs_one():
         ({"updates_per_step": 0.0}, [], "LearnerUse.ratio = 0.0 must be above 0"),
         ({"rows": "split", "critics": 3}, [], "cannot be split between"),
         ({"core": "sac"}, [], "do not fit"),
-        ({"probabilistic": True}, [], "needs Dynamics.normalise"),
+        ({"probabilistic": True, "normalise": False}, [], "needs Dynamics.normalise"),
         ({"elites": 2}, [], "held-out"),
         ({"explore_chance": 1.5}, [], "must lie between 0 and 1"),
     ],

@@ -329,3 +329,71 @@ def test_a_study_shows_its_picture_and_no_return(tmp_path):
     page = Page(write_report([run, other]).read_text())
     assert len([tag for tag, _ in page.tags if tag == "img"]) == 1, "only studies say what a picture of theirs is"
     assert page.text("small").count("final return") == 1
+
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def make_film(run, name, data=PNG + b"..."):
+    (run / "videos").mkdir(exist_ok=True)
+    (run / "videos" / name).write_bytes(data)
+
+
+def test_films_are_in_the_page_newest_first_with_what_is_known_of_them(tmp_path):
+    """Mutations: the order of names; anything else in the folder shown; a return from another film."""
+    told = [{"file": "videos/20_episode_1.png", "length": 1000, "return": 6123.4, "episode": 1}, "x", {"file": EVIL}]
+    run = make_run(tmp_path / "run", evaluation={"return_mean": 1, "videos": told})
+    for name in (
+        "3_episode_1.png",
+        "20_episode_10.png",
+        "20_episode_1.png",
+        "20_episode_2.mp4",
+        "20_weights.json",
+        "a.png",
+    ):
+        make_film(run, name, PNG + name.encode() if name.endswith("png") else b"\0\0\0\x20ftypisom" + name.encode())
+    make_film(run, "20_episode_3.png", b"root:x:0:0, and no picture")
+    text, page = read(write_report([run]))
+    shown = [(tag, given) for tag, given in page.tags if tag in ("img", "video")]
+    assert [tag for tag, _ in shown] == ["img", "video", "img", "img"]
+    decoded = [base64.b64decode(given["src"].partition(",")[2])[-20:] for _, given in shown]
+    wanted = (b"20_episode_1.png", b"20_episode_2.mp4", b"20_episode_10.png", b"3_episode_1.png")
+    assert all(data.endswith(name) for data, name in zip(decoded, wanted, strict=True))
+    assert shown[0][1]["src"].startswith("data:image/png;") and shown[1][1]["src"].startswith("data:video/mp4;")
+    captions = page.text("figcaption")
+    assert captions[0] == "run: episode 1 at step 20, 1,000 steps, return 6,123"
+    assert captions[1:3] == ["run: episode 2 at step 20", "run: episode 10 at step 20"]
+    assert "media-src data:" in text and "<script" not in text
+
+
+def test_a_film_that_is_too_large_is_named(tmp_path):
+    """Mutation: the limit counts each film alone."""
+    run = make_run(tmp_path / "run")
+    for episode in range(1, 5):
+        make_film(run, f"7_episode_{episode}.png", PNG + b"." * 2_500_000)
+    path = write_report([run])
+    _, page = read(path)
+    assert len([tag for tag, _ in page.tags if tag == "img"]) == 2 and path.stat().st_size < 9_000_000
+    (line,) = [text for text in page.text("p") if "too large" in text]
+    assert "run/videos/7_episode_3.png, run/videos/7_episode_4.png." in line
+
+
+def test_the_weights_of_depths_share_a_chart_beside_the_models_use(tmp_path):
+    """Mutation: a chart for each depth; depths in the order of their names."""
+    for name in ("run", "other"):
+        run = make_run(tmp_path / name)
+        with (run / "metrics.jsonl").open("a") as file:
+            for step in (100, 200):
+                depths = {f"weight/depth_{depth}": 1 / 11 for depth in range(11)}
+                file.write(json.dumps({"step": step, "kind": "train", "model_use": 0.5, **depths}) + "\n")
+    _, page = read(write_report([tmp_path / "run"]))
+    charts = page.charts()
+    assert charts[charts.index("Model use") + 1] == "Weight by depth" and "grad_norm" in charts
+    assert not [title for title in charts if "depth_" in title]
+    named = [text for text in page.text("svg") if re.fullmatch(r"depth \d+", text)]
+    assert named == [f"depth {d}" for d in range(11)]
+    _, page = read(write_report([tmp_path / "run", tmp_path / "other"]))
+    assert page.charts()[page.charts().index("Model use") + 1 :][:2] == [
+        "Weight by depth, run",
+        "Weight by depth, other",
+    ]

@@ -1,0 +1,67 @@
+"""How good a world model is, and whether it knows: on stretches of real steps, with the actions that were really taken.
+
+Rolled out from where a real step led, the members of a model say where the next steps lead and what a critic would be
+told at each depth. Both are known: the replay has the real states and rewards. So, for depths d = 1 … H:
+
+    error_d     = √ mean ‖x̂_d − x_d‖² / mean ‖x_d − x_0‖²       1: no better than saying that nothing moves
+    target_d    = √ mean (mean T̂[d] − T[d])²                     how wrong the model makes the target of depth d
+    spread_d    = √ mean var T̂[d]                                 how wrong it says it is, over all members
+    calibration_d = rank correlation of (mean T̂ − T)² and var T̂   1: unsure exactly where it is wrong
+
+T[d] = Σ_{t<d} γ^t r_t + γ^d mean Q'(x_d, a_d) with real states and rewards, T̂[d] the same with guessed ones.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from packtrain.algorithms.launches import Batch
+from packtrain.networks.control import ControlNetwork
+
+
+@torch.no_grad()
+def calibration(network: ControlNetwork, stretches: Batch, discount: float) -> dict[str, Tensor]:
+    """The four numbers of each depth, by name, as 0-d tensors.
+
+    Args:
+      network: of one run; its frozen model is asked, and its target critics.
+      stretches: fields [N, H+1, ...] of N stretches of H+1 consecutive steps, none of which ended the task.
+      discount: γ.
+    """
+    model = network.frozen
+    assert model is not None
+    obs, action = stretches["obs"], stretches["action"]  # x_0 … x_H and what was done there
+    horizon, members = obs.shape[1] - 1, model.transition.members
+    own = action.expand(1, members, *action.shape)  # [1, K, N, H+1, A]
+    places = [obs[:, 0].expand(1, members, -1, -1)]
+    for t in range(horizon):
+        places.append(model.move(places[t], own[..., t, :]))
+    paid, _ = model.judge_rollout(torch.stack(places, 1), own[..., :horizon, :].movedim(3, 1))  # [1, H, K, L, N]
+    found: dict[str, Tensor] = {}
+    guessed, real = paid.new_zeros(members, paid.shape[3], len(obs)), obs.new_zeros(len(obs))  # sums of rewards
+    for depth in range(1, horizon + 1):
+        guessed = guessed + discount ** (depth - 1) * paid[0, depth - 1]
+        real = real + discount ** (depth - 1) * stretches["reward"][:, depth - 1]
+        place, truth = places[depth][0], obs[:, depth]  # [K, N, D], [N, D]
+        moved = (truth - obs[:, 0]).square().sum(-1).mean()
+        found[f"model/error_{depth}"] = ((place - truth).square().sum(-1).mean() / moved.clamp(min=1e-12)).sqrt()
+        last = discount**depth
+        value = network.value(network.target, truth[None], action[None, :, depth])[0].mean(0)  # [N]
+        asked = network.value(network.target, place.flatten(0, 1)[None], own[0, :, :, depth].flatten(0, 1)[None])
+        there = asked[0].mean(0).unflatten(0, (members, -1))  # [K, N]
+        candidates = (guessed + last * there.unsqueeze(1)).flatten(0, 1)  # [K*L, N]
+        wrong = (candidates.mean(0) - (real + last * value)).square()
+        spread = candidates.var(0, correction=0)
+        found[f"model/target_error_{depth}"] = wrong.mean().sqrt()
+        found[f"model/target_spread_{depth}"] = spread.mean().sqrt()
+        found[f"model/calibration_{depth}"] = rank_correlation(wrong, spread)
+    return found
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Spearman's, of two vectors [N]; 0 where one of them is all the same."""
+    ranks = [leaf.argsort().argsort().double() for leaf in (a, b)]
+    x, y = (rank - rank.mean() for rank in ranks)
+    same = (a == a[0]).all() | (b == b[0]).all()
+    return torch.where(same, 0.0, (x * y).sum() / (x.norm() * y.norm()).clamp(min=1e-12)).float()

@@ -1,0 +1,91 @@
+"""How good a model is against real stretches: a perfect one, one that stands still, one that knows where it errs."""
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from packtrain.algorithms.calibration import calibration, rank_correlation
+from packtrain.memory.replay import Replay
+from packtrain.networks.control import Control
+from packtrain.networks.dynamics import Dynamics
+from packtrain.types import Row, Spec
+
+SPEC = Spec(gym.spaces.Box(-9, 9, (3,), np.float64), gym.spaces.Box(-1, 1, (2,), np.float32))
+
+
+class World:
+    """x' = x + (a, 0) and r = x·1, exactly; each of two members may be shifted where the first number is positive."""
+
+    def __init__(self, shift=0.0, still=False):
+        self.shift, self.still = torch.tensor([shift, -0.5 * shift]), still
+        self.transition = torch.nn.Module()
+        self.transition.members = 2
+
+    def move(self, obs, action, noise=None):
+        step = torch.zeros_like(obs) if self.still else torch.nn.functional.pad(action, (0, 1))
+        off = self.shift[:, None, None] * (obs[..., :1] > 0)
+        return obs + step + off
+
+    def judge_rollout(self, obs, action):
+        return obs[:, 1:].sum(-1).unsqueeze(3), torch.zeros(obs.shape[0], *action.shape[1:4])
+
+
+def stretches(count=200, steps=4):
+    generator = torch.Generator().manual_seed(0)
+    action = torch.rand(count, steps, 2, generator=generator) - 0.5
+    obs = torch.randn(count, 1, 3, generator=generator).repeat(1, steps, 1)
+    obs[:, 1:, :2] += action[:, :-1].cumsum(1)
+    after = obs + torch.nn.functional.pad(action, (0, 1))
+    return {"obs": obs, "action": action, "after": after, "reward": after.sum(-1)}
+
+
+def look(world):
+    torch.manual_seed(0)
+    network = Control(8, 1, 2, dynamics=Dynamics(2, 1, 4, 1, 4, 1)).build(SPEC)
+    network.frozen = None
+    object.__setattr__(network, "frozen", world)
+    return {name: float(value) for name, value in calibration(network, stretches(), 0.9).items()}
+
+
+def test_a_perfect_model_has_no_error_and_one_that_stands_still_has_all():
+    """Mutations: places of one depth against truth of another; rewards one step late."""
+    perfect, still = look(World()), look(World(still=True))
+    for depth in (1, 2, 3):
+        assert perfect[f"model/error_{depth}"] < 1e-5 and perfect[f"model/target_error_{depth}"] < 1e-5
+        assert abs(still[f"model/error_{depth}"] - 1) < 1e-5
+        assert still[f"model/target_error_{depth}"] > 0.1
+        assert still[f"model/target_spread_{depth}"] == 0  # all agree, and all are wrong
+        assert still[f"model/calibration_{depth}"] == 0
+
+
+def test_a_model_that_is_unsure_where_it_is_wrong_is_calibrated():
+    """Members part where the first number is positive, and only there are they wrong."""
+    found = look(World(shift=0.4))
+    assert found["model/calibration_1"] > 0.7 and found["model/target_spread_1"] > 0.1
+    assert found["model/target_error_1"] < found["model/target_error_3"]
+
+
+def test_ranks_correlate():
+    a = torch.tensor([3.0, 1.0, 2.0, 10.0])
+    assert rank_correlation(a, a.square()) == 1 and rank_correlation(a, -a) == -1
+    assert rank_correlation(a, torch.ones(4)) == 0
+
+
+def test_stretches_follow_each_other():
+    """Two columns, resets among them: every step begins where the one before led. Mutation: a stride of 1."""
+    memory = Replay(capacity=1000, batch_size=4).build([2], 0, torch.device("cpu"))
+    (sink,) = memory.sinks
+    place, rng = np.zeros((2, 1)), np.random.default_rng(0)
+    first = np.ones(2, bool)
+    for _ in range(120):
+        ended = (rng.random(2) < 0.1) & ~first
+        obs = np.where(first[:, None], rng.normal(size=(2, 1)), place + 1)
+        flags = {"first": first, "terminated": ended, "truncated": np.zeros(2, bool)}
+        sink.add(Row(obs, flags["first"], np.zeros((2, 1)), {"train": obs[:, 0]}, ended, flags["truncated"]), (), {})
+        place, first = obs, ended
+    found = memory.stretches(3, 50)
+    assert 10 <= len(found["reward"]) <= 50
+    np.testing.assert_allclose(found["obs"][:, 1:], found["after"][:, :-1])
+    np.testing.assert_allclose(found["obs"][:, 2], found["obs"][:, 0] + 2, rtol=1e-6)
+    assert not found["terminated"].any()
+    assert len(memory.stretches(500, 10)["reward"]) == 0
