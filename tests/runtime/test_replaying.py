@@ -8,12 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from packtrain import cli, knobs
-from packtrain.errors import CheckpointError, ConfigError, EnvSetupError
+from packtrain.errors import CheckpointError, ConfigError, EnvError, EnvSetupError
 from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, command, local, serial, together
 from packtrain.runtime.folder import RunFolder
@@ -21,7 +23,7 @@ from packtrain.runtime.training import Training
 
 SMALL = {
     **{"env": "PointMass", "total_steps": 90, "warm_up": 40, "num_actors": 3, "batch_size": 8, "hidden_size": 8},
-    **{"num_layers": 1, "log_every": 20, "updates_per_step": 2.0, "checkpoint_secs": 1000.0},
+    **{"num_layers": 1, "log_every": 20, "updates_per_step": 2.0, "checkpoint_secs": 1000.0, "eval_every": 0},
 }
 MODEL = {
     **SMALL,
@@ -235,6 +237,38 @@ def test_updates_that_do_not_wait_for_steps(tmp_path):
     steps = [row["step"] for row in rows(tmp_path)]
     assert steps == sorted(set(steps))
     run.close()
+
+
+class Breaks(gym.Env):
+    """Numbers, until one of them is not a number."""
+
+    observation_space, action_space = gym.spaces.Box(-9, 9, (2,)), gym.spaces.Box(-1, 1, (1,))
+
+    def __init__(self, render_mode=None):
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.full(2, np.nan if self.steps == 20 else 0.5, np.float32), 1.0, False, False, {}
+
+
+def test_an_observation_that_is_not_a_number_is_named_and_nothing_is_lost(tmp_path):
+    """Mutation: storing it."""
+    gym.register("BreaksForTests-v0", Breaks)
+    run = training(tmp_path, "steve/ddpg_pendulum", env="BreaksForTests-v0")
+    with pytest.raises(EnvError, match="NaN") as caught:
+        serial.run(run)
+    run.close()
+    assert "\n" not in str(caught.value)
+    saved = checkpoint.load_newest(tmp_path / "checkpoints")
+    again = training(tmp_path, "steve/ddpg_pendulum", env="BreaksForTests-v0", saved=saved)
+    kept = again.parts.memories["replay"].filled()
+    assert len(kept["reward"]) >= 3 * 17 and all(leaf.float().isfinite().all() for leaf in kept.values())
+    again.close()
 
 
 @pytest.mark.slow
