@@ -17,7 +17,8 @@ from packtrain.envs.stream import Stream
 from packtrain.runtime import command, local
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder
-from packtrain.runtime.training import Parts, Training
+from packtrain.runtime.parts import Parts
+from packtrain.runtime.training import Training
 from packtrain.types import Sample, Spec
 
 WARM_UP_SECS = 0.2  # the first moments fill the queue

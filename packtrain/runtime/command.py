@@ -35,8 +35,9 @@ from packtrain.runtime.branching import branch
 from packtrain.runtime.evaluation import Evaluator
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder, beside, point_latest
+from packtrain.runtime.parts import open_evaluator, try_out
 from packtrain.runtime.seeds import seed_for
-from packtrain.runtime.training import Training, learning_epoch, open_evaluator, try_out
+from packtrain.runtime.training import Training, learning_epoch
 from packtrain.runtime.watchdog import Watchdog
 from packtrain.types import Spec
 

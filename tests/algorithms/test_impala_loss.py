@@ -14,7 +14,7 @@ from packtrain.errors import ConfigError
 from packtrain.memory.unroll import Unrolls
 from packtrain.networks.actor_critic import ActorCritic
 from packtrain.runtime.experiment import Collect, Experiment, LearnerUse, Repeat, Run, Streams, Update
-from packtrain.runtime.training import Parts
+from packtrain.runtime.parts import Parts
 from packtrain.runtime.weights import Weights
 from packtrain.testing import abilities  # noqa: F401  (registers Memory)
 from packtrain.types import Sample, Spec, Trajectory

@@ -13,8 +13,10 @@ from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, command, local
 from packtrain.runtime.evaluation import summary
 from packtrain.runtime.folder import RunFolder
+from packtrain.runtime.gate import Busy, Gate
+from packtrain.runtime.parts import Parts
 from packtrain.runtime.seeds import seed_for
-from packtrain.runtime.training import Busy, Gate, Parts, Training
+from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog
 
 SMALL = {"num_actors": 4, "batch_size": 4, "unroll_length": 5, "eval_every": 0, "total_steps": 400}

@@ -1,0 +1,74 @@
+"""Between an actor's thread and a learner's: a gate that holds the actor between two turns, and how busy a loop is."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packtrain.errors import StalledError
+
+
+class Gate:
+    """Lets an actor thread pass turn by turn, and lets another thread hold it between two turns.
+
+    The actor passes thousands of times for each time it is held, so passing takes no lock: it says that it is inside,
+    then looks whether somebody holds the gate; a holder says so, then looks whether somebody is inside.
+    """
+
+    def __init__(self) -> None:
+        self._holders = 0
+        self._inside = False
+        self.stuck = False  # set when the turn under way is known not to end
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Around each turn of the actor."""
+        self._inside = True
+        while self._holders:
+            self._inside = False
+            time.sleep(0.0005)
+            self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    @contextlib.contextmanager
+    def held(self, timeout: float) -> Iterator[None]:
+        """No turn begins, and none is under way; StalledError if the current one does not end."""
+        self._holders += 1
+        try:
+            end = time.monotonic() + timeout
+            while self._inside:
+                if self.stuck or time.monotonic() > end:
+                    raise StalledError(f"the actor did not finish its turn within {timeout:g} s")
+                time.sleep(0.0005)
+            yield
+        finally:
+            self._holders -= 1
+
+
+@dataclass
+class Busy:
+    """How much of its time a loop worked, since the last look."""
+
+    waited: float = 0.0
+    since: float = 0.0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a wait."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited += time.perf_counter() - begin
+
+    def share(self) -> float:
+        """The working share, which starts a new span."""
+        now = time.perf_counter()
+        span, waited = now - self.since, self.waited
+        self.since, self.waited = now, 0.0
+        return min(1.0, max(0.0, 1 - waited / span)) if span > 0 else 0.0

@@ -1,0 +1,289 @@
+"""The parts of an experiment, alive: streams, policy, actor, memories, learners, weights; and what must survive."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from packtrain.acting.actor import Actor
+from packtrain.acting.control import ControlPolicy
+from packtrain.acting.planned import PlannedPolicy
+from packtrain.acting.policy import NetworkPolicy
+from packtrain.acting.predictive import PredictivePolicy
+from packtrain.algorithms.launches import ReplayLearner
+from packtrain.config import Travelling
+from packtrain.devices.precision import choose_precision, use_tf32
+from packtrain.envs.environment import Environment
+from packtrain.envs.stream import Stream
+from packtrain.errors import ConfigError
+from packtrain.memory.episodes import EpisodeMemory
+from packtrain.memory.replay import Replay, ReplayMemory
+from packtrain.networks.actor_critic import ActorCriticNetwork
+from packtrain.networks.control import Control
+from packtrain.planning.traces import TraceWriter
+from packtrain.runtime.evaluation import Evaluator
+from packtrain.runtime.experiment import Experiment, Planning, PredictiveControl
+from packtrain.runtime.seeds import seed_for
+from packtrain.runtime.weights import Weights
+from packtrain.types import Sink, Spec
+
+EVALUATION_COLUMNS = 16
+
+
+def open_streams(experiment: Experiment, spec: Spec, travelling: Travelling | None = None) -> list[Stream]:
+    """The experiment's environments, a stream a group."""
+    sizes, seed, environment = experiment.streams.group_sizes(), experiment.seed, experiment.streams.environment
+    if isinstance(experiment.policy, Planning):
+        together, limit = experiment.streams.together, experiment.streams.episode_time_limit
+        seeds = [seed_for(seed, "environments", g) for g in range(len(sizes))]
+        return [
+            Stream(environment.open_core(size, own, together, limit), size)
+            for size, own in zip(sizes, seeds, strict=True)
+        ]
+    return [
+        Stream(environment.open(size, seed_for(seed, "environments", g), spec, travelling, len(sizes)), size)
+        for g, size in enumerate(sizes)
+    ]
+
+
+def make_policy(
+    description: Any, network: torch.nn.Module, device: torch.device, seed: int, greedy: bool, traces: Any = None
+) -> NetworkPolicy | PlannedPolicy | ControlPolicy | PredictivePolicy:
+    """Who acts with a network: itself, or a planner that asks it."""
+    if isinstance(description, Control):
+        return ControlPolicy(network, seed, greedy)  # type: ignore[arg-type]
+    if isinstance(description, PredictiveControl):
+        return PredictivePolicy(description.planner, network, seed)  # type: ignore[arg-type]
+    if isinstance(description, Planning):
+        agent = description.agent
+        if greedy:
+            trusting = getattr(agent, "trusting", None)  # whoever evaluates does not explore
+            agent = description.evaluation_agent or (agent if trusting is None else trusting())
+        return PlannedPolicy(agent, network, device, seed, traces, description.model)  # type: ignore[arg-type]
+    return NetworkPolicy(network, seed, greedy)  # type: ignore[arg-type]
+
+
+def try_out(experiment: Experiment, spec: Spec) -> None:
+    """Build the networks, and all that may find that it does not fit: planners and what learns from them."""
+    network = experiment.policy.build(spec)
+    if isinstance(experiment.policy, Planning):
+        stream = Stream(experiment.streams.environment.open_core(1, 0), 1)
+        for greedy in (False, True):
+            make_policy(experiment.policy, network, torch.device("cpu"), 0, greedy).seat(stream)
+    if isinstance(experiment.policy, Planning) or experiment.by_ratio:
+        for name, use in experiment.learners.items():
+            learner = use.learner.build(network, experiment.total_steps)
+            memory = experiment.memories[use.memory]
+            if isinstance(memory, Replay) and memory.capacity < learner.rule.batch_size:
+                raise ConfigError(
+                    f"Replay.capacity = {memory.capacity} is less than the batches of {learner.rule.batch_size} that "
+                    f"learner {name!r} takes"
+                )
+
+
+class _Spread:
+    """Takes the rows of one group to the memories that are being filled: one for most, several or none for planners."""
+
+    def __init__(self) -> None:
+        self.sinks: list[Sink] = []
+
+    def add(self, row: Any, carry: Any, extras: dict[str, Any]) -> None:
+        """Hand them on."""
+        for sink in self.sinks:
+            sink.add(row, carry, extras)
+
+
+class Parts:
+    """What an experiment consists of, alive: streams, actor, memories, learners, weights."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        spec: Spec,
+        device: torch.device,
+        travelling: Travelling | None = None,
+        streams: list[Stream] | None = None,
+        exact: bool = False,
+        traces: TraceWriter | None = None,
+    ):
+        """Everything is made, nothing starts.
+
+        Args:
+          experiment: what to make.
+          spec: what its environment shows and takes.
+          device: where networks and memories live.
+          travelling: the configuration, for child processes.
+          streams: environments that are open already; their sizes are those of the experiment's groups.
+          exact: nothing may be chosen by how fast it is today, so that the same run gives the same numbers.
+          traces: writes searches down.
+        """
+        seed = experiment.seed
+        self._experiment, self._spec = experiment, spec
+        torch.manual_seed(seed_for(seed, "weights"))
+        torch.backends.cudnn.benchmark = not exact  # batches keep their shape: let cuDNN try which kernels are fastest
+        torch.backends.cudnn.deterministic = exact
+        network, acting_network = (experiment.policy.build(spec).to(device) for _ in range(2))
+        self.precision: torch.dtype | None = None
+        if experiment.by_ratio:
+            use_tf32(experiment.run.precision, device)
+        if isinstance(network, ActorCriticNetwork) and isinstance(acting_network, ActorCriticNetwork):
+            wanted = experiment.run.precision or ("float32" if exact and device.type == "cpu" else None)
+            self.precision = choose_precision(wanted, network, spec, device)
+            network.precision = acting_network.precision = self.precision
+        sizes = experiment.streams.group_sizes()
+        self.streams = streams or open_streams(experiment, spec, travelling)
+        self.policy = make_policy(experiment.policy, acting_network, device, seed_for(seed, "actions"), False, traces)
+        self.memories = {n: m.build(sizes, self.policy.context, device) for n, m in experiment.memories.items()}
+        for name, memory in self.memories.items():
+            if isinstance(memory, ReplayMemory):
+                memory.reseed(seed_for(seed, "memory", name))
+        total = experiment.total_steps
+        self.learners = {name: use.learner.build(network, total) for name, use in experiment.learners.items()}
+        for name, learner in self.learners.items():
+            if isinstance(learner, ReplayLearner):
+                learner.reseed(seed_for(seed, "updates", name))
+        self.weights = Weights()
+        self._published = [(self.learners[name], use.publishes) for name, use in experiment.learners.items()]
+        self.publish(0)
+        self._version = -1
+        self._spread = [_Spread() for _ in sizes]
+        self.collect_into(tuple(self.memories))
+        single = next(iter(self.memories.values())).sinks if len(self.memories) == 1 else None
+        sinks: Any = single if single is not None and not experiment.by_epochs else self._spread
+        self.actor = Actor(self.streams, self.policy, sinks, self._refresh)
+
+    def collect_into(self, names: tuple[str, ...]) -> None:
+        """Fill these memories from now on."""
+        for group, spread in enumerate(self._spread):
+            spread.sinks = [self.memories[name].sinks[group] for name in names]
+
+    def acting(self) -> contextlib.AbstractContextManager:
+        """Around a thread that acts: on a GPU, a stream of its own that goes before learning."""
+        if self.policy.device.type != "cuda":
+            return contextlib.nullcontext()
+        return torch.cuda.stream(torch.cuda.Stream(self.policy.device, priority=-1))
+
+    @property
+    def updates(self) -> int:
+        """Of all learners together: no two versions of weights share it."""
+        return sum(learner.updates for learner in self.learners.values())
+
+    def renew(self, name: str, epoch: int) -> None:
+        """Let a learner begin anew, with other weights for every epoch at which it does, and empty its memory."""
+        torch.manual_seed(seed_for(self._experiment.seed, "weights", epoch))
+        learner = self.learners[name]
+        learner.begin_anew(self._experiment.policy.build(self._spec).state_dict())
+        memory = self.memories[self._experiment.learners[name].memory]
+        assert isinstance(memory, EpisodeMemory)
+        memory.clear()
+        learner.updates += 1  # other weights are another version
+        self.publish(self.updates)
+
+    def publish(self, version: int) -> None:
+        """Make the learners' weights the newest version."""
+        for learner, names in self._published:
+            for name in names:
+                self.weights.publish(name, self._acting(learner.network), version)
+
+    def moved(self) -> None:
+        """The learners' weights lie elsewhere from now on."""
+        for learner, _ in self._published:
+            self.weights.forget(self._acting(learner.network))
+
+    def _acting(self, network: Any) -> torch.nn.Module:
+        """What of a network is needed to act."""
+        description = self._experiment.policy
+        if isinstance(description, PredictiveControl):
+            return network.model
+        return network.behaviour if isinstance(description, Control) else network
+
+    def _refresh(self) -> int:
+        if not self.learners:
+            return 0
+        self._version = self.weights.pull("policy", self._acting(self.policy.network), self._version)
+        if isinstance(self.policy, PlannedPolicy):
+            self.policy.version = self._version
+        return self._version
+
+    def state(self, with_actor: bool, actor: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Everything that must survive, as a tree; without the actor's part if it is broken or cannot be saved.
+
+        Args:
+          with_actor: whether to save where the environments stand, and the memories.
+          actor: where they stood when the epoch began, if one is under way.
+        """
+        learners = {name: learner.state_dict() for name, learner in self.learners.items()}
+        state: dict[str, Any] = {
+            "weights": {name: learner.pop("network") for name, learner in learners.items()},
+            "learners": learners,
+        }
+        actor = (actor or self.actor.snapshot()) if with_actor else None
+        if actor is not None:
+            state["actor"] = actor
+        kept = [n for n, memory in self.memories.items() if actor is not None or isinstance(memory, ReplayMemory)]
+        if kept:  # an unroll belongs to its episode; what is replayed does not
+            state["memories"] = {name: self.memories[name].snapshot() for name in kept}
+        return state
+
+    def load_state(self, state: dict[str, Any]) -> bool:
+        """Go on from a saved state; False if the environments could not be saved and begin new episodes.
+
+        A state that another experiment has left may know nothing of some learners and networks: they begin.
+        """
+        branched = state["run"].get("branched", False)
+        for name, learner in self.learners.items():
+            if branched and name not in state["learners"]:
+                continue
+            weights = state["weights"][name]
+            if branched:
+                weights = {**learner.network.state_dict(), **{n: w for n, w in weights.items() if n in _names(learner)}}
+            learner.load_state_dict({**state["learners"][name], "network": weights})
+        self.publish(self.updates)
+        if not self.learners:
+            self._version = 0
+        if "actor" not in state:
+            for name, memory in self.memories.items():
+                if isinstance(memory, ReplayMemory) and name in state.get("memories", {}):
+                    memory.restore(state["memories"][name], same_episodes=False)
+            return False
+        self.actor.restore(state["actor"])
+        for name, memory in self.memories.items():
+            if not branched or name in state["memories"]:
+                memory.restore(state["memories"][name])
+        return True
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.actor.close()
+
+
+def _names(learner: Any) -> set[str]:
+    return set(learner.network.state_dict())
+
+
+def open_evaluator(
+    experiment: Experiment,
+    spec: Spec,
+    device: torch.device,
+    num_episodes: int,
+    seed: int,
+    travelling: Travelling | None = None,
+    precision: torch.dtype | None = None,
+    greedy: bool = True,
+) -> tuple[Evaluator, torch.nn.Module]:
+    """An evaluator with environments and a network of its own, and that network."""
+    network = experiment.policy.build(spec).to(device)
+    size = min(num_episodes, EVALUATION_COLUMNS)
+    environment: Environment = experiment.evaluation.environment or experiment.streams.environment
+    own_seed = seed_for(seed, "evaluation")
+    if isinstance(experiment.policy, Planning):
+        limit = experiment.evaluation.episode_time_limit or experiment.streams.episode_time_limit
+        stream = Stream(environment.open_core(size, own_seed, time_limit=limit), size)
+    else:
+        if isinstance(network, ActorCriticNetwork):
+            network.precision = precision
+        stream = Stream(environment.open(size, own_seed, spec, travelling), size)
+    policy = make_policy(experiment.policy, network, device, seed_for(seed, "evaluation", "actions"), greedy)
+    return Evaluator(stream, policy, num_episodes), network
