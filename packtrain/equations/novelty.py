@@ -171,3 +171,135 @@ def episodic_bonus(
     kernel = epsilon / ((relative - cluster_distance).clamp(min=0.0) + epsilon)
     similarity = kernel.sum(-1).sqrt() + pseudo_count
     return similarity.reciprocal().masked_fill(similarity > most_similar, 0.0)
+
+
+class MeanDistance(NamedTuple):
+    """A running mean of squared distances, of each column for itself."""
+
+    number: Tensor  # [B] how many steps have been counted
+    mean: Tensor  # [B] d_m²; 0 before the first
+
+
+def no_mean_distance(columns: int, device: torch.device | None = None) -> MeanDistance:
+    """Of no step yet."""
+    zeros = torch.zeros(columns, device=device)
+    return MeanDistance(zeros, zeros.clone())
+
+
+def nearest_in_memories(embedding: Tensor, memory: Tensor, number: Tensor, neighbours: int) -> Tensor:
+    """Squared distances to the nearest of each column's own memory, ascending: `nearest_distances` for B episodes.
+
+    Differences are taken before they are squared: |a|² + |b|² − 2ab would be faster and lose the small distances,
+    which are the ones that count.
+
+    Args:
+      embedding: [B, D] what is asked about; not in the memory yet.
+      memory: [B, M, D] what each episode has shown, rings of M places; may hold anything finite beyond `number`.
+      number: [B] int64 how many were put in; beyond M they have taken the places of the oldest.
+      neighbours: k, at most M.
+
+    Returns:
+      [B, k]; inf where a memory holds fewer than k.
+    """
+    columns, places, features = memory.shape
+    assert embedding.shape == (columns, features) and number.shape == (columns,), "shapes do not fit"
+    assert 1 <= neighbours <= places, f"{neighbours} neighbours of {places}"
+    distance = torch.cdist(embedding[:, None], memory, compute_mode="donot_use_mm_for_euclid_dist").squeeze(1)  # [B, M]
+    empty = torch.arange(places, device=memory.device) >= number[:, None]
+    return distance.square().masked_fill(empty, torch.inf).topk(neighbours, largest=False).values
+
+
+@torch.no_grad()
+def add_to_mean_distance(
+    scale: MeanDistance, squared_distances: Tensor, weight: Tensor, decay: float = 0.99
+) -> MeanDistance:
+    """The running mean with one more step: the plain mean of all at first, one that forgets later.
+
+        d_m² ← d_m² + max(1 − decay, 1 / (number + 1)) (mean_i d_i² − d_m²)
+
+    The first value is taken as it is. With decay 1 it is the mean of all steps for ever.
+
+    Args:
+      scale: before; not changed.
+      squared_distances: [B, k] of `nearest_in_memories`; inf is no neighbour and does not count.
+      weight: [B] 0 where no step was made, else 1.
+      decay: how much of the past is kept once it is long.
+
+    Returns:
+      A new mean; columns without a neighbour or a step stay as they are.
+    """
+    assert scale.mean.shape == weight.shape == squared_distances.shape[:1], "shapes do not fit"
+    there = squared_distances.isfinite()
+    found = there.sum(1)
+    value = squared_distances.masked_fill(~there, 0.0).sum(1) / found.clamp(min=1)
+    counts = (found > 0) & (weight > 0)
+    rate = (1 / (scale.number + 1)).clamp(min=1 - decay)
+    return MeanDistance(
+        scale.number + counts, torch.where(counts, scale.mean + rate * (value - scale.mean), scale.mean)
+    )
+
+
+@torch.no_grad()
+def episodic_novelty(
+    embedding: Tensor,
+    memory: Tensor,
+    number: Tensor,
+    weight: Tensor,
+    scale: MeanDistance,
+    *,
+    neighbours: int = 10,
+    decay: float = 0.99,
+    epsilon: float = 1e-4,
+    cluster_distance: float = 0.008,
+    pseudo_count: float = 0.001,
+    most_similar: float = 8.0,
+) -> tuple[Tensor, MeanDistance]:
+    """NGU's episodic reward of B columns, Badia et al. 2020, algorithm 1: ask, adapt the scale, then judge.
+
+    d_m² takes in this step's distances before they are divided by it, so that it is never 0 where they are not, and
+    rewards do not depend on the size of embeddings. The caller puts the embedding into the memory afterwards, and
+    empties the memory (number = 0) where an episode ends; the scale goes on over episodes.
+
+    Args:
+      embedding: [B, D] of the observation after the action.
+      memory: [B, M, D], see `nearest_in_memories`.
+      number: [B] int64 how many were put in.
+      weight: [B] 0 where no step was made (a reset), else 1.
+      scale: d_m² so far.
+      neighbours: k.
+      decay: see `add_to_mean_distance`.
+      epsilon: see `episodic_bonus`, as for the rest.
+      cluster_distance: ξ.
+      pseudo_count: c.
+      most_similar: s_m.
+
+    Returns:
+      [B] the reward, 0 where the memory of that column holds fewer than k or no step was made; and the new scale.
+    """
+    squared = nearest_in_memories(embedding, memory, number, neighbours)
+    scale = add_to_mean_distance(scale, squared, weight, decay)
+    bonus = episodic_bonus(
+        squared,
+        scale.mean,
+        epsilon=epsilon,
+        cluster_distance=cluster_distance,
+        pseudo_count=pseudo_count,
+        most_similar=most_similar,
+    )
+    return bonus.masked_fill((number < neighbours) | (weight == 0), 0.0), scale
+
+
+def ngu_reward(episodic: Tensor, error: Tensor, moments: Moments, largest: float = 5.0) -> Tensor:
+    """NGU's intrinsic reward, Badia et al. 2020, equation 1: r = r_episodic · min(max(α, 1), L).
+
+    Args:
+      episodic: any shape, `episodic_bonus`.
+      error: same shape, `rnd_error` of the same observations.
+      moments: of errors so far.
+      largest: L.
+
+    Returns:
+      Same shape, between the episodic reward and L times it.
+    """
+    assert episodic.shape == error.shape, f"shapes differ: {tuple(episodic.shape)} and {tuple(error.shape)}"
+    return episodic * life_long_modulator(error, moments, largest)

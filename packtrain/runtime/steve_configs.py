@@ -8,6 +8,7 @@ Unknown keys are refused here; there a misspelt one went unnoticed. Nothing in a
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ GONE = {
     "output_root": "--savedir names the folder of run folders (runs), --output_dir the run folder itself",
     "log_path": "metrics.jsonl and log.txt lie in the run folder",
     "save_model_path": "checkpoints lie in the run folder, under checkpoints",
-    "keep_all_replay_buffers": "each checkpoint that is kept can be resumed, its replay included",
+    "keep_all_replay_buffers": "the rows of the replay are written once, under replay in the run folder, and stay",
     "env.obs_dims": "read from the environment",
     "env.action_dim": "read from the environment",
     "agent_config.reload_every_n": "actors take up new weights as they come, every publish_period updates",
@@ -79,8 +80,8 @@ GONE = {
     "evaluator_config.full_random_n": "never read there",
     "policy_config.algo": "never read there; the target says which algorithm it is",
     "policy_config.pretrain_n": "only the model is trained beforehand here",
-    "policy_config.keep_all_replay_buffers": "each checkpoint that is kept can be resumed, its replay included",
-    "model_config.keep_all_replay_buffers": "each checkpoint that is kept can be resumed, its replay included",
+    "policy_config.keep_all_replay_buffers": "the rows of the replay are written once, under replay in the run folder, and stay",
+    "model_config.keep_all_replay_buffers": "the rows of the replay are written once, under replay in the run folder, and stay",
 }
 """Keys without a knob, and where to look for what they did."""
 
@@ -300,7 +301,8 @@ class Translation:
         for part in ({name: repr(value) for name, value in self.values.items()}, self.bindings):
             lines += [""] * bool(part)
             for name, value in part.items():
-                lines += [f"# {self.comments[name]}"] * (name in self.comments)
+                if name in self.comments:
+                    lines.append(f"# {self.comments[name]}")
                 lines.append(f"{name} = {value}")
         return "\n".join(lines) + "\n"
 
@@ -570,7 +572,7 @@ def _episode_limit(old: _Old, env: str) -> dict[str, str]:
     limit, spec = old.whole("env.max_frames", 1), gym.registry.get(env)
     if spec is None:
         old.remarks.append(
-            f"env.max_frames = {limit}: {env} has its own; Environment.kwargs = {{'max_episode_steps': {limit}}} sets it"
+            f"env.max_frames = {limit}: {env} has one; Environment.kwargs = {{'max_episode_steps': {limit}}} sets it"
         )
     elif spec.max_episode_steps != limit:
         old.comments["Environment.kwargs"] = f"max_frames; by itself {env} ends after {spec.max_episode_steps} steps"
@@ -594,7 +596,7 @@ def convert(path: Path, out: Path, env: str | None) -> str:
     """
     if out.suffix != ".gin":
         raise ConfigError(f"{out} must end in .gin; choose another --out")
-    if out.exists() or out.is_symlink():
+    if os.path.lexists(out):
         raise ConfigError(f"{out} is there already; choose another --out")
     if env is not None and not re.fullmatch(r"[\w./:-]+", env, re.ASCII):
         raise ConfigError(f"--env {_short(env)} is no environment's name")
