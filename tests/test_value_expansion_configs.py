@@ -1,4 +1,4 @@
-"""The configurations of value expansion: every method on every task, and the paper's numbers where they are promised."""
+"""The configurations of value expansion: every method on every task, and the released numbers where promised."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def test_every_method_has_every_task_in_a_few_lines():
     for method, task in itertools.product(METHODS, TASKS):
         for name in (f"steve/{method}_{task}", f"steve/{method}_{task}_paper"):
             lines = (knobs.CONFIGS / f"{name}.gin").read_text().splitlines()
-            assert len(lines) <= 10, name
+            assert len(lines) <= 12, name
 
 
 @pytest.mark.parametrize("method", METHODS)
