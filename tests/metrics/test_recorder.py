@@ -10,6 +10,7 @@ from packtrain.envs.stream import Finished
 from packtrain.metrics.console import amount, duration, line
 from packtrain.metrics.recorder import Recorder
 from packtrain.metrics.writers import JsonlWriter
+from packtrain.runtime import checkpoint
 
 
 def test_rows_are_due_at_multiples_and_hold_means():
@@ -138,3 +139,14 @@ def test_metrics_of_a_checkpoint_go_to_where_the_learner_is():
     recorder.update({"loss": torch.tensor(1.0).as_subclass(Elsewhere)}, None)
     recorder.update({"loss": torch.tensor(3.0)}, None)
     assert recorder.row(100)["loss"] == 4.0
+
+
+def test_a_tensor_that_several_updates_report_can_be_saved(tmp_path):
+    """Mutation: the state holds the tensor itself, twice."""
+    recorder, found = Recorder(10), torch.tensor(3.0)
+    for loss in (1.0, 2.0):
+        recorder.update({"loss": torch.tensor(loss), "found": found}, None)
+    checkpoint.save(tmp_path, 1, {"recorder": recorder.state_dict()})
+    again = Recorder(10)
+    again.load_state_dict(checkpoint.load(tmp_path / "1")["recorder"], 0)
+    assert again.row(10)["found"] == 3 and again.row(20)["episodes"] == 0
