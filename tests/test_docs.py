@@ -257,7 +257,7 @@ def nothing_runs(monkeypatch, tmp_path):
     """The command line as it is, up to where work would begin."""
     from packtrain import doctor
     from packtrain.bench import measure
-    from packtrain.runtime import command, torchbeast
+    from packtrain.runtime import command, steve_configs, torchbeast
     from packtrain.studies import report, study
 
     def train(request):
@@ -277,6 +277,7 @@ def nothing_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "describe_evaluation", lambda *_: "")
     monkeypatch.setattr(report, "write_report", lambda *_: "")
     monkeypatch.setattr(torchbeast, "convert", lambda *_: "")
+    monkeypatch.setattr(steve_configs, "convert", lambda *_: "")
     monkeypatch.setattr(doctor, "run_doctor", lambda *_: 0)
     monkeypatch.setattr(measure, "table", lambda *_: "")
     for path in (ROOT / "packtrain" / "bench").glob("[!_]*.py"):
@@ -344,6 +345,8 @@ def test_commands_are_found():
         "packtrain list --all",
         "packtrain convert model.tar",
         "packtrain convert model.tar impala/atri --output_dir runs/a",
+        "packtrain convert steve0.json --out a.gin --output_dir b",
+        "packtrain convert steve0.json --device cuda",
     ],
 )
 def test_wrong_commands_are_not(nothing_runs, line):

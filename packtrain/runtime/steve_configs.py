@@ -65,11 +65,12 @@ KEYS: dict[str, Any] = {
 }
 """What a merged configuration may hold: a group of keys, or what a value must be."""
 
+_REPLAY = "the rows of the replay are written once, under replay in the run folder, and stay"
 GONE = {
     "output_root": "--savedir names the folder of run folders (runs), --output_dir the run folder itself",
     "log_path": "metrics.jsonl and log.txt lie in the run folder",
     "save_model_path": "checkpoints lie in the run folder, under checkpoints",
-    "keep_all_replay_buffers": "the rows of the replay are written once, under replay in the run folder, and stay",
+    "keep_all_replay_buffers": _REPLAY,
     "env.obs_dims": "read from the environment",
     "env.action_dim": "read from the environment",
     "agent_config.reload_every_n": "actors take up new weights as they come, every publish_period updates",
@@ -80,8 +81,8 @@ GONE = {
     "evaluator_config.full_random_n": "never read there",
     "policy_config.algo": "never read there; the target says which algorithm it is",
     "policy_config.pretrain_n": "only the model is trained beforehand here",
-    "policy_config.keep_all_replay_buffers": "the rows of the replay are written once, under replay in the run folder, and stay",
-    "model_config.keep_all_replay_buffers": "the rows of the replay are written once, under replay in the run folder, and stay",
+    "policy_config.keep_all_replay_buffers": _REPLAY,
+    "model_config.keep_all_replay_buffers": _REPLAY,
 }
 """Keys without a knob, and where to look for what they did."""
 
@@ -397,7 +398,7 @@ def translate(settings: Group, name: str, source: str, env: str | None = None) -
     elif task is None:
         old.comments["env"] = "not one of the paper's tasks: the name is as it was given"
         old.remarks.append(f"env.name = {said!r}: not one of the paper's tasks; the name is kept")
-    bindings = _choose_bindings(old, method, task) | _episode_limit(old, values["env"])
+    bindings = _choose_bindings(old, method, task) | _episode_limit(old, includes, values["env"])
     for place, where in GONE.items():
         if (value := old.find(place)) is not False:
             old.remarks.append(f"{place} = {_short(value)}: {where}")
@@ -567,17 +568,20 @@ def _choose_bindings(old: _Old, method: str, task: str | None) -> dict[str, str]
     return bindings
 
 
-def _episode_limit(old: _Old, env: str) -> dict[str, str]:
-    """Where episodes end, if the environment by itself would end them elsewhere."""
+def _episode_limit(old: _Old, includes: list[str], env: str) -> dict[str, str]:
+    """Where episodes end, if they would end elsewhere by themselves."""
     limit, spec = old.whole("env.max_frames", 1), gym.registry.get(env)
     if spec is None:
         old.remarks.append(
             f"env.max_frames = {limit}: {env} has one; Environment.kwargs = {{'max_episode_steps': {limit}}} sets it"
         )
-    elif spec.max_episode_steps != limit:
-        old.comments["Environment.kwargs"] = f"max_frames; by itself {env} ends after {spec.max_episode_steps} steps"
-        return {"Environment.kwargs": f"{{'max_episode_steps': {limit}}}"}
-    return {}
+        return {}
+    built = config.build(config.load([knobs.CONFIGS / name for name in includes], [], {"env": env}))
+    before = built.streams.environment.kwargs.get("max_episode_steps", spec.max_episode_steps)
+    if before == limit:
+        return {}
+    old.comments["Environment.kwargs"] = f"max_frames; by themselves episodes end after {before} steps"
+    return {"Environment.kwargs": f"{{'max_episode_steps': {limit}}}"}
 
 
 # -- writing

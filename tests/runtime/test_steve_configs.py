@@ -289,6 +289,14 @@ def test_every_task_of_the_paper_has_its_file(algo, env):
     assert environment.kwargs == ({"max_episode_steps": 1000} if env == "hardcore" else {})
 
 
+@pytest.mark.parametrize("limit, said", [(1000, False), (2000, True), (300, True)])
+def test_episodes_end_where_the_file_says(limit, said):
+    """By itself the task ends after 2,000 steps, in the shipped file after 1,000. Mutation: only one of them asked."""
+    out = convert(experiment("steve", "hardcore", updates={"env": {"max_frames": limit}}))
+    assert built(out).streams.environment.kwargs == {"max_episode_steps": limit}
+    assert ("Environment.kwargs" in out.read_text()) == said
+
+
 def test_there_is_a_file_for_every_method_and_task():
     """Mutation: a shipped file renamed."""
     wanted = {f"steve/{method}_{task}_paper" for method in METHODS for task, _ in TASKS.values()}
