@@ -340,6 +340,7 @@ def _state(
             "last_eval": -1,
             "env_steps": old.step,
             "random_steps": 0,
+            "counted": old.step,
             "solved_at": None,
             "rolling": Rolling().snapshot(),
             "identity": configuration.identity(),

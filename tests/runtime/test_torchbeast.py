@@ -455,7 +455,7 @@ SAID = (
 ).split()
 
 
-@pytest.mark.parametrize("mode", ["test", "test_render", "eval"])
+@pytest.mark.parametrize("mode", ["test", "eval"])
 def test_torchbeasts_test_modes_play_it_and_say_how(capsys, mode):
     """Mutation: a mode that trains, or that says nothing."""
     old_file("model.tar", MonoBeast(ACTIONS, False), updates=1)
@@ -467,6 +467,16 @@ def test_torchbeasts_test_modes_play_it_and_say_how(capsys, mode):
     assert captured.err == f"packtrain: --mode {mode} is `packtrain eval run`\n"
     assert "run at step 10: return" in captured.out and "(2 episodes of 3.0 steps)" in captured.out
     assert set(Path("run").rglob("*")) - set(before) == {Path("run/eval.json")}
+
+
+def test_rendering_is_filming_and_what_cannot_be_drawn_is_said(capsys):
+    old_file("model.tar", MonoBeast(ACTIONS, False), updates=1)
+    assert convert() == 0
+    capsys.readouterr()
+    assert main(["train", "impala/atari", "--mode", "test_render", "--savedir", ".", "--xpid", "run"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "packtrain: --mode test_render is `packtrain eval run --video`"
+    assert len(said) == 2 and said[1].startswith("packtrain: error:")
 
 
 def test_eval_of_an_old_folder_says_what_to_do(capsys):
