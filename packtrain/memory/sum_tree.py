@@ -1,0 +1,146 @@
+"""A sum tree: numbered leaves with priorities, drawn in proportion to them, many at a time on any device.
+
+The tree is wide: a node has 32 children, so a million leaves are four levels, and each level takes a handful of
+operators however many leaves are set or drawn. A parent is always the sum of its children, made anew: rounding never
+adds up. Sums are float64 on every device. Nothing here waits for a GPU, and shapes never depend on values, so that
+all of it can be captured.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from packtrain.errors import CheckpointError, ConfigError, DivergedError, Error
+
+LARGEST = 1e290  # a priority may be; sums of as many as fit any memory stay finite
+_FAN = 32  # children of a node, a power of two
+
+
+class SumTree:
+    """Priorities of `capacity` leaves, all 0 at first. Not for two threads at a time.
+
+    A CPU refuses bad priorities and draws from nothing at once. A GPU counts them, keeps what was there, and goes on;
+    `check` looks at the counts, which waits.
+    """
+
+    def __init__(self, capacity: int, device: torch.device | str = "cpu"):
+        if capacity < 1:
+            raise ConfigError(f"SumTree.capacity = {capacity} must be at least 1")
+        self.capacity = capacity
+        self.device = torch.device(device)
+        self._levels: list[Tensor] = []  # leaves first; each padded with zeros to whole families
+        size = capacity + 1  # one leaf to spare, always 0: where writes go that must not happen
+        while True:
+            size = -(-size // _FAN)  # families
+            self._levels.append(torch.zeros(size * _FAN, dtype=torch.float64, device=self.device))
+            if size == 1:
+                break
+        self._total = torch.zeros(1, dtype=torch.float64, device=self.device)
+        self.faults = torch.zeros(2, dtype=torch.int64, device=self.device)  # bad priorities, draws from nothing
+
+    @property
+    def total(self) -> Tensor:
+        """The sum of all priorities, [] float64; a copy."""
+        return self._total[0].clone()
+
+    def priorities(self, leaves: Tensor) -> Tensor:
+        """Of leaves [M], float64."""
+        return self._levels[0][leaves]
+
+    @torch.no_grad()
+    def set(self, leaves: Tensor, priorities: Tensor) -> None:
+        """Give leaves new priorities.
+
+        Args:
+          leaves: [M] int64. Where one comes more than once, the last counts; those below 0 are passed over.
+          priorities: [M] finite, 0 or above; DivergedError otherwise, and nothing has changed.
+        """
+        assert leaves.shape == priorities.shape and leaves.ndim == 1, f"{leaves.shape} and {priorities.shape}"
+        if not len(leaves):
+            return
+        priorities = priorities.to(self._total.dtype)
+        good = (priorities >= 0) & (priorities <= LARGEST)  # NaN is neither
+        if self.device.type == "cpu":
+            _refuse_bad(priorities, good)
+            assert int(leaves.max()) < self.capacity, f"leaf {int(leaves.max())} of {self.capacity}"
+        else:
+            self.faults[0] += (~good).sum()
+        ranked, order = leaves.sort(stable=True)
+        last = order[torch.searchsorted(ranked, leaves, right=True) - 1]  # [M] who of the same leaf comes last
+        places = torch.where(leaves < 0, self.capacity, leaves)
+        # Every one of a kind writes the same value, so that their order does not matter.
+        values = torch.where(good[last], priorities[last], self._levels[0][places])
+        self._levels[0][places] = values.masked_fill(leaves < 0, 0.0)
+        self._add_up(places)
+
+    @torch.no_grad()
+    def sample(self, uniforms: Tensor) -> Tensor:
+        """Leaves in proportion to their priorities, [B] int64; never one whose priority is 0.
+
+        Args:
+          uniforms: [B] in [0, 1]. For a stratified draw give (b + u) / B.
+        """
+        if self.device.type != "cpu":
+            self.faults[1] += (self._total[0] <= 0) * len(uniforms)
+        elif not float(self._total) > 0:
+            raise Error(f"nothing can be drawn from a sum tree: the priorities of all {self.capacity} leaves are 0")
+        rest = uniforms.to(self._total.dtype) * self._total
+        node = torch.zeros_like(rest, dtype=torch.int64)
+        for level in reversed(self._levels):
+            children = level.view(-1, _FAN)[node]  # [B, 32]
+            # Where each child ends. A GPU adds in an order of its own, so an empty one may seem to reach further.
+            until = children.cumsum(-1).mul_(children > 0)
+            end = until.amax(-1)
+            rest = torch.minimum(rest, torch.nextafter(end, torch.zeros_like(end)))  # rounding may lead past the end
+            child = (until > rest.unsqueeze(-1)).byte().argmax(-1, keepdim=True)  # the first
+            begin = (until.gather(-1, child) - children.gather(-1, child)).squeeze(-1)
+            rest = (rest - begin).clamp_(min=0.0)
+            node = node * _FAN + child.squeeze(-1)
+        return node
+
+    def check(self) -> None:
+        """DivergedError or Error if a GPU has met bad priorities or drawn from nothing; waits for it."""
+        bad, empty = self.faults.tolist()
+        if bad:
+            raise DivergedError(f"{bad} priorities were not finite numbers of 0 or above")
+        if empty:
+            raise Error(f"{empty} draws were made from a sum tree in which every priority was 0")
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """The priorities, [capacity] on the host; sums follow from them to the last bit."""
+        return {"priorities": self._levels[0][: self.capacity].to("cpu", copy=True)}
+
+    @torch.no_grad()
+    def restore(self, snapshot: dict[str, Tensor]) -> None:
+        """Go on from a snapshot; CheckpointError if it is of another capacity."""
+        priorities = snapshot["priorities"]
+        if priorities.shape != (self.capacity,):
+            raise CheckpointError(f"a sum tree of {self.capacity} leaves cannot go on from one of {len(priorities)}")
+        _refuse_bad(priorities, (priorities >= 0) & (priorities <= LARGEST))
+        self._levels[0][: self.capacity] = priorities.to(self.device)
+        for below, above in itertools.pairwise([*self._levels, self._total]):
+            above[: len(below) // _FAN] = _sums(below.view(-1, _FAN))
+        self.faults.zero_()
+
+    def _add_up(self, places: Tensor) -> None:
+        """Make all sums above some leaves anew."""
+        for below, above in itertools.pairwise([*self._levels, self._total]):
+            places = places.div(_FAN, rounding_mode="floor")
+            above[places] = _sums(below.view(-1, _FAN)[places])
+
+
+def _sums(families: Tensor) -> Tensor:
+    """[M, 32] → [M], always added in the same order: torch's own depends on M and on the device."""
+    while families.shape[-1] > 1:
+        half = families.shape[-1] // 2
+        families = families[:, :half] + families[:, half:]
+    return families.squeeze(-1)
+
+
+def _refuse_bad(priorities: Tensor, good: Tensor) -> None:
+    if not bool(good.all()):
+        index = int(good.byte().argmin())
+        raise DivergedError(f"priority {index} of {len(good)} is {float(priorities[index])}, not finite and 0 or above")

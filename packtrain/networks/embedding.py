@@ -1,0 +1,98 @@
+"""An embedding of what an agent can control: from two observations in a row it must tell the action between them.
+
+NGU, Badia et al. 2020 (arXiv:2002.06038), section 2: what no action changes has no use in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from packtrain.config import configurable
+from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.networks.perception import Flatten, Perception
+from packtrain.networks.torso import Torso, perception_for
+from packtrain.trees import Tree
+from packtrain.types import Spec
+
+
+@configurable
+@dataclass(frozen=True)
+class ControllableEmbedding:
+    """Sizes of the embedding and of the network that guesses actions from it."""
+
+    perception: Perception | None = None  # None: DQN's convolutions over a picture, anything else laid flat
+    hidden_sizes: tuple[int, ...] | None = None  # between perception and embedding; None: (), or (32, 64) for vectors
+    size: int = 32  # numbers in an embedding, each 0 or above
+    inverse_size: int = 128  # hidden units of the network that guesses actions
+
+    def __post_init__(self) -> None:
+        if any(size < 1 for size in self.hidden_sizes or ()):
+            raise ConfigError(f"ControllableEmbedding.hidden_sizes = {self.hidden_sizes} must be at least 1 each")
+        for name in ("size", "inverse_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"ControllableEmbedding.{name} = {getattr(self, name)} must be at least 1")
+
+    def build(self, spec: Spec) -> ControllableEmbeddingNetwork:
+        """The module; EnvSetupError unless actions are a choice. Weights are drawn from torch's global generator."""
+        return ControllableEmbeddingNetwork(self, spec)
+
+
+class ControllableEmbeddingNetwork(nn.Module):
+    """Rows → embeddings (`embed`); rows → logits of the actions between neighbours (`forward`)."""
+
+    precision: torch.dtype | None = None
+
+    def __init__(self, sizes: ControllableEmbedding, spec: Spec):
+        super().__init__()
+        if not isinstance(spec.action, gym.spaces.Discrete):
+            raise EnvSetupError(
+                f"ControllableEmbedding tells a choice of actions apart, and the action space is {spec.action}"
+            )
+        perception = sizes.perception or perception_for(spec.obs)
+        layers = sizes.hidden_sizes
+        if layers is None:
+            layers = (32, 64) if isinstance(perception, Flatten) else ()
+        self.size = sizes.size
+        self.torso = Torso(perception, (*layers, sizes.size), spec.obs)
+        self.context = self.torso.context
+        self.inverse = nn.Sequential(
+            nn.Linear(2 * sizes.size, sizes.inverse_size),
+            nn.ReLU(),
+            nn.Linear(sizes.inverse_size, int(spec.action.n)),
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return next(self.parameters()).device
+
+    def embed(self, obs: Tree, first: Tensor) -> Tensor:
+        """Embeddings of all rows but the context.
+
+        Args:
+          obs: [C+T, B, ...], C context rows in front.
+          first: [C+T, B] bool.
+
+        Returns:
+          [T, B, size].
+        """
+        return self.torso(obs, first, self.precision)
+
+    def forward(self, obs: Tree, first: Tensor) -> tuple[Tensor, Tensor]:
+        """What was done between each row and the next.
+
+        Where the second of two rows is `first`, nothing was: such logits mean nothing, a loss must leave them out.
+
+        Args:
+          obs: [C+T+1, B, ...], C context rows in front.
+          first: [C+T+1, B] bool.
+
+        Returns:
+          logits [T, B, A] of the action between rows t and t+1, and the embeddings [T+1, B, size].
+        """
+        embeddings = self.embed(obs, first)
+        return self.inverse(torch.cat([embeddings[:-1], embeddings[1:]], -1)), embeddings

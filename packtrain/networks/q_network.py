@@ -1,0 +1,193 @@
+"""Values of every action: perception, optionally an LSTM, two dueling streams; once, or twice for intrinsic rewards.
+
+R2D2: Kapturowski et al. 2019. Dueling streams: Wang et al. 2016 (arXiv:1511.06581). Two separate networks and the arm
+as an input: Agent57, Badia et al. 2020 (arXiv:2003.13350).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from packtrain.config import configurable
+from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.networks.distributions import Categorical
+from packtrain.networks.perception import Flatten, Perception
+from packtrain.networks.recurrent import ResettingLSTM
+from packtrain.networks.torso import Torso, initialise_orthogonally, perception_for
+from packtrain.trees import Tree
+from packtrain.types import Spec
+
+
+class QOutput(NamedTuple):
+    """What the network says of T rows."""
+
+    values: Tensor  # [T, B, A] of extrinsic rewards, or of the only ones
+    carry: Tree  # after the last row; () without an LSTM
+    intrinsic_values: Tensor | None = None  # [T, B, A] of intrinsic rewards, where they have their own network
+
+
+@configurable
+@dataclass(frozen=True)
+class QNetwork:
+    """Sizes of the network; R2D2's unless said otherwise.
+
+    marltas' are `lstm_size = 128`, `dueling_size = 128` without the last action and reward; for vectors
+    `hidden_sizes = (32, 128)` and `dueling_size = 32`. Its feed-forward ones have `hidden_sizes = (512,)` for pictures
+    and `(32, 64)` for vectors.
+    """
+
+    perception: Perception | None = None  # None: DQN's convolutions over a picture, anything else laid flat
+    hidden_sizes: tuple[int, ...] | None = None  # after perception; None: (), or (512,) for vectors or without an LSTM
+    recurrent: bool = True
+    lstm_size: int = 512
+    dueling_size: int | None = 512  # hidden units of each stream; None: one linear layer gives all values
+    use_last_action: bool = True  # one-hot beside the features
+    use_last_reward: bool = True  # clipped to [−1, 1] beside the features
+    use_last_intrinsic: bool = False  # the last intrinsic reward r as sign(r) log(1 + |r|) beside the features
+    arms: int = 0  # one-hot of the arm, one of as many, beside the features; 0: none
+    separate_intrinsic: bool = False  # a second network, with its own LSTM, values intrinsic rewards
+    initialisation: Literal["default", "orthogonal"] = "default"  # PyTorch's; gain √2 before a ReLU, else 1, biases 0
+
+    def __post_init__(self) -> None:
+        if any(size < 1 for size in self.hidden_sizes or ()):
+            raise ConfigError(f"QNetwork.hidden_sizes = {self.hidden_sizes} must be at least 1 each")
+        if self.lstm_size < 1:
+            raise ConfigError(f"QNetwork.lstm_size = {self.lstm_size} must be at least 1")
+        if self.dueling_size is not None and self.dueling_size < 1:
+            raise ConfigError(f"QNetwork.dueling_size = {self.dueling_size} must be at least 1, or None")
+        if self.arms < 0:
+            raise ConfigError(f"QNetwork.arms = {self.arms} must not be negative")
+
+    def build(self, spec: Spec) -> QValueNetwork:
+        """The module; EnvSetupError unless actions are a choice. Weights are drawn from torch's global generator."""
+        return QValueNetwork(self, spec)
+
+
+class QValueNetwork(nn.Module):
+    """obs, first, last action, last reward [T, B] and a carry → values of all actions, carry.
+
+    `context` rows stand in front of obs and first: what a stack of frames at row 0 reaches back to. The carry is that
+    of the LSTM; of both, by name, where intrinsic rewards have their own network. With `precision` set, perception and
+    the fully connected layers compute in it; core, heads and all that follows stay float32.
+    """
+
+    precision: torch.dtype | None = None
+
+    def __init__(self, sizes: QNetwork, spec: Spec):
+        super().__init__()
+        if not isinstance(spec.action, gym.spaces.Discrete):
+            raise EnvSetupError(f"QNetwork values a choice of actions, and the action space is {spec.action}")
+        self.obs_space = spec.obs
+        self.sizes = sizes
+        self.actions = int(spec.action.n)
+        self.distribution = Categorical(self.actions)
+        self._arms = Categorical(sizes.arms) if sizes.arms else None
+        beside = self.actions * sizes.use_last_action + sizes.use_last_reward + sizes.use_last_intrinsic + sizes.arms
+        self.extrinsic = _Values(sizes, spec.obs, beside, self.actions)
+        self.intrinsic = _Values(sizes, spec.obs, beside, self.actions) if sizes.separate_intrinsic else None
+        self.context = self.extrinsic.torso.context
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return next(self.parameters()).device
+
+    def initial_carry(self, batch: int) -> Tree:
+        """The carry before the first row of a run."""
+        if self.extrinsic.core is None:
+            return ()
+        carry = self.extrinsic.core.initial_carry(batch, self.device)
+        if self.intrinsic is None:
+            return carry
+        assert self.intrinsic.core is not None
+        return {"extrinsic": carry, "intrinsic": self.intrinsic.core.initial_carry(batch, self.device)}
+
+    def forward(
+        self,
+        obs: Tree,
+        first: Tensor,
+        last_action: Tensor,
+        last_reward: Tensor,
+        carry: Tree,
+        last_intrinsic: Tensor | None = None,
+        arm: Tensor | None = None,
+    ) -> QOutput:
+        """T rows at once. What came last is ignored where `first`.
+
+        Args:
+          obs: [C+T, B, ...], C context rows in front.
+          first: [C+T, B] bool.
+          last_action: [T, B].
+          last_reward: [T, B].
+          carry: before row 0.
+          last_intrinsic: [T, B], if `use_last_intrinsic`.
+          arm: [T, B] int64, if `arms`.
+        """
+        beside = self._beside(first[self.context :], last_action, last_reward, last_intrinsic, arm)
+        if self.intrinsic is None:
+            values, carry = self.extrinsic(obs, first, beside, carry, self.precision)
+            return QOutput(values, carry)
+        one, other = (carry["extrinsic"], carry["intrinsic"]) if carry else ((), ())
+        values, one = self.extrinsic(obs, first, beside, one, self.precision)
+        intrinsic, other = self.intrinsic(obs, first, beside, other, self.precision)
+        return QOutput(values, {"extrinsic": one, "intrinsic": other} if carry else (), intrinsic)
+
+    def _beside(
+        self, first: Tensor, action: Tensor, reward: Tensor, intrinsic: Tensor | None, arm: Tensor | None
+    ) -> list[Tensor]:
+        """What goes in beside the features, each [T, B, ...]. Filled, not multiplied: anything may stand at a reset."""
+        inputs = []
+        if self.sizes.use_last_reward:
+            inputs.append(reward.float().clamp(-1, 1).masked_fill(first, 0.0).unsqueeze(-1))
+        if self.sizes.use_last_action:
+            inputs.append(self.distribution.encode(action).masked_fill(first.unsqueeze(-1), 0.0))
+        if self.sizes.use_last_intrinsic:
+            assert intrinsic is not None, "QNetwork.use_last_intrinsic asks for the last intrinsic reward"
+            squashed = intrinsic.float().sign() * intrinsic.float().abs().log1p()
+            inputs.append(squashed.masked_fill(first, 0.0).unsqueeze(-1))
+        if self._arms is not None:
+            assert arm is not None, "QNetwork.arms asks for the arm"
+            inputs.append(self._arms.encode(arm))
+        return inputs
+
+
+class _Values(nn.Module):
+    """One network: torso, core, heads."""
+
+    def __init__(self, sizes: QNetwork, space: gym.Space, beside: int, actions: int):
+        super().__init__()
+        perception = sizes.perception or perception_for(space)
+        layers = sizes.hidden_sizes
+        if layers is None:
+            layers = () if sizes.recurrent and not isinstance(perception, Flatten) else (512,)
+        self.torso = Torso(perception, layers, space)
+        width = self.torso.width + beside
+        self.core = ResettingLSTM(width, sizes.lstm_size) if sizes.recurrent else None
+        width = sizes.lstm_size if sizes.recurrent else width
+        self.advantage = _stream(width, sizes.dueling_size, actions)
+        self.value = _stream(width, sizes.dueling_size, 1) if sizes.dueling_size is not None else None
+        if sizes.initialisation == "orthogonal":
+            initialise_orthogonally(self, tuple(stream[-1] for stream in (self.advantage, self.value) if stream))
+
+    def forward(
+        self, obs: Tree, first: Tensor, beside: list[Tensor], carry: Tree, precision: torch.dtype | None
+    ) -> tuple[Tensor, Tree]:
+        features = self.torso(obs, first, precision)
+        features = torch.cat([features, *beside], -1) if beside else features
+        if self.core is not None:
+            features, carry = self.core(features, first[self.torso.context :], carry)
+        advantage = self.advantage(features)  # [T, B, A]
+        if self.value is None:
+            return advantage, carry
+        return self.value(features) + advantage - advantage.mean(-1, keepdim=True), carry
+
+
+def _stream(width: int, hidden: int | None, outputs: int) -> nn.Sequential:
+    if hidden is None:
+        return nn.Sequential(nn.Linear(width, outputs))
+    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, outputs))

@@ -1,0 +1,75 @@
+"""What Q-networks and embeddings share: T rows of observations to T rows of features, frame stacks included."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from packtrain import trees
+from packtrain.envs.boundary import space_leaves
+from packtrain.networks.frames import stack_frames
+from packtrain.networks.perception import Conv, Flatten, Perception, is_picture
+from packtrain.trees import Tree
+
+NATURE = Conv(channels=(32, 64, 64), kernels=(8, 4, 3), strides=(4, 2, 1))
+"""The convolutions of Mnih et al. 2015, which R2D2, NGU and Agent57 took over, over one frame."""
+
+
+def perception_for(space: gym.Space) -> Perception:
+    """Convolutions where the observation has a picture, else everything laid flat."""
+    return NATURE if any(is_picture(leaf) for leaf in trees.flatten(space_leaves(space))) else Flatten()
+
+
+class Torso(nn.Module):
+    """obs [C+T, B, ...] → features [T, B, width]: perception, then fully connected layers, each with a ReLU.
+
+    `context` rows stand in front of obs and first: what a stack of frames at row 0 reaches back to.
+    """
+
+    def __init__(self, perception: Perception, layers: tuple[int, ...], space: gym.Space):
+        super().__init__()
+        self.context = perception.frames - 1
+        self.perception = perception.build(space)
+        self._pictures = trees.map(is_picture, space_leaves(space))
+        widths = [int(self.perception.width), *layers]  # type: ignore[arg-type]
+        pairs = [[nn.Linear(before, after), nn.ReLU()] for before, after in itertools.pairwise(widths)]
+        self.body = nn.Sequential(*itertools.chain.from_iterable(pairs))
+        self.width = widths[-1]
+
+    def forward(self, obs: Tree, first: Tensor, precision: torch.dtype | None = None) -> Tensor:
+        """Features, float32, of all rows but the context.
+
+        Args:
+          obs: [C+T, B, ...].
+          first: [C+T, B] bool.
+          precision: to compute in; None for float32.
+        """
+        if self.context:
+            obs = trees.map(lambda leaf, picture: self._rows(leaf, picture, first, precision), obs, self._pictures)
+        shape = first[self.context :].shape
+        # A cache would outlive a captured launch.
+        autocast = torch.autocast(first.device.type, precision, cache_enabled=False) if precision else None
+        with autocast or contextlib.nullcontext():
+            features = self.body(self.perception(trees.map(lambda leaf: leaf.flatten(0, 1), obs)))  # [T*B, F]
+        return features.float().unflatten(0, shape)
+
+    def _rows(self, leaf: Tensor, picture: bool, first: Tensor, precision: torch.dtype | None) -> Tensor:
+        """A leaf of [C+T, B, ...] as its last T rows, pictures as stacks."""
+        if not picture:
+            return leaf[self.context :]
+        return stack_frames(leaf, first, self.context + 1, precision or torch.float32)
+
+
+@torch.no_grad()
+def initialise_orthogonally(network: nn.Module, plain: tuple[nn.Module, ...] = ()) -> None:
+    """Orthogonal weights: gain √2, as before a ReLU, or 1 for the `plain` ones; biases 0. LSTMs stay as they are."""
+    for module in network.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            weight = torch.empty(module.weight.shape)  # torch's function refuses weights stored channels last
+            module.weight.copy_(nn.init.orthogonal_(weight, 1.0 if module in plain else 2**0.5))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
