@@ -125,6 +125,10 @@ class ValueRule:
         self.settings, self.network = settings, network
         self.batch_size, self.holdout = settings.batch_size, False
         self._depths = settings.target.horizon + 1
+        self._leaves = {
+            name: [leaf.detach() for leaf in getattr(network, name).parameters()]
+            for name in ("critic", "policy", "target", "target_policy", "behaviour")
+        }
         weights = [f"weight/depth_{depth}" for depth in range(self._depths)] if self._depths > 1 else []
         self.names: tuple[str, ...] = (
             *("critic_loss", "policy_loss", "policy_regulariser", "temperature", "value_mean", "target_mean"),
@@ -172,14 +176,14 @@ class ValueRule:
     @torch.no_grad()
     def between(self, update: int) -> None:
         """Copies that are due."""
-        settings, network = self.settings, self.network
+        settings = self.settings
         if settings.target_period is not None and update % settings.target_period == 0:
-            _copy(network.target, network.critic)
-            _copy(network.target_policy, network.policy)
+            self._copy("target", "critic")
+            self._copy("target_policy", "policy")
         if settings.model_period is not None and update % settings.model_period == 0:
             self._freeze()
         if settings.publish_period is not None and update % settings.publish_period == 0:
-            _copy(network.behaviour, network.policy)
+            self._copy("behaviour", "policy")
 
     @torch.no_grad()
     def end(self) -> None:
@@ -187,7 +191,7 @@ class ValueRule:
         if self.settings.model_period is None:
             self._freeze()
         if self.settings.publish_period is None:
-            _copy(self.network.behaviour, self.network.policy)
+            self._copy("behaviour", "policy")
 
     def prepare(
         self, network: ControlNetwork, memory: ReplayMemory, updates: int, prepared: dict[str, int]
@@ -204,6 +208,13 @@ class ValueRule:
         stretches = memory.stretches(self._depths, STRETCHES)
         enough = len(stretches["reward"]) >= 16
         return calibration(network, stretches, self.settings.discount) if enough else {}
+
+    def _copy(self, into: str, source: str) -> None:
+        torch._foreach_copy_(self._leaves[into], self._leaves[source])
+
+    @torch.no_grad()
+    def _follow(self, into: str, source: str) -> None:
+        torch._foreach_lerp_(self._leaves[into], self._leaves[source], self.settings.polyak)
 
     def _freeze(self) -> None:
         if self.network.frozen is not None and self.network.model is not None:
@@ -225,9 +236,9 @@ class ValueRule:
                 surplus = (log_prob.mean(-1) + wanted).detach()
                 self.optimisers["temperature"].descend(-(network.log_temperature * surplus).sum())
         if settings.target_period is None:
-            _follow(network.target, network.critic, settings.polyak)
+            self._follow("target", "critic")
             if settings.core == "td3" and kind:
-                _follow(network.target_policy, network.policy, settings.polyak)
+                self._follow("target_policy", "policy")
         often = settings.policy_delay  # means over updates count those without a step of the policy as 0
         metrics = [
             *(critic_loss, often * policy_loss, often * regulariser, temperature_of(network, settings), value_mean),
@@ -391,16 +402,3 @@ def policy_losses(network: ControlNetwork, settings: ValueExpansion, batch: Batc
     worth = network.value(network.critic, obs, torch.tanh(before), learns=False).mean(1)
     regulariser = settings.policy_regulariser * before.square().mean((1, 2)) if settings.core == "ddpg" else nothing
     return -worth.mean(-1), regulariser, torch.zeros_like(worth)
-
-
-def _copy(into: torch.nn.Module, source: torch.nn.Module) -> None:
-    torch._foreach_copy_(_leaves(into), _leaves(source))
-
-
-@torch.no_grad()
-def _follow(into: torch.nn.Module, source: torch.nn.Module, share: float) -> None:
-    torch._foreach_lerp_(_leaves(into), _leaves(source), share)
-
-
-def _leaves(module: torch.nn.Module) -> list[Tensor]:
-    return [parameter.detach() for parameter in module.parameters()]

@@ -4,8 +4,9 @@ On a GPU: STEVE at the paper's sizes, an update of the model and one of critic a
 kernel by kernel, compiled, and captured. On a CPU: plain DDPG with 2 × 256 units and batches of 256, beside
 Stable-Baselines3 where it is installed, in alternating rounds.
 
-The floor is what the products alone would take: their operations are counted in one update, and products of the size
-that most of them have are timed on the same device, in the same precision and with the same threads.
+The floor is what the products alone would take. On a GPU their operations are counted in one update, and products of
+the size that most of them have are timed; on a CPU, where small ones matter, every product of an update is noted with
+its shape and timed by itself. Same device, same precision, same threads.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from packtrain.algorithms import launches
@@ -31,6 +33,7 @@ from packtrain.algorithms.value_expansion import ValueExpansion
 from packtrain.bench.measure import machine
 from packtrain.config import unrecorded
 from packtrain.cores import available_cores
+from packtrain.devices.allocator import keep_large_blocks
 from packtrain.networks.control import Control
 from packtrain.networks.dynamics import Dynamics
 from packtrain.types import Spec
@@ -158,6 +161,7 @@ def _batch(learner: ReplayLearner, device: torch.device) -> Batch:
 
 
 def _on_cpu(secs: float) -> dict[str, Any]:
+    keep_large_blocks()  # as every run does
     cores = available_cores()
     before = torch.get_num_threads()
     torch.set_num_threads(cores)
@@ -179,11 +183,12 @@ def _ddpg(secs: float, cores: int) -> dict[str, Any]:
         return COUNT
 
     flops = _operations(ours) / COUNT
+    products = _noted_products(ours)
     theirs = _stable_baselines()
     rates, floors, others = [], [], []
     for _ in range(ROUNDS):  # in turns: a shared machine is not equally fast all the time
         rates.append(_rate(ours, secs / ROUNDS, cpu))
-        floors.append(1e12 * _products(cpu, 1, 256, secs / ROUNDS / 4) / flops)
+        floors.append(_rate(products, secs / ROUNDS / 2, cpu))
         if theirs is not None:
             others.append(_rate(theirs, secs / ROUNDS, cpu))
     ratios = [rate / floor for rate, floor in zip(rates, floors, strict=True)]
@@ -263,6 +268,27 @@ def _operations(call: Callable[[], Any]) -> float:
     with FlopCounterMode(display=False) as counter:
         call()
     return float(counter.get_total_flops())
+
+
+def _noted_products(call: Callable[[], Any]) -> Callable[[], int]:
+    """The products of a call, and nothing else, as a call that says how many updates they are of."""
+    noted: list[tuple[Any, tuple[Tensor, ...]]] = []
+
+    class Note(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function in (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default, torch.ops.aten.mm.default):
+                noted.append((function, args))
+            return function(*args, **(kwargs or {}))
+
+    with Note():
+        call()
+
+    def products() -> int:
+        for function, args in noted:
+            function(*args)
+        return COUNT
+
+    return products
 
 
 def _products(device: torch.device, batch: int, size: int, secs: float) -> float:

@@ -67,6 +67,17 @@ class StackedNetwork(nn.Module):
         hidden = [(k, 1, b) for k, _, b in shapes[:-1]] if sizes.layer_norm else []
         self.gains = nn.ParameterList(torch.ones(shape) for shape in hidden)
         self.shifts = nn.ParameterList(torch.zeros(shape) for shape in hidden)
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """Note the parameters: asking a ParameterList for each takes as long as a small product."""
+        self._leaves: list[Tensor] = [*self.weights, *self.biases, *self.gains, *self.shifts]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> StackedNetwork:
+        """Another device or dtype: the parameters may be others."""
+        super()._apply(fn, recurse)
+        self._look_up()
+        return self
 
     def forward(self, x: Tensor, learns: bool = True) -> Tensor:
         """All members; no gradient reaches their weights where they do not learn, only what they are asked."""
@@ -74,7 +85,7 @@ class StackedNetwork(nn.Module):
         if x.ndim == 3:
             x = x.unsqueeze(1).expand(-1, self.members, -1, -1)
         x = x.reshape(runs * self.members, rows, -1)
-        leaves = [*self.weights, *self.biases, *self.gains, *self.shifts]
+        leaves = self._leaves
         if not learns:
             leaves = [leaf.detach() for leaf in leaves]
         if not torch.is_grad_enabled():
@@ -127,8 +138,8 @@ class _Layers(torch.autograd.Function):
                 found[count + layer] = gradient.sum(1, keepdim=True)
             if layer or ctx.needs_input_grad[0]:
                 gradient = torch.bmm(gradient, weights[layer].mT)
-            if layer:
-                gradient = torch.ops.aten.threshold_backward(gradient, inputs[layer], 0)
+            if layer:  # in place: nobody else has seen it
+                torch.ops.aten.threshold_backward.grad_input(gradient, inputs[layer], 0, grad_input=gradient)
         return (gradient if ctx.needs_input_grad[0] else None, *found)
 
 
