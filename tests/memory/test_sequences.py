@@ -1,0 +1,594 @@
+"""Replay of sequences: a numbered stream goes in, and what comes out is what a plain list of rows says."""
+
+import itertools
+import re
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from packtrain import trees
+from packtrain.equations.boundaries import boundaries
+from packtrain.equations.priorities import item_priority, sequence_priority
+from packtrain.equations.q_learning import n_step_q_targets
+from packtrain.errors import CheckpointError, ConfigError, DivergedError
+from packtrain.memory.segments import Segments
+from packtrain.memory.sequences import SequenceMemory, Sequences
+from packtrain.networks.recurrent import ResettingLSTM
+from packtrain.runtime import checkpoint
+from packtrain.types import Row
+
+CPU = torch.device("cpu")
+
+
+class Numbered:
+    """Columns whose rows say which they are, and a list of all that each has ever shown."""
+
+    def __init__(self, groups, seed, longest=12, steps=()):
+        self.rng, self.longest = np.random.default_rng(seed), longest
+        self.lengths = iter(steps)  # of the first episodes; then at random
+        self.groups, self.begin = groups, np.cumsum([0, *groups])
+        self.columns = [[] for _ in range(sum(groups))]  # of dicts
+
+    def step(self, memory: SequenceMemory, group: int) -> None:
+        columns = range(self.begin[group], self.begin[group + 1])
+        for column in columns:
+            self.columns[column].append(self.next_row(column))
+        latest = [self.columns[column][-1] for column in columns]
+        pick = lambda name, dtype: np.array([row[name] for row in latest], dtype)  # noqa: E731
+        number = pick("number", np.float32)
+        row = Row(
+            obs={"frame": pick("frame", np.uint8), "place": pick("place", np.float64)},
+            first=pick("first", bool),
+            last_action=pick("action", np.int64),
+            last_reward={"train": pick("reward", np.float32), "side": -pick("reward", np.float32)},
+            terminated=pick("terminated", bool),
+            truncated=pick("truncated", bool),
+        )
+        carry = tuple(torch.from_numpy(pick(name, np.float32)[:, None, None]) for name in ("number", "column"))
+        extras = {"known": 7 * number, "unwanted": number, "priority": pick("error", np.float32)}
+        memory.sinks[group].add(row, carry, extras)
+        for leaf in (*carry, row.obs["frame"], row.first, *extras.values()):  # valid until the next call only
+            leaf[:] = 99
+
+    def next_row(self, column: int) -> dict:
+        rows = self.columns[column]
+        number, before = len(rows), rows[-1] if rows else None
+        first = before is None or before["left"] == 0
+        left = next(self.lengths, int(self.rng.integers(0, self.longest))) if first else before["left"] - 1
+        end = self.rng.integers(5) if left == 0 and not first else 9  # 4: cut off without a word
+        return {
+            "number": number,
+            "column": column,
+            "left": left,
+            "episode": number if first else before["episode"],
+            "frame": np.full((2, 2), (3 * number + column) % 256),
+            "place": (column, number),
+            "first": first,
+            "action": 0 if first else int(self.rng.integers(1, 100)),
+            "reward": 0.0 if first else float(self.rng.integers(1, 100)),
+            "terminated": end in (0, 1) or (end == 9 and not first and self.rng.random() < 0.1),  # a lost life
+            "truncated": end in (1, 2, 3),
+            "error": float(self.rng.random()),
+        }
+
+    def items(self, sizes: Sequences, context: int, length: int) -> list[tuple[int, int, int, int]]:
+        """Column, start, rows in front, steps of all sequences that are whole and of which no row is gone."""
+        found, after = [], max(sizes.n_step, 1) - 1
+        for column, rows in enumerate(self.columns):
+            for begin, group in itertools.groupby(rows, key=lambda row: row["episode"]):
+                final = list(group)[-1]["number"]
+                over = final + 1 < len(rows)
+                starts = [s for s in range(begin, final, sizes.stride) if s + sizes.sequence_length <= final]
+                if over and final > begin and (not starts or starts[-1] + sizes.sequence_length < final):
+                    starts.append(max(begin, final - sizes.sequence_length))
+                for start in starts:
+                    steps = min(sizes.sequence_length + after, final - start)
+                    if not over and steps < sizes.sequence_length + after:
+                        continue  # the rows that its returns need are still to come
+                    front = min(context + sizes.burn_in, start - begin)
+                    if start - front >= len(rows) - length:
+                        found.append((column, start, front, steps))
+        return sorted(found)
+
+
+def live(memory: SequenceMemory) -> list[tuple[int, ...]]:
+    """What can be drawn, each as often as it is there."""
+    memory._upload()
+    chances = memory._tree.snapshot()["priorities"]
+    return sorted(tuple(memory._items[slot].tolist()) for slot in chances.nonzero().flatten())
+
+
+def run(memory, stream, turns, rng) -> None:
+    for _ in range(turns):
+        stream.step(memory, int(rng.integers(len(stream.groups))))
+
+
+def check(sample, stream, sizes, context) -> None:
+    """Every row of a sample against the list, one by one."""
+    t = sample.trajectory
+    c, length = context + sizes.burn_in, sizes.sequence_length + max(sizes.n_step, 1) - 1
+    assert t.obs["frame"].shape == (c + length + 1, sizes.batch_size, 2, 2) and t.obs["frame"].dtype == torch.uint8
+    assert t.first.shape == t.obs["place"].shape[:2] and t.action.shape == t.reward.shape == (length, sizes.batch_size)
+    assert t.last_action.shape == t.last_reward["side"].shape == (c + 1, sizes.batch_size)
+    for b in range(sizes.batch_size):
+        column, start = (int(x) for x in t.obs["place"][c, b])
+        rows = stream.columns[column]
+        begin = rows[start]["episode"]
+        final = max(row["number"] for row in rows if row["episode"] == begin)
+        for o in range(-c, length + 1):
+            number, at = start + o, (c + o, b)
+            if not begin <= number <= final:
+                assert not t.obs["frame"][at].any() and not t.obs["place"][at].any()
+                assert bool(t.first[at]) == (number > final)
+                if o > 0:
+                    assert not t.action[o - 1, b] and not t.reward[o - 1, b] and not t.extras["reward/side"][o - 1, b]
+                    assert not t.terminated[o - 1, b] and not t.truncated[o - 1, b]
+                else:
+                    assert not t.last_action[at] and not t.last_reward["train"][at]
+                continue
+            row = rows[number]
+            assert t.obs["frame"][at].tolist() == row["frame"].tolist() and bool(t.first[at]) == row["first"]
+            assert t.obs["place"][at].tolist() == [column, number]
+            if o > 0:
+                assert (t.action[o - 1, b], t.reward[o - 1, b]) == (row["action"], row["reward"])
+                assert t.extras["reward/side"][o - 1, b] == -row["reward"]
+                assert bool(t.terminated[o - 1, b]) == row["terminated"]
+                cut = number == final and o < length and not row["terminated"]
+                assert bool(t.truncated[o - 1, b]) == (row["truncated"] or cut)
+            else:
+                assert (t.last_action[at], t.last_reward["train"][at]) == (row["action"], row["reward"])
+                assert t.last_reward["side"][at] == -row["reward"]
+        for o in range(length):
+            assert bool(t.extras["weight"][o, b]) == (o < sizes.sequence_length and start + o < final)
+            assert t.extras["known"][o, b] == (7 * (start + o) if start + o < final else 0)
+        assert t.carry[0][b].item() == max(start - sizes.burn_in, begin) and t.carry[1][b].item() == column
+    assert set(t.extras) == {"known", "weight", "reward/side"}
+
+
+def make(groups=(2,), context=0, seed=3, segments=None, **sizes):
+    given = dict(capacity=200, sequence_length=5, burn_in=3, stride=2, n_step=2, batch_size=16, extras=("known",))
+    sizes = Sequences(**{**given, **sizes})
+    memory = sizes.build(list(groups), context, CPU)
+    memory.reseed(seed)
+    if segments is not None:
+        memory.attach(segments)
+    return sizes, memory
+
+
+@st.composite
+def settings_of_a_memory(draw):
+    length, n_step = draw(st.integers(1, 6)), draw(st.integers(0, 4))
+    n_step = n_step if length == 1 else min(n_step, length)
+    stride, burn_in, context = draw(st.integers(1, length)), draw(st.integers(0, 4)), draw(st.integers(0, 3))
+    groups = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    least = context + burn_in + length + max(n_step, 1) + 1
+    rows = least + draw(st.integers(0, 40))
+    sizes = dict(sequence_length=length, burn_in=burn_in, stride=stride, n_step=n_step, batch_size=4)
+    return groups, context, {**sizes, "capacity": max(rows * sum(groups) + draw(st.integers(0, 1)), 4 * length)}
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(settings_of_a_memory(), st.integers(1, 20), st.integers(0, 10_000))
+def test_it_holds_and_shows_what_a_list_of_rows_says(setting, longest, seed) -> None:
+    """No sequence is lost, doubled, partly overwritten or wrong in a single row, whatever the sizes and episodes.
+
+    Mutations: the ring one row too long; next_row off by one; the last sequence of an episode left out; front rows that
+    cross a reset; an item that stays when its oldest context row is gone.
+    """
+    groups, context, given = setting
+    sizes, memory = make(groups, context, **given)
+    stream, rng = Numbered(groups, seed, longest), np.random.default_rng(seed)
+    for _ in range(6):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("packtrain.memory.sequences._FIRST_ROOM", 2)  # so that it grows
+            run(memory, stream, int(rng.integers(1, 60)), rng)
+        want = stream.items(sizes, context, memory.length)
+        assert len(memory) == len(want) and live(memory) == want
+        if memory.ready():
+            check(memory.sample(0), stream, sizes, context)
+    steps = sum(not row["first"] for rows in stream.columns for row in rows)
+    assert memory.count == steps
+
+
+def test_where_sequences_lie_in_an_episode() -> None:
+    """Literal: 5 steps, one every 2, rows for 2-step returns. Mutations: none that ends at the end; one twice there."""
+    _, memory = make((1,))
+    stream = Numbered((1,), 0, steps=[8, 3, 5, 0, 1, 30])
+    for _ in range(9 + 4 + 6 + 1 + 2 + 10):
+        stream.step(memory, 0)
+    assert live(memory) == [
+        *((0, 0, 0, 6), (0, 2, 2, 6), (0, 3, 3, 5)),  # 8 steps: the third regular one would end one too late
+        (0, 9, 0, 3),  # 3 steps: padded
+        (0, 13, 0, 5),  # 5 steps: just one, and no row more
+        (0, 20, 0, 1),  # a reset that was reset again is nothing; 1 step
+        *((0, 22, 0, 6), (0, 24, 2, 6)),  # under way: rows 22 … 31 are there, 26 needs 32
+    ]
+    stream.step(memory, 0)
+    assert live(memory)[-1] == (0, 26, 3, 6)
+
+
+def test_single_transitions_have_what_n_step_learners_need() -> None:
+    """T = 1: every step once, the last ones of an episode with shorter returns. Mutation: the last n − 1 left out."""
+    sizes, memory = make((1,), sequence_length=1, stride=1, burn_in=0, n_step=3, batch_size=64)
+    stream = Numbered((1,), 0, steps=[6, 2, 10])
+    for _ in range(7 + 3 + 5):
+        stream.step(memory, 0)
+    assert [(start, steps) for _, start, _, steps in live(memory)] == [
+        *((0, 3), (1, 3), (2, 3), (3, 3), (4, 2), (5, 1)),
+        *((7, 2), (8, 1)),
+        *((10, 3), (11, 3)),
+    ]
+    t = memory.sample(0).trajectory
+    bounds = boundaries(t.first, t.terminated, t.truncated, 0.5)
+    q = t.obs["place"][..., 1:]  # values: the row's number
+    targets = n_step_q_targets(q, q, t.reward, *bounds[:2], bounds.weight_t, n=3)
+    for b in range(64):
+        row, want, worth = stream.columns[0][int(q[0, b])], 0.0, 1.0
+        for _ in range(3):
+            if row["number"] in (6, 9):
+                break
+            row = stream.columns[0][row["number"] + 1]
+            want, worth = want + worth * row["reward"], worth * 0.5 * (not row["terminated"])
+            if row["terminated"] or row["truncated"]:
+                break
+        assert targets[0, b] == want + worth * row["number"]
+    assert t.extras["weight"].tolist() == [[1.0] * 64, [0.0] * 64, [0.0] * 64]
+
+
+@pytest.mark.parametrize("flag", ["terminated", "truncated", None])
+def test_ends_arrive_and_padding_weighs_nothing(flag) -> None:
+    """3 steps of an episode in a sequence of 5. Mutations: weight of the filler row; flags one row off; a cut stream
+    that looks as if it had terminated."""
+    sizes, memory = make((1,), batch_size=1)
+    stream = Numbered((1,), 0, steps=[3, 50])
+    plain, made = stream.next_row, []
+
+    def scripted(column):
+        row = plain(column)
+        row |= {"terminated": False, "truncated": False} | ({flag: True} if row["number"] == 3 and flag else {})
+        made.append(row)
+        return row
+
+    stream.next_row = scripted
+    for _ in range(6):
+        stream.step(memory, 0)
+    t = memory.sample(0).trajectory
+    assert t.extras["weight"].flatten().tolist() == [1, 1, 1, 0, 0, 0]
+    assert t.first.flatten().tolist() == [False] * 3 + [True] + [False] * 3 + [True] * 3
+    assert t.terminated.flatten().tolist() == [False, False, flag == "terminated", False, False, False]
+    assert t.truncated.flatten().tolist() == [False, False, flag != "terminated", False, False, False]
+    bounds = boundaries(t.first[3:], t.terminated, t.truncated, 0.9)
+    assert torch.equal(bounds.weight_t, t.extras["weight"])
+    assert bounds.continue_t.flatten().tolist() == [1, 1, 0, 0, 0, 0]
+    assert bounds.discount_t[2] == pytest.approx(0.0 if flag == "terminated" else 0.9)
+
+
+def test_burn_in_gives_back_the_actor_s_state() -> None:
+    """Up to rounding, from the middle of an episode and from its beginning. Mutation: the carry of another row."""
+    torch.manual_seed(0)
+    core, (_, memory) = ResettingLSTM(1, 4), make((2,), batch_size=32, extras=())
+    carry, states, rng = core.initial_carry(2), [], np.random.default_rng(0)
+    for number in range(70):
+        first = np.array([number % 9 == 0, number % 13 == 0])
+        obs = rng.standard_normal((2, 1)).astype(np.float32)
+        obs[:, 0] += np.array([number, 1000 + number])
+        no = np.zeros(2, bool)
+        memory.sinks[0].add(Row(obs, first, no, {"train": np.zeros(2, np.float32)}, no, no), carry, {})
+        with torch.no_grad():
+            _, carry = core(torch.from_numpy(obs)[None], torch.from_numpy(first)[None], carry)
+        states.append((obs, carry))
+    t = memory.sample(0).trajectory
+    before = 0
+    with torch.no_grad():
+        _, (h, c) = core(t.obs[:3], t.first[:3], t.carry)
+    for b in range(32):
+        if bool(t.first[3, b]):
+            continue  # forgets whatever it is given
+        before += 1
+        match = [(n, k) for n, (obs, _) in enumerate(states) for k in range(2) if obs[k, 0] == t.obs[3, b, 0]]
+        ((number, column),) = match
+        want = states[number - 1][1]
+        torch.testing.assert_close((h[b], c[b]), (want[0][column], want[1][column]), rtol=0, atol=1e-6)
+    assert before > 16
+
+
+def errors_by_item(memory, rng) -> dict[tuple[int, ...], float]:
+    """Give every sequence an error of its own, through keys."""
+    memory._upload()
+    slots = memory._tree.snapshot()["priorities"].nonzero().flatten()
+    errors = torch.from_numpy(rng.uniform(0.1, 3.0, len(slots)))
+    memory.set_priorities(memory._keys.of(slots), errors)
+    return {tuple(memory._items[slot].tolist()): float(error) for slot, error in zip(slots, errors, strict=True)}
+
+
+def test_draws_are_in_proportion_to_priorities_after_wrapping_around() -> None:
+    """χ² over all sequences. Mutations: slots not given up when their rows are; an exponent that is not applied."""
+    sizes, memory = make((2, 1), capacity=90, batch_size=18, priority_exponent=0.7)
+    stream, rng = Numbered((2, 1), 1), np.random.default_rng(1)
+    run(memory, stream, 300, rng)
+    errors = errors_by_item(memory, rng)
+    assert sorted(errors) == stream.items(sizes, 0, 30)
+    wanted = {item[:2]: (error + 1e-4) ** 0.7 for item, error in errors.items()}
+    counts, batches = dict.fromkeys(wanted, 0), 1500
+    for _ in range(batches):
+        for column, start in memory.sample(0).trajectory.obs["place"][3].long().tolist():
+            counts[column, start] += 1
+    total = sum(wanted.values())
+    expected = {item: batches * 18 * chance / total for item, chance in wanted.items()}
+    statistic = sum((counts[item] - expected[item]) ** 2 / expected[item] for item in wanted)
+    freedom = len(wanted) - 1
+    assert freedom > 15 and statistic < freedom + 4 * (2 * freedom) ** 0.5  # strata only make it smaller
+
+
+def test_a_late_priority_never_lands_on_another_sequence() -> None:
+    """Not on what took its slot, and not on nothing: what is gone stays gone. Mutation: old keys kept when it goes."""
+    sizes, memory = make((2,), capacity=80, priority_exponent=1.0)
+    stream, rng = Numbered((2,), 2), np.random.default_rng(2)
+    run(memory, stream, 40, rng)
+    sample, dropped = memory.sample(0), 0
+    for _ in range(60):
+        run(memory, stream, 1, rng)
+        there = live(memory)
+        drawn = [(int(c), int(s)) for c, s in sample.trajectory.obs["place"][3].tolist()]
+        late = sum(item not in {each[:2] for each in there} for item in drawn)
+        before = memory._tree.snapshot()["priorities"]
+        memory.set_priorities(sample.keys, torch.full((16,), 0.25))
+        dropped += late
+        assert memory.dropped == dropped and live(memory) == there == stream.items(sizes, 0, 40)
+        slots = (memory._tree.snapshot()["priorities"] != before).nonzero().flatten()
+        changed = {tuple(memory._items[slot].tolist())[:2] for slot in slots}
+        assert changed <= set(drawn)
+    assert late == 16  # in the end all of them are gone
+    assert memory._unused < 2 * 40  # and slots are used again
+
+
+def test_new_sequences_have_the_largest_error_so_far() -> None:
+    """Before anything was learned 1. Mutations: errors of what is gone count; the newest error instead."""
+    sizes, memory = make((1,), priority_exponent=0.5)
+    stream = Numbered((1,), 0, steps=[100])
+    for _ in range(9):
+        stream.step(memory, 0)
+    sample = memory.sample(0)
+    chance = lambda: memory._tree.snapshot()["priorities"][: memory._unused]  # noqa: E731
+    one = item_priority(torch.ones(1, dtype=torch.float64), 0.5)
+    torch.testing.assert_close(chance(), one.expand(2))
+    for _ in range(2):
+        stream.step(memory, 0)
+    memory.set_priorities(sample.keys[:1], torch.tensor([9.0]))
+    assert chance()[-1] == one  # it came before
+    memory.set_priorities(sample.keys[:1], torch.tensor([2.0]))
+    memory.set_priorities(sample.keys[:1] + memory._tree.capacity, torch.tensor([50.0]))  # never was
+    for _ in range(2):
+        stream.step(memory, 0)
+    memory._upload()
+    assert chance()[-1] == item_priority(torch.tensor(9.0, dtype=torch.float64), 0.5)
+
+
+def test_actors_may_say_what_sequences_are_worth() -> None:
+    """extras["priority"] of row t + n judges step t. Mutations: that of row t; of rows of the next episode."""
+    sizes, memory = make((2, 1), new_priority="given", priority_exponent=1.0)
+    stream, rng = Numbered((2, 1), 5), np.random.default_rng(5)
+    run(memory, stream, 250, rng)
+    memory._upload()
+    priorities, largest, silent = memory._tree.snapshot()["priorities"], 1.0, 0
+    for slot in priorities.nonzero().flatten():
+        column, start, _, steps = memory._items[slot].tolist()
+        said = [stream.columns[column][start + t + 2]["error"] for t in range(5) if t + 2 <= steps]
+        silent += not said
+        error = torch.tensor(said or [largest])[:, None]
+        want = item_priority(sequence_priority(error, torch.ones_like(error)).double(), 1.0)
+        torch.testing.assert_close(priorities[slot], want[0], rtol=1e-6, atol=0)
+    assert silent > 3  # episodes of one step
+    stream.next_row = lambda column, plain=stream.next_row: plain(column) | {"error": float("nan")}
+    with pytest.raises(DivergedError, match="the actor gives priorities that are not finite"):
+        run(memory, stream, 60, rng)
+
+
+def test_importance_weights_make_up_for_chances_more_and_more() -> None:
+    """(p / smallest p)^−β, β from 0.5 to 1 over 2 batches. Mutations: β that stays; weights of the items' errors."""
+    sizes, memory = make(
+        importance_exponent=0.5, importance_exponent_end=1.0, importance_steps=2, priority_exponent=0.6
+    )
+    stream, rng = Numbered((2,), 4), np.random.default_rng(4)
+    run(memory, stream, 60, rng)
+    errors = {item[:2]: error for item, error in errors_by_item(memory, rng).items()}
+    for beta in (0.5, 0.75, 1.0, 1.0):
+        sample = memory.sample(0)
+        drawn = [errors[int(c), int(s)] for c, s in sample.trajectory.obs["place"][3].tolist()]
+        chance = (torch.tensor(drawn) + 1e-4) ** 0.6
+        torch.testing.assert_close(sample.importance_weight, (chance.min() / chance) ** beta, rtol=1e-5, atol=0)
+    assert sample.importance_weight.dtype == torch.float32 and sample.steps == 5 * 16
+
+
+def same(one, other) -> None:
+    assert (one is None) == (other is None)
+    if one is not None:
+        for a, b in zip(trees.flatten(tuple(one)), trees.flatten(tuple(other)), strict=True):
+            assert a.dtype == b.dtype and torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def walk(memory, stream, rng, turns, late) -> list:
+    """Add, draw, add, and answer the batch before."""
+    samples = []
+    for _ in range(turns):
+        if late and late[-1] is not None:
+            memory.set_priorities(late[-1].keys, torch.from_numpy(rng.uniform(0, 3 + len(late), 16)))
+        run(memory, stream, int(rng.integers(1, 4)), rng)
+        samples.append(memory.sample(0))
+        run(memory, stream, int(rng.integers(0, 6)), rng)
+        late.append(samples[-1])
+    return samples
+
+
+@pytest.mark.parametrize("turns", [0, 1, 7, 40, 77])
+@pytest.mark.parametrize("kept", [None, 20, 70])
+def test_it_goes_on_from_disk_as_if_nothing_had_happened(turns, kept, tmp_path) -> None:
+    """As one that was never saved, to the last bit. Mutations: slots that become free when it is saved; β, the largest
+    error, carries of the latest rows or the generator not saved; rows of a segment at other places."""
+    groups = (2, 1)
+    segments = lambda: Segments(tmp_path / "replay", kept) if kept else None  # noqa: E731
+    runs = []
+    for saved in (False, True):
+        _, memory = make(groups, 1, capacity=150, segments=segments(), importance_exponent_end=1.0, importance_steps=60)
+        stream, rng, late = Numbered(groups, 8), np.random.default_rng(8), []
+        samples = walk(memory, stream, rng, turns, late)
+        run(memory, stream, min(turns, 12), rng)
+        if saved:
+            checkpoint.save(tmp_path / "checkpoints", turns, {"memory": memory.snapshot()})
+            state = checkpoint.load(tmp_path / "checkpoints" / str(turns))["memory"]
+            walk(memory, Numbered(groups, 1), np.random.default_rng(1), 3, [])  # a snapshot is a copy
+            _, memory = make(
+                groups, 1, capacity=150, segments=segments(), importance_exponent_end=1.0, importance_steps=60
+            )
+            memory.restore(state)
+            assert kept is None or turns < 40 or any(sink["segments"] for sink in state["sinks"])
+        run(memory, stream, 12, rng)  # nothing is drawn just before and after
+        samples += walk(memory, stream, rng, 40, late)
+        runs.append((samples, memory.snapshot()))
+    for one, other in zip(runs[0][0], runs[1][0], strict=True):
+        same(one, other)
+    plain = lambda state: {name: state[name] for name in state if name not in ("sinks", "rng")}  # noqa: E731
+    one, other = (trees.named_leaves(plain(state)) for _, state in runs)
+    assert one.keys() == other.keys() and runs[0][1]["rng"] == runs[1][1]["rng"]
+    for name in one:
+        assert np.array_equal(np.asarray(one[name]), np.asarray(other[name])), name
+
+
+def test_other_episodes_after_a_resume_end_those_that_were_under_way() -> None:
+    """The old ones end where they stood, as if truncated; rows count again from the next reset on."""
+    _, memory = make((1,))
+    stream = Numbered((1,), 0, steps=[30, 30])
+    for _ in range(10):  # rows 0 … 9: sequences at 0 and 2; 4 … 9 has 5 steps but lacks a row
+        stream.step(memory, 0)
+    _, again = make((1,))
+    again.restore(memory.snapshot(), same_episodes=False)
+    assert live(again) == [(0, 0, 0, 6), (0, 2, 2, 6), (0, 4, 3, 5)]
+    for _ in range(12):
+        stream.step(again, 0)  # not a reset: nobody knows what was before
+    assert len(again) == 3
+    cut = [again.sample(0).trajectory for _ in range(3)]
+    starts = torch.cat([t.obs["place"][3, :, 1] for t in cut])
+    ends = torch.cat([t.truncated[4] for t in cut])
+    assert torch.equal(ends, starts == 4) and ends.any()
+    stream.columns[0][-1]["left"] = 0
+    for _ in range(7):
+        stream.step(again, 0)
+    assert live(again)[3:] == [(0, 22, 0, 6)]
+
+
+def test_frames_are_kept_once_and_as_they_come() -> None:
+    """A million rows of 84 × 84 take 7.2 GB: 7056 bytes, little beside. Mutations: float frames; rows a sequence."""
+    sizes = Sequences(capacity=3000, sequence_length=8, burn_in=4, stride=1, n_step=2, batch_size=4)
+    memory = sizes.build([2], 3, CPU)
+    no, rng = np.zeros(2, bool), np.random.default_rng(0)
+    for number in range(200):
+        frame = rng.integers(0, 256, (2, 84, 84)).astype(np.uint8)
+        row = Row(frame, no | (number % 50 == 0), np.zeros(2, np.int64), {"train": np.zeros(2, np.float32)}, no, no)
+        memory.sinks[0].add(row, (), {})
+    held = sum(leaf.numel() * leaf.element_size() for leaf in memory.rings.values())
+    held += memory._items.numel() * 8 + memory._queue.nbytes + 8 * 3 * memory._tree.capacity
+    assert held / 3001 < 7200 and len(memory) > 300
+    assert sizes.bytes_needed(2, 7056) == 3000 * 7056
+    assert memory.sample(0).trajectory.obs.dtype == torch.uint8
+
+
+def test_a_learner_draws_whole_rows_while_an_actor_writes() -> None:
+    """Two threads on small rings. Mutation: no lock (rows of another lap, a tree that does not add up)."""
+    sizes, memory = make((2, 1), capacity=81)
+    stream, over, failed = Numbered((2, 1), 6), threading.Event(), []
+
+    def act() -> None:
+        try:
+            rng = np.random.default_rng(6)
+            while not over.is_set():
+                run(memory, stream, 1, rng)
+        except Exception as error:
+            failed.append(error)
+
+    actor, interval = threading.Thread(target=act), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        actor.start()
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end and not failed:
+            if (sample := memory.sample(0)) is not None:
+                memory.set_priorities(sample.keys, torch.rand(16))
+                check(sample, stream, sizes, 0)
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        actor.join()
+    assert not failed and live(memory) == stream.items(sizes, 0, 27)
+
+
+def test_another_seed_draws_other_sequences() -> None:
+    drawn = []
+    for seed in (3, 3, 4):
+        _, memory = make(seed=seed)
+        run(memory, Numbered((2,), 0), 60, np.random.default_rng(0))
+        drawn.append(memory.sample(0).keys)
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
+def test_a_batch_comes_after_the_warm_up() -> None:
+    """Mutations: resets counted as steps; ready with steps but no sequence."""
+    _, memory = make((1,), warm_up=8)
+    stream = Numbered((1,), 0, steps=[5, 30])
+    assert memory.replays and memory.has_room() and memory.wait_for_room(0.0) and memory.sample(0) is None
+    for _ in range(10):
+        assert not memory.ready() and memory.sample(0) is None
+        stream.step(memory, 0)
+    assert memory.count == 8 and memory.ready() and memory.sample(0) is not None
+    _, memory = make((1,))
+    stream = Numbered((1,), 0, steps=[30])
+    for number in range(7):
+        assert not memory.ready(), number
+        stream.step(memory, 0)
+    assert memory.ready()
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"capacity": 0}, "Sequences.capacity = 0 must be at least 1"),
+        ({"stride": 0}, "Sequences.stride = 0 must be at least 1"),
+        ({"burn_in": -1}, "Sequences.burn_in = -1 must be at least 0"),
+        ({"n_step": -1}, "Sequences.n_step = -1 must be at least 0"),
+        ({"priority_exponent": -0.5}, "Sequences.priority_exponent = -0.5 must be at least 0"),
+        ({"priority_exponent": float("nan")}, "Sequences.priority_exponent = nan must be at least 0"),
+        ({"importance_exponent": 1.5}, "Sequences.importance_exponent = 1.5 must be between 0 and 1"),
+        ({"importance_steps": 0}, "Sequences.importance_steps = 0 must be at least 1"),
+        ({"stride": 6}, "Sequences.stride = 6 is more than Sequences.sequence_length = 5"),
+        ({"n_step": 6}, "Sequences.n_step = 6 is more than Sequences.sequence_length = 5"),
+        ({"burn_in": 193}, "Sequences.burn_in = 193 with 5 steps to learn from takes 201 rows, more than"),
+        ({"batch_size": 41}, "Sequences.capacity = 200 is less than a batch of 41 sequences of 5 steps"),
+        ({"warm_up": 201}, "Sequences.warm_up = 201 is more than Sequences.capacity = 200 can hold"),
+        ({"new_priority": "high"}, 'Sequences.new_priority = \'high\' must be "largest" or "given"'),
+        ({"groups": (10, 7)}, "Sequences.capacity = 200 gives each of 17 columns 11 rows, and a sequence takes 12"),
+    ],
+)
+def test_impossible_sizes_are_refused(given, line) -> None:
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        make(**{"context": 1 if "groups" in given else 0, **given})
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    _, memory = make(extras=("arm",))
+    with pytest.raises(
+        ConfigError, match="Sequences keeps 'arm' of the actor's extras, and the actor gives known, pri"
+    ):
+        Numbered((2,), 0).step(memory, 0)
+    _, memory = make()
+    run(memory, Numbered((2,), 0), 60, np.random.default_rng(0))
+    with pytest.raises(CheckpointError, match=re.escape("[2, 100, 3, 11] cannot go on from [2, 100, 4, 12]")):
+        make()[1].restore(make(burn_in=4)[1].snapshot())
+    keys, before = memory.sample(0).keys, memory._tree.snapshot()["priorities"]
+    with pytest.raises(DivergedError, match="priority 3 of 16 is nan"):
+        memory.set_priorities(keys, torch.arange(16.0).index_fill(0, torch.tensor([3]), torch.nan))
+    assert torch.equal(memory._tree.snapshot()["priorities"], before) and float(memory._largest) == 1
