@@ -200,7 +200,7 @@ def _ddpg(secs: float, cores: int) -> dict[str, Any]:
         f"rate   {rate:>8,.0f} updates/s on {cores} cores",
         f"floor  {floor:>8,.0f} updates/s: {flops / 1e9:.3f} GFLOP of products an update",
         f"ratio  {statistics.median(ratios):>8.2f}   the median of {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
-        f"alone  {statistics.median(alone):>8,.0f} updates/s, if the same products were made one after another and no more",
+        f"alone  {statistics.median(alone):>8,.0f} updates/s: the same products one after another, and nothing else",
     ]
     more: dict[str, Any] = {}
     if others:
