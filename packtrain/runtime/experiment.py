@@ -258,6 +258,12 @@ class Experiment:
         replays = [isinstance(memory, Replay) for memory in self.memories.values()]
         if not any(replays) == all(replays) == self.by_ratio and self.memories:
             raise ConfigError("Control and PredictiveControl learn from Replay memories, and only they do")
+        early = [name for name, use in self.learners.items() if use.ratio is None or self.pretraining(name)]
+        if self.by_ratio and early and self.warm_up < 1:
+            raise ConfigError(
+                f"Collect.steps = {self.warm_up} leaves learner {early[0]!r} nothing to begin with: "
+                "warm_up must be at least 1"
+            )
         if not self.by_epochs == isinstance(self.policy, Planning) == self.streams.together:
             raise ConfigError("whole episodes are collected for planners, and planners play whole episodes, together")
 
