@@ -17,8 +17,11 @@ from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
 from packtrain.acting.predictive import PredictivePolicy
 from packtrain.acting.seat import Decision
+from packtrain.acting.values import ValuePolicy
 from packtrain.envs.stream import Finished, Stream
 from packtrain.types import Row, Sink
+
+AnyPolicy = NetworkPolicy | PlannedPolicy | ControlPolicy | PredictivePolicy | ValuePolicy
 
 
 class Actor:
@@ -27,7 +30,7 @@ class Actor:
     def __init__(
         self,
         streams: list[Stream],
-        policy: NetworkPolicy | PlannedPolicy | ControlPolicy | PredictivePolicy,
+        policy: AnyPolicy,
         sinks: Sequence[Sink],
         refresh: Callable[[], int],
     ):

@@ -1,13 +1,13 @@
 """A seat at the policy: what one group of columns needs to be acted for, beside the policy that all groups share.
 
 It keeps the group's carry and the window of its latest rows, on the policy's device, so that a policy that looks back
-(a stack of frames) finds what it looks at. On a GPU a row goes up in one copy, the whole decision is one captured
-launch, and actions come back in one copy.
+(a stack of frames) finds what it looks at. What a policy keeps of a group by itself, its `own`, is saved with the seat.
+On a GPU a row goes up in one copy, the whole decision is one captured launch, and actions come back in one copy.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from packtrain.acting.control import ControlPolicy
     from packtrain.acting.policy import NetworkPolicy
     from packtrain.acting.predictive import PredictivePolicy
+    from packtrain.acting.values import GroupPolicy
 
 
 class Decision(NamedTuple):
@@ -33,10 +34,26 @@ class Decision(NamedTuple):
     carry: Tree  # before the row
 
 
+@runtime_checkable
+class Keeps(Protocol):
+    """A policy of one group that keeps what its columns have seen, changing it in place."""
+
+    own: dict[str, torch.Tensor]
+
+    def begin(self) -> None:
+        """Forget it."""
+
+    def snapshot(self, episodes: bool = True) -> dict[str, Any]:
+        """It all; without what belongs to the episodes under way, if they do not go on."""
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from a snapshot."""
+
+
 class Seat:
     """Acts for one group, row after row."""
 
-    def __init__(self, policy: NetworkPolicy | ControlPolicy | PredictivePolicy, size: int):
+    def __init__(self, policy: NetworkPolicy | ControlPolicy | PredictivePolicy | GroupPolicy, size: int):
         self._policy = policy
         self._size = size
         self._carry: Tree = policy.initial_carry(size)
@@ -57,7 +74,18 @@ class Seat:
 
     def begin(self) -> None:
         """Forget everything: the next row is the first of all columns."""
+        if isinstance(self._policy, Keeps):
+            self._policy.begin()
         self.restore({"carry": self._policy.initial_carry(self._size), "window": None})
+
+    def lasting(self) -> dict[str, Any]:
+        """What outlives the episodes under way, where they cannot be saved."""
+        return self._policy.snapshot(episodes=False) if isinstance(self._policy, Keeps) else {}
+
+    def remember(self, lasting: dict[str, Any]) -> None:
+        """Begin new episodes with what has outlived others."""
+        if isinstance(self._policy, Keeps):
+            self._policy.restore(lasting)
 
     def snapshot(self) -> dict[str, Any]:
         """Carry and window."""
@@ -67,6 +95,7 @@ class Seat:
             "window": trees.map(lambda leaf: leaf.clone(), window._asdict())
             if window and self._policy.context
             else None,
+            **({"own": self._policy.snapshot()} if isinstance(self._policy, Keeps) else {}),
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -77,6 +106,8 @@ class Seat:
         self._window = None if window is None else Row(**trees.map(lambda leaf: leaf.to(device, copy=True), window))
         if self._launch is not None:
             self._launch.set(self._carry, self._window)
+        if "own" in snapshot and isinstance(self._policy, Keeps):
+            self._policy.restore(snapshot["own"])
 
 
 def _push(window: Row | None, row: Row, context: int) -> Row:
@@ -94,7 +125,7 @@ class _Launch:
 
     def __init__(
         self,
-        policy: NetworkPolicy | ControlPolicy | PredictivePolicy,
+        policy: NetworkPolicy | ControlPolicy | PredictivePolicy | GroupPolicy,
         size: int,
         row: Row,
         carry: Tree,
@@ -111,9 +142,12 @@ class _Launch:
         self._before: Tree = trees.map(torch.clone, carry)
         self.after: Tree = trees.map(torch.clone, carry)
         self.set(carry, window)
-        state = policy.generator.get_state()
+        state, own = policy.generator.get_state(), getattr(policy, "own", {})
+        kept = {name: leaf.clone() for name, leaf in own.items()}
         action, _, extras = policy.act(self.window, carry)
         policy.generator.set_state(state)
+        for name, leaf in kept.items():
+            own[name].copy_(leaf)
         self._download = Download((action, extras), device)
         self._decide = Captured(self._run, device, f"acting for {size} columns", [policy.generator], urgent=True)
 

@@ -182,6 +182,10 @@ class ReplayLearner:
         self._found |= rule.prepare(self.network, memory, self.updates, self._prepared)
         return {**memory.batches(count, rule.batch_size, rule.holdout), **rule.draws(count, self._generator)}
 
+    def learn(self, memory: ReplayMemory, count: int) -> dict[str, Any]:
+        """So many updates on steps of a memory, `ROOM` at most; the means of their metrics."""
+        return self.update(self.draw(memory, count))
+
     def update(self, batch: Batch) -> dict[str, Any]:
         """Updates on inputs [count, ...], of this run alone; the means of their metrics as 0-d tensors."""
         return update([self], [batch])[0]

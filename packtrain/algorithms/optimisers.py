@@ -88,9 +88,25 @@ class Adam:
     step can be captured. Weight decay adds weight_decay · θ to the gradient.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], learning_rate: float, weight_decay: float = 0.0):
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        epsilon: float = 1e-8,
+        norm: float | None = None,
+    ):
+        """At its first step.
+
+        Args:
+          parameters: at least one, all on one device.
+          learning_rate: of every step.
+          weight_decay: L2.
+          epsilon: ε of Adam.
+          norm: gradients are scaled down to this global norm; None: they are not.
+        """
         self._parameters = list(parameters)
-        self._rate, self._decay = learning_rate, weight_decay
+        self._rate, self._decay, self._epsilon, self._norm = learning_rate, weight_decay, epsilon, norm
         self._first, self._second = ([torch.zeros_like(p.detach()) for p in self._parameters] for _ in range(2))
         self._steps = torch.zeros((), device=self._parameters[0].device)
 
@@ -101,10 +117,15 @@ class Adam:
         named = {f"{number}/{name}": leaf for name, leaves in moments.items() for number, leaf in enumerate(leaves)}
         return {**named, "step": self._steps}
 
-    def descend(self, loss: Tensor) -> None:
-        """One step down a loss; nothing but its own parameters gets a gradient."""
+    def descend(self, loss: Tensor) -> Tensor | None:
+        """One step down a loss; nothing but its own parameters gets a gradient.
+
+        Returns:
+          The gradients' norm before it was scaled, where it may be.
+        """
         gradients = torch.autograd.grad(loss, self._parameters)
         with torch.no_grad():
+            found = None if self._norm is None else self._clip(gradients, self._norm)
             self._steps += 1
             torch._fused_adam_(
                 self._parameters,
@@ -117,10 +138,17 @@ class Adam:
                 beta1=0.9,
                 beta2=0.999,
                 weight_decay=self._decay,
-                eps=1e-8,
+                eps=self._epsilon,
                 amsgrad=False,
                 maximize=False,
             )
+        return found
+
+    @staticmethod
+    def _clip(gradients: tuple[Tensor, ...], norm: float) -> Tensor:
+        found = torch.nn.utils.get_total_norm(gradients)
+        torch._foreach_mul_(gradients, (norm / (found + 1e-6)).clamp(max=1.0))
+        return found
 
 
 def make_optimiser(

@@ -11,6 +11,7 @@ import torch
 
 from packtrain import trees
 from packtrain.envs.boundary import space_leaves
+from packtrain.networks.action_values import ActionValuesNetwork
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.networks.perception import is_picture
 from packtrain.types import Spec
@@ -22,7 +23,7 @@ WORTH = 1.1  # how much faster bfloat16 must be
 
 
 def choose_precision(
-    wanted: Precision | None, network: ActorCriticNetwork, spec: Spec, device: torch.device
+    wanted: Precision | None, network: ActorCriticNetwork | ActionValuesNetwork, spec: Spec, device: torch.device
 ) -> torch.dtype | None:
     """The dtype to compute in, None for float32, and a line in the log that says why.
 
@@ -60,18 +61,23 @@ def use_tf32(wanted: Precision | None, device: torch.device) -> None:
         log.info("computing products in %s", "tf32" if rounds else "float32")
 
 
-def _seconds(network: ActorCriticNetwork, spec: Spec, dtype: torch.dtype | None) -> float:
+def _seconds(network: ActorCriticNetwork | ActionValuesNetwork, spec: Spec, dtype: torch.dtype | None) -> float:
     """One forward and backward pass over rows of noise."""
     network.precision = dtype
-    rows = network.context + ROWS
+    asked = network if isinstance(network, ActorCriticNetwork) else network.acting.values
+    rows = asked.context + ROWS
     obs = trees.map(lambda leaf: torch.as_tensor(leaf.sample()).expand(rows, 1, *leaf.shape), space_leaves(spec.obs))
     action = trees.map(
         lambda leaf: torch.zeros(ROWS, 1, *leaf.shape, dtype=torch.as_tensor(leaf.sample()).dtype),
         space_leaves(spec.action),
     )
     begin = time.perf_counter()
-    output = network(
-        obs, torch.zeros(rows, 1, dtype=torch.bool), action, torch.zeros(ROWS, 1), network.initial_carry(1)
-    )
-    (output.parameters.sum() + output.value.sum()).backward()
+    blank, carry = torch.zeros(ROWS, 1), asked.initial_carry(1)
+    inputs = [obs, torch.zeros(rows, 1, dtype=torch.bool), action, blank, carry]
+    if isinstance(asked, ActorCriticNetwork):
+        output = asked(*inputs)
+        total = output.parameters.sum() + output.value.sum()
+    else:
+        total = asked(*inputs, blank, blank.long()).values.sum()
+    total.backward()
     return time.perf_counter() - begin

@@ -26,14 +26,24 @@ class Catch:
     can reach every column). On the default board a uniformly random one scores −0.60 and one that never moves −0.60
     too: whatever the paddle does without looking, one ball in `columns` falls on it.
 
+    With `visible_rows` = k the ball is hidden below the first k rows, and where it will land has to be remembered.
+    Whoever only sees the present then knows the ball by the k moves that were made in its sight: no more than 2k + 1
+    positions of the paddle, and as many balls that can be caught. The best policy without memory, random ones
+    included, scores 2 · min(2k + 1, columns) / columns − 1: +0.2 on the default board with k = 1, and +1 already with
+    k = 2. A stack of frames is a memory too.
+
     Args:
       rows: height of the board in cells, 2 or more.
       columns: width of the board in cells, 1 or more.
+      visible_rows: the ball is shown while it is in the first so many rows, 1 or more; None for always.
     """
 
-    def __init__(self, rows: int = 10, columns: int = 5):
+    def __init__(self, rows: int = 10, columns: int = 5, visible_rows: int | None = None):
         self.rows = options.whole_number("Catch", "rows", rows, least=2)
         self.columns = options.whole_number("Catch", "columns", columns, least=1)
+        self.visible_rows = (
+            None if visible_rows is None else options.whole_number("Catch", "visible_rows", visible_rows, least=1)
+        )
         self.max_steps: int | None = None
         self.observation_space: gym.Space = gym.spaces.Box(0, 255, (1, self.rows, self.columns), np.uint8)
         self.action_space: gym.Space = gym.spaces.Discrete(3)
@@ -59,16 +69,19 @@ class Catch:
         return states, rewards, terminated, {"solved": caught}
 
     def observe(self, states: Tree) -> Tree:
-        """255 where the ball and the paddle are, 0 elsewhere: uint8 [N, 1, rows, columns]."""
+        """255 where the paddle and, unless it is hidden, the ball are, 0 elsewhere: uint8 [N, 1, rows, columns]."""
         n, cells = len(states["paddle"]), self.rows * self.columns
         flat = np.zeros(n * cells, np.uint8)
         first_cell = np.arange(0, n * cells, cells)
-        flat[first_cell + (states["ball_row"] * self.columns + states["ball_column"])] = 255
+        ball = first_cell + (states["ball_row"] * self.columns + states["ball_column"])
+        if self.visible_rows is not None:
+            ball = ball[states["ball_row"] < self.visible_rows]
+        flat[ball] = 255
         flat[first_cell + (states["paddle"] + (cells - self.columns))] = 255
         return flat.reshape(n, 1, self.rows, self.columns)  # [N * rows * columns] → [N, 1, rows, columns]
 
     def render(self, states: Tree, mode: str) -> Any:
-        """The board of state 0, as text or as a picture; the ball is drawn over the paddle."""
+        """The board of state 0, as text or as a picture; the ball is always shown, and drawn over the paddle."""
         options.one_of("Catch", "render_mode", mode, ("rgb_array", "ansi"))
         ball = int(states["ball_row"][0]), int(states["ball_column"][0])
         paddle = self.rows - 1, int(states["paddle"][0])

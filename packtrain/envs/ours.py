@@ -14,6 +14,7 @@ CORES = {
     "BitFlipper": "packtrain.envs.bit_flipper:BitFlipper",
     "SlidingPuzzle": "packtrain.envs.sliding_puzzle:SlidingPuzzle",
     "DeepSea": "packtrain.envs.deep_sea:DeepSea",
+    "KeyDoor": "packtrain.envs.key_door:KeyDoor",
     "Sokoban": "packtrain.envs.sokoban:Sokoban",
     "ToyMR": "packtrain.envs.toy_mr:ToyMR",
     "Octomaze": "packtrain.envs.octomaze:Octomaze",

@@ -59,6 +59,13 @@ def add_to_moments(moments: Moments, values: Tensor, weight: Tensor) -> Moments:
     )
 
 
+@torch.no_grad()
+def forget(moments: Moments, most: float) -> Moments:
+    """The same mean and deviation, but as if of `most` values at most: what comes then counts for more."""
+    share = (most / moments.number.clamp(min=1)).clamp(max=1.0)
+    return Moments(moments.number * share, moments.mean, moments.m2 * share)
+
+
 def deviation(moments: Moments) -> Tensor:
     """The standard deviation √(M2 / number), [...] float64; 0 of nothing."""
     return (moments.m2 / moments.number.clamp(min=1)).sqrt()

@@ -25,6 +25,11 @@ class Keys:
         self._generation = torch.full((capacity,), -1, dtype=torch.int64, device=device)  # −1: nothing yet
         self.dropped = torch.zeros((), dtype=torch.int64, device=device)  # keys that came too late, ever
 
+    @staticmethod
+    def bytes_needed(capacity: int) -> int:
+        """What the keys of so many slots take on their device."""
+        return 8 * capacity + 8
+
     def take(self, slots: Tensor) -> Tensor:
         """Something new lies in each of these slots [M], each named once: its keys [M]. Older keys are void."""
         self._generation[slots] += 1

@@ -31,15 +31,15 @@ class SumTree:
             raise ConfigError(f"SumTree.capacity = {capacity} must be at least 1")
         self.capacity = capacity
         self.device = torch.device(device)
-        self._levels: list[Tensor] = []  # leaves first; each padded with zeros to whole families
-        size = capacity + 1  # one leaf to spare, always 0: where writes go that must not happen
-        while True:
-            size = -(-size // _FAN)  # families
-            self._levels.append(torch.zeros(size * _FAN, dtype=torch.float64, device=self.device))
-            if size == 1:
-                break
+        make = lambda size: torch.zeros(size, dtype=torch.float64, device=self.device)  # noqa: E731
+        self._levels: list[Tensor] = [make(size) for size in _level_sizes(capacity)]
         self._total = torch.zeros(1, dtype=torch.float64, device=self.device)
         self.faults = torch.zeros(2, dtype=torch.int64, device=self.device)  # bad priorities, draws from nothing
+
+    @staticmethod
+    def bytes_needed(capacity: int) -> int:
+        """What a tree of so many leaves takes on its device."""
+        return 8 * (sum(_level_sizes(capacity)) + 3)  # and the total and two counts
 
     @property
     def total(self) -> Tensor:
@@ -130,6 +130,15 @@ class SumTree:
         for below, above in itertools.pairwise([*self._levels, self._total]):
             places = places.div(_FAN, rounding_mode="floor")
             above[places] = _sums(below.view(-1, _FAN)[places])
+
+
+def _level_sizes(capacity: int) -> list[int]:
+    """Nodes of each level, leaves first; each padded to whole families."""
+    families, sizes = capacity + 1, []  # one leaf to spare, always 0: where writes go that must not happen
+    while families > 1:
+        families = -(-families // _FAN)
+        sizes.append(families * _FAN)
+    return sizes
 
 
 def _sums(families: Tensor) -> Tensor:

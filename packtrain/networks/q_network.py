@@ -116,6 +116,7 @@ class QValueNetwork(nn.Module):
         carry: Tree,
         last_intrinsic: Tensor | None = None,
         arm: Tensor | None = None,
+        padded: bool = False,
     ) -> QOutput:
         """T rows at once. What came last is ignored where `first`.
 
@@ -127,14 +128,15 @@ class QValueNetwork(nn.Module):
           carry: before row 0.
           last_intrinsic: [T, B], if `use_last_intrinsic`.
           arm: [T, B] int64, if `arms`.
+          padded: only padding stands before a reset, as in sequences from a replay: nothing waits for the device.
         """
         beside = self._beside(first[self.context :], last_action, last_reward, last_intrinsic, arm)
         if self.intrinsic is None:
-            values, carry = self.extrinsic(obs, first, beside, carry, self.precision)
+            values, carry = self.extrinsic(obs, first, beside, carry, self.precision, padded)
             return QOutput(values, carry)
         one, other = (carry["extrinsic"], carry["intrinsic"]) if carry else ((), ())
-        values, one = self.extrinsic(obs, first, beside, one, self.precision)
-        intrinsic, other = self.intrinsic(obs, first, beside, other, self.precision)
+        values, one = self.extrinsic(obs, first, beside, one, self.precision, padded)
+        intrinsic, other = self.intrinsic(obs, first, beside, other, self.precision, padded)
         return QOutput(values, {"extrinsic": one, "intrinsic": other} if carry else (), intrinsic)
 
     def _beside(
@@ -175,12 +177,12 @@ class _Values(nn.Module):
             initialise_orthogonally(self, tuple(stream[-1] for stream in (self.advantage, self.value) if stream))
 
     def forward(
-        self, obs: Tree, first: Tensor, beside: list[Tensor], carry: Tree, precision: torch.dtype | None
+        self, obs: Tree, first: Tensor, beside: list[Tensor], carry: Tree, precision: torch.dtype | None, padded: bool
     ) -> tuple[Tensor, Tree]:
         features = self.torso(obs, first, precision)
         features = torch.cat([features, *beside], -1) if beside else features
         if self.core is not None:
-            features, carry = self.core(features, first[self.torso.context :], carry)
+            features, carry = self.core(features, first[self.torso.context :], carry, padded)
         advantage = self.advantage(features)  # [T, B, A]
         if self.value is None:
             return advantage, carry

@@ -2,15 +2,24 @@
 
 The rows of each column are cut into segments at their resets; all segments run side by side in one packed call, the
 first of each column from the carry, the others from zero. Carries are batch first, [B, layers, hidden].
+
+Where only padding stands before a reset, nothing need be cut: one more input, 1 in rows of padding, closes the input
+and the forget gate, so that such a row leaves a state of 0. The host need not look where resets are, and all of it can
+be captured.
 """
 
 from __future__ import annotations
+
+import warnings
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 Carry = tuple[Tensor, Tensor]
+_CLOSED = -1e4  # what closes a gate: its sigmoid is 0 in float32
+# Where an input is added, cuDNN copies the weights in each call: no trouble beside the products.
+warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
 
 class ResettingLSTM(nn.Module):
@@ -25,23 +34,39 @@ class ResettingLSTM(nn.Module):
         shape = (batch, self.lstm.num_layers, self.lstm.hidden_size)
         return torch.zeros(shape, device=device), torch.zeros(shape, device=device)
 
-    def forward(self, inputs: Tensor, first: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+    def forward(self, inputs: Tensor, first: Tensor, carry: Carry, padded: bool = False) -> tuple[Tensor, Carry]:
         """Run T rows.
 
         Args:
           inputs: [T, B, F].
           first: [T, B] bool, rows before which the state is forgotten.
           carry: state before row 0, ([B, layers, hidden], [B, layers, hidden]).
+          padded: rows before a reset hold nothing, and what comes out there means nothing; for one layer.
 
         Returns:
           outputs [T, B, hidden] and the carry after the last row.
         """
         keep = ~first[0].view(-1, 1, 1)
         h, c = ((state * keep).transpose(0, 1).contiguous() for state in carry)  # [layers, B, hidden]
+        if padded and inputs.shape[0] > 1:
+            outputs, (h, c) = self._closing(inputs, first, h, c)
+            return outputs, (h.transpose(0, 1), c.transpose(0, 1))
         if inputs.shape[0] == 1 or not bool(first[1:].any()):
             outputs, (h, c) = self.lstm(inputs, (h, c))
             return outputs, (h.transpose(0, 1), c.transpose(0, 1))
         return self._segments(inputs, first, h, c)
+
+    def _closing(self, inputs: Tensor, first: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Carry]:
+        assert self.lstm.num_layers == 1, "an input closes the gates of one layer"
+        later = first.flip(0).cummax(0).values.flip(0)  # [T, B] a reset here or later
+        padding = torch.cat([later[1:], torch.zeros_like(later[:1])]).unsqueeze(-1)
+        inward, *others = [weight for weight in self.lstm._flat_weights if weight is not None]
+        gates = torch.zeros_like(inward[:, :1])
+        gates[: 2 * self.lstm.hidden_size] = _CLOSED  # input and forget gate come first
+        weights = [torch.cat([inward, gates], 1), *others]
+        inputs = torch.cat([inputs, padding], -1)
+        outputs, h, c = torch.lstm(inputs, (h, c), weights, True, 1, 0.0, self.training, False, False)
+        return outputs, (h, c)
 
     def _segments(self, inputs: Tensor, first: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Carry]:
         steps, batch, _ = inputs.shape

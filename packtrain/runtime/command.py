@@ -25,6 +25,8 @@ from packtrain.acting.planned import PlannedPolicy
 from packtrain.envs.boundary import space_leaves
 from packtrain.envs.picture import draw_without_screen
 from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunFolderError
+from packtrain.memory.replay import Replay
+from packtrain.memory.sequences import Sequences
 from packtrain.memory.unroll import Unrolls
 from packtrain.metrics.console import amount, duration, open_console
 from packtrain.metrics.writers import TensorBoardWriter
@@ -275,16 +277,39 @@ def refuse_too_large(experiment: Experiment, spec: Spec, device: torch.device) -
     """ConfigError if the memories would not fit; they are the one part whose size is a product of knobs."""
     leaves = trees.flatten([space_leaves(spec.obs), space_leaves(spec.action)])
     row = sum(math.prod(leaf.shape or (1,)) * np.dtype(leaf.dtype or np.int64).itemsize for leaf in leaves) + 32
-    columns = experiment.streams.num_actors
-    queues = [memory for memory in experiment.memories.values() if isinstance(memory, Unrolls)]
-    planned = sum(memory.bytes_needed(columns, row) for memory in queues)  # others take room as they need it
-    on_gpu = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
+    columns, on_gpu = experiment.streams.num_actors, device.type == "cuda"
+    host = psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else host
+    where = f" on {device}" if on_gpu else ""
+    memories = experiment.memories.values()
+    queues = [memory for memory in memories if isinstance(memory, Unrolls)]
+    replays = [memory for memory in memories if isinstance(memory, Replay)]
+    sequences = [memory for memory in memories if isinstance(memory, Sequences)]
+    _refuse(
+        sum(memory.bytes_needed(columns, row) for memory in queues),
+        free,
+        f"the unroll queue would take {{}} and {{}} are free{where}; "
+        "lower num_actors, num_buffers, batch_size or unroll_length",
+    )
+    steps = 2 * row  # a step is kept with the observation after it
+    _refuse(
+        sum(min(memory.capacity, experiment.total_steps) * steps for memory in replays),
+        free,
+        f"the replay would take {{}} and {{}} are free{where}; lower replay_size",
+    )
+    on_device, on_host = (
+        sum(getattr(memory, name)(columns, row) for memory in sequences)
+        for name in ("bytes_needed", "host_bytes_needed")
+    )
+    line = "the replay would take {} and {} are free"
+    more = "; lower replay_size, or set storage to host or disk"
+    _refuse(on_device if on_gpu else on_device + on_host, free, f"{line}{where}{more}")
+    _refuse(on_host, host, f"{line}{more}")
+
+
+def _refuse(planned: float, free: float, line: str) -> None:
     if planned > 0.8 * free:
-        raise ConfigError(
-            f"the unroll queue would take {planned / 2**30:,.1f} GiB and {free / 2**30:,.1f} GiB are free"
-            f"{f' on {device}' if on_gpu else ''}; lower num_actors, num_buffers, batch_size or unroll_length"
-        )
+        raise ConfigError(line.format(*(f"{size / 2**30:,.1f} GiB" for size in (planned, free))))
 
 
 def finished(experiment: Experiment, run: dict[str, Any]) -> str | None:

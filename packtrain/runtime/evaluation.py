@@ -6,10 +6,8 @@ import math
 import statistics
 from typing import Any
 
-from packtrain.acting.control import ControlPolicy
-from packtrain.acting.planned import PlannedPolicy, PlannedSeat
-from packtrain.acting.policy import NetworkPolicy
-from packtrain.acting.predictive import PredictivePolicy
+from packtrain.acting.actor import AnyPolicy
+from packtrain.acting.planned import PlannedSeat
 from packtrain.envs.stream import Episode, Stream
 from packtrain.types import Row
 
@@ -17,12 +15,7 @@ from packtrain.types import Row
 class Evaluator:
     """Plays a fixed number of episodes, each column its share, so that short episodes are not over-counted."""
 
-    def __init__(
-        self,
-        stream: Stream,
-        policy: NetworkPolicy | PlannedPolicy | ControlPolicy | PredictivePolicy,
-        num_episodes: int,
-    ):
+    def __init__(self, stream: Stream, policy: AnyPolicy, num_episodes: int):
         self.stream = stream
         self.policy = policy
         self._seat = policy.seat(stream)

@@ -13,7 +13,9 @@ from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
 from packtrain.memory.episodes import Episodes
 from packtrain.memory.replay import Replay
+from packtrain.memory.sequences import Sequences
 from packtrain.memory.unroll import Unrolls
+from packtrain.networks.action_values import ActionValues
 from packtrain.networks.actor_critic import ActorCritic
 from packtrain.networks.control import Control
 from packtrain.networks.prediction import Prediction
@@ -109,8 +111,11 @@ class LearnerUse:
     memory: str  # a name in Experiment.memories
     publishes: tuple[str, ...] = ("policy",)  # the names of its weights; actors pick up "policy"
     ratio: float | None = None  # updates for each step that is acted, from a replay; None: as many as it can make
+    slack: int | None = None  # updates that acting may run ahead of, at the same time; None: both take turns
 
     def __post_init__(self) -> None:
+        if self.slack is not None and (self.slack < 1 or self.ratio is None):
+            raise ConfigError(f"LearnerUse.slack = {self.slack} must be at least 1, and needs LearnerUse.ratio")
         if self.ratio is not None and self.ratio <= 0:
             raise ConfigError(f"LearnerUse.ratio = {self.ratio} must be above 0, or None")
 
@@ -161,7 +166,7 @@ class Repeat:
 
     Where whole episodes are collected, once through is an epoch: nothing is learned while they are played. Where
     learners replay, each makes as many updates as its ratio to the steps allows, and acting and learning take turns; a
-    learner without a ratio is updated while environments step.
+    learner without a ratio, or with slack, is updated while environments step.
     """
 
     stages: tuple[Collect | Update, ...]
@@ -227,8 +232,8 @@ class Experiment:
     """Everything a runtime needs to know, and nothing that is alive."""
 
     streams: Streams
-    policy: ActorCritic | Planning | Control | PredictiveControl
-    memories: dict[str, Unrolls | Episodes | Replay]
+    policy: ActorCritic | Planning | Control | PredictiveControl | ActionValues
+    memories: dict[str, Unrolls | Episodes | Replay | Sequences]
     learners: dict[str, LearnerUse]
     schedule: tuple[Collect | Update | Repeat, ...]
     run: Run = field(default_factory=Run)
@@ -255,9 +260,13 @@ class Experiment:
             raise ConfigError("Experiment.schedule has no Update: nothing would be learned")
         if not self.learners and not self.by_epochs:
             raise ConfigError("Experiment.learners is empty: only planners can act without learning")
-        replays = [isinstance(memory, Replay) for memory in self.memories.values()]
-        if not any(replays) == all(replays) == self.by_ratio and self.memories:
-            raise ConfigError("Control and PredictiveControl learn from Replay memories, and only they do")
+        for kind, theirs, who in (
+            (Replay, isinstance(self.policy, (Control, PredictiveControl)), "Control and PredictiveControl learn"),
+            (Sequences, isinstance(self.policy, ActionValues), "ActionValues learns"),
+        ):
+            replays = [isinstance(memory, kind) for memory in self.memories.values()]
+            if not any(replays) == all(replays) == theirs and self.memories:
+                raise ConfigError(f"{who} from {kind.__name__} memories, and nobody else does")
         early = [name for name, use in self.learners.items() if use.ratio is None or self.pretraining(name)]
         if self.by_ratio and early and self.warm_up < 1:
             raise ConfigError(
@@ -270,7 +279,12 @@ class Experiment:
     @property
     def by_ratio(self) -> bool:
         """Whether learners replay: steps are counted as they are acted, and updates follow them."""
-        return isinstance(self.policy, (Control, PredictiveControl))
+        return isinstance(self.policy, (Control, PredictiveControl, ActionValues))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether environments may step while a learner that replays learns."""
+        return self.by_ratio and any(use.ratio is None or use.slack is not None for use in self.learners.values())
 
     @property
     def warm_up(self) -> int:

@@ -32,8 +32,7 @@ def run(training: Training) -> None:
 
     A `Repeat` lets the actor run ahead as far as the memory has room; what comes before it runs in order.
     """
-    uses = training.experiment.learners.values()
-    if training.experiment.by_epochs or (training.experiment.by_ratio and all(use.ratio is not None for use in uses)):
+    if training.experiment.by_epochs or (training.experiment.by_ratio and not training.experiment.overlaps):
         serial.run(training)  # acting and learning wait for each other: there is nothing to overlap
         return
     environment = training.experiment.streams.environment
@@ -71,13 +70,18 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
     """The actor's thread: turns while there is room, an evaluation's steps in between."""
     torch.set_num_threads(1)
     memories = list(training.parts.memories.values())
-    hungry = _Hunger("the actor", "room in the unroll queue: the learner is slower")
+    ratios = training.experiment.by_ratio
+    waits_for = "the learner to come nearer" if ratios else "room in the unroll queue: the learner is slower"
+    hungry = _Hunger("the actor", waits_for)
     try:
         with training.parts.acting():
             while not over.is_set():
                 with training.actor_busy.waiting():
                     patience = 0.0 if training.evaluating else LOOK_SECS
                     room = all(memory.wait_for_room(patience) for memory in memories)
+                    if ratios and training.acting_is_ahead:
+                        room = False
+                        time.sleep(0.0 if training.evaluating else 0.0005)
                 with training.gate.turn():
                     if room and not over.is_set():
                         hungry.fed()
@@ -114,7 +118,7 @@ def _learn(training: Training, stage: Collect | Update | Repeat, faults: list[Ba
 
 
 def _replay(training: Training, stage: Collect | Update | Repeat, faults: list[BaseException]) -> None:
-    """The learner's thread, where updates do not wait for steps: groups of them, one learner after the other."""
+    """The learner's thread beside an actor's: as many updates as are due, one learner after the other."""
 
     def goes_on() -> bool:
         return training.stop is None and not training.finished and not faults
@@ -135,9 +139,14 @@ def _replay(training: Training, stage: Collect | Update | Repeat, faults: list[B
     else:
         updates = [inner for inner in stage.stages if isinstance(inner, Update)]
         while goes_on():
+            learned = 0
             for update in updates:
                 if (left := training.due(update.learner)) > 0:
-                    training.learn(update.learner, min(left, ROOM))
+                    learned += min(left, training.at_once(update.learner))
+                    training.learn(update.learner, min(left, training.at_once(update.learner)))
+            if not learned:
+                with training.learner_busy.waiting():
+                    time.sleep(0.0005)
             _look_around(training)
 
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
-from packtrain.acting.actor import Actor
+from packtrain.acting.actor import Actor, AnyPolicy
 from packtrain.acting.control import ControlPolicy
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
 from packtrain.acting.predictive import PredictivePolicy
+from packtrain.acting.values import ValuePolicy
 from packtrain.algorithms.launches import ReplayLearner
+from packtrain.algorithms.q_learning import QLearning
 from packtrain.config import Travelling
 from packtrain.devices.precision import choose_precision, use_tf32
 from packtrain.envs.environment import Environment
@@ -20,6 +22,8 @@ from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError
 from packtrain.memory.episodes import EpisodeMemory
 from packtrain.memory.replay import Replay, ReplayMemory
+from packtrain.memory.sequences import SequenceMemory, Sequences
+from packtrain.networks.action_values import ActionValues, ActionValuesNetwork
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.networks.control import Control
 from packtrain.planning.traces import TraceWriter
@@ -30,6 +34,7 @@ from packtrain.runtime.weights import Weights
 from packtrain.types import Sink, Spec
 
 EVALUATION_COLUMNS = 16
+REPLAYED = (ReplayMemory, SequenceMemory)  # memories whose steps outlive their episodes
 
 
 def open_streams(experiment: Experiment, spec: Spec, travelling: Travelling | None = None) -> list[Stream]:
@@ -49,9 +54,17 @@ def open_streams(experiment: Experiment, spec: Spec, travelling: Travelling | No
 
 
 def make_policy(
-    description: Any, network: torch.nn.Module, device: torch.device, seed: int, greedy: bool, traces: Any = None
-) -> NetworkPolicy | PlannedPolicy | ControlPolicy | PredictivePolicy:
-    """Who acts with a network: itself, or a planner that asks it."""
+    description: Any,
+    network: torch.nn.Module,
+    device: torch.device,
+    seed: int,
+    greedy: bool,
+    columns: int,
+    traces: Any = None,
+) -> AnyPolicy:
+    """Who acts with a network in so many columns: itself, or a planner that asks it."""
+    if isinstance(description, ActionValues):
+        return ValuePolicy(description, network, seed, columns, greedy)  # type: ignore[arg-type]
     if isinstance(description, Control):
         return ControlPolicy(network, seed, greedy)  # type: ignore[arg-type]
     if isinstance(description, PredictiveControl):
@@ -71,11 +84,14 @@ def try_out(experiment: Experiment, spec: Spec) -> None:
     if isinstance(experiment.policy, Planning):
         stream = Stream(experiment.streams.environment.open_core(1, 0), 1)
         for greedy in (False, True):
-            make_policy(experiment.policy, network, torch.device("cpu"), 0, greedy).seat(stream)
+            make_policy(experiment.policy, network, torch.device("cpu"), 0, greedy, 1).seat(stream)
     if isinstance(experiment.policy, Planning) or experiment.by_ratio:
         for name, use in experiment.learners.items():
             learner = use.learner.build(network, experiment.total_steps)
             memory = experiment.memories[use.memory]
+            if isinstance(memory, Sequences) and isinstance(use.learner, QLearning):
+                arms = isinstance(experiment.policy, ActionValues) and experiment.policy.arms is not None
+                use.learner.refuse_unless_it_fits(memory, arms)
             if isinstance(memory, Replay) and memory.capacity < learner.rule.batch_size:
                 raise ConfigError(
                     f"Replay.capacity = {memory.capacity} is less than the batches of {learner.rule.batch_size} that "
@@ -128,16 +144,17 @@ class Parts:
         self.precision: torch.dtype | None = None
         if experiment.by_ratio:
             use_tf32(experiment.run.precision, device)
-        if isinstance(network, ActorCriticNetwork) and isinstance(acting_network, ActorCriticNetwork):
+        if isinstance(network, (ActorCriticNetwork, ActionValuesNetwork)):
             wanted = experiment.run.precision or ("float32" if exact and device.type == "cpu" else None)
             self.precision = choose_precision(wanted, network, spec, device)
-            network.precision = acting_network.precision = self.precision
+            network.precision = acting_network.precision = self.precision  # type: ignore[assignment]
         sizes = experiment.streams.group_sizes()
         self.streams = streams or open_streams(experiment, spec, travelling)
-        self.policy = make_policy(experiment.policy, acting_network, device, seed_for(seed, "actions"), False, traces)
+        columns, own_seed = experiment.streams.num_actors, seed_for(seed, "actions")
+        self.policy = make_policy(experiment.policy, acting_network, device, own_seed, False, columns, traces)
         self.memories = {n: m.build(sizes, self.policy.context, device) for n, m in experiment.memories.items()}
         for name, memory in self.memories.items():
-            if isinstance(memory, ReplayMemory):
+            if isinstance(memory, REPLAYED):
                 memory.reseed(seed_for(seed, "memory", name))
         total = experiment.total_steps
         self.learners = {name: use.learner.build(network, total) for name, use in experiment.learners.items()}
@@ -197,13 +214,15 @@ class Parts:
         description = self._experiment.policy
         if isinstance(description, PredictiveControl):
             return network.model
+        if isinstance(description, ActionValues):
+            return network.acting
         return network.behaviour if isinstance(description, Control) else network
 
     def _refresh(self) -> int:
         if not self.learners:
             return 0
         self._version = self.weights.pull("policy", self._acting(self.policy.network), self._version)
-        if isinstance(self.policy, PlannedPolicy):
+        if isinstance(self.policy, (PlannedPolicy, ValuePolicy)):
             self.policy.version = self._version
         return self._version
 
@@ -222,7 +241,9 @@ class Parts:
         actor = (actor or self.actor.snapshot()) if with_actor else None
         if actor is not None:
             state["actor"] = actor
-        kept = [n for n, memory in self.memories.items() if actor is not None or isinstance(memory, ReplayMemory)]
+        elif isinstance(self.policy, ValuePolicy):
+            state["seats"] = [seat.lasting() for seat in self.actor.seats]  # type: ignore[union-attr]
+        kept = [n for n, memory in self.memories.items() if actor is not None or isinstance(memory, REPLAYED)]
         if kept:  # an unroll belongs to its episode; what is replayed does not
             state["memories"] = {name: self.memories[name].snapshot() for name in kept}
         return state
@@ -245,8 +266,10 @@ class Parts:
             self._version = 0
         if "actor" not in state:
             for name, memory in self.memories.items():
-                if isinstance(memory, ReplayMemory) and name in state.get("memories", {}):
+                if isinstance(memory, REPLAYED) and name in state.get("memories", {}):
                     memory.restore(state["memories"][name], same_episodes=False)
+            for seat, lasting in zip(self.actor.seats, state.get("seats", ()), strict=False):
+                seat.remember(lasting)  # type: ignore[union-attr]
             return False
         self.actor.restore(state["actor"])
         for name, memory in self.memories.items():
@@ -282,8 +305,8 @@ def open_evaluator(
         limit = experiment.evaluation.episode_time_limit or experiment.streams.episode_time_limit
         stream = Stream(environment.open_core(size, own_seed, time_limit=limit), size)
     else:
-        if isinstance(network, ActorCriticNetwork):
+        if isinstance(network, (ActorCriticNetwork, ActionValuesNetwork)):
             network.precision = precision
         stream = Stream(environment.open(size, own_seed, spec, travelling), size)
-    policy = make_policy(experiment.policy, network, device, seed_for(seed, "evaluation", "actions"), greedy)
+    policy = make_policy(experiment.policy, network, device, seed_for(seed, "evaluation", "actions"), greedy, size)
     return Evaluator(stream, policy, num_episodes), network

@@ -112,7 +112,7 @@ def _repeat(training: Training, stage: Repeat) -> Iterator[Learn | None]:
             if isinstance(inner, Update):
                 free = training.experiment.learners[inner.learner].ratio is None  # ROOM updates a turn
                 while training.stop is None and (left := training.due(inner.learner)) > 0:
-                    yield Learn(inner.learner, min(left, ROOM))
+                    yield Learn(inner.learner, min(left, training.at_once(inner.learner)))
                     if free:
                         break
         if training.stop is not None:

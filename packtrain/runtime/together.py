@@ -16,6 +16,7 @@ from packtrain.acting.joint import Joint
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.algorithms import launches
 from packtrain.errors import CheckpointError, EnvError, Error
+from packtrain.networks.action_values import ActionValues
 from packtrain.runtime import checkpoint, serial
 from packtrain.runtime.experiment import Experiment, Planning
 from packtrain.runtime.seeds import seed_for
@@ -30,7 +31,7 @@ def can_share(experiment: Experiment) -> bool:
     """
     policy = experiment.policy
     if experiment.by_ratio:
-        return all(use.ratio is not None for use in experiment.learners.values())
+        return not experiment.overlaps and not isinstance(policy, ActionValues)
     return isinstance(policy, Planning) and policy.model is not None and policy.traces is None
 
 

@@ -19,7 +19,9 @@ from packtrain import trees
 from packtrain.acting.control import ActsAtRandom
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
+from packtrain.acting.values import ValuePolicy
 from packtrain.algorithms.launches import ROOM, Batch
+from packtrain.algorithms.q_learning import QLearner
 from packtrain.config import Configuration, Travelling
 from packtrain.devices.allocator import keep_large_blocks
 from packtrain.envs.columns import Columns
@@ -28,6 +30,7 @@ from packtrain.errors import CheckpointError, DivergedError, SaveError
 from packtrain.memory.episodes import EpisodeMemory
 from packtrain.memory.replay import ReplayMemory
 from packtrain.memory.segments import Segments
+from packtrain.memory.sequences import SequenceMemory
 from packtrain.metrics.console import PlainConsole, RichConsole
 from packtrain.metrics.planning import planning_row
 from packtrain.metrics.recorder import Recorder, means
@@ -39,7 +42,7 @@ from packtrain.runtime.experiment import Collect, Experiment, Planning, Repeat, 
 from packtrain.runtime.explorer import Explorer
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.gate import Busy, Gate
-from packtrain.runtime.parts import Parts, open_evaluator
+from packtrain.runtime.parts import REPLAYED, Parts, open_evaluator
 from packtrain.runtime.seeds import seed_for
 from packtrain.types import Spec
 
@@ -85,8 +88,11 @@ class Training:
             traces = TraceWriter(experiment.policy.traces, where, experiment.streams.environment.id, seed)
         self.parts = Parts(experiment, spec, device, travelling, streams, exact, traces)
         for name, memory in self.parts.memories.items():
-            if isinstance(memory, ReplayMemory):
-                memory.attach(Segments(folder.path / "replay" / name))
+            where = folder.path / "replay" / name
+            if isinstance(memory, SequenceMemory):
+                memory.attach(Segments(where), where)
+            elif isinstance(memory, ReplayMemory):
+                memory.attach(Segments(where))
         self.explorer: Explorer | None = None
         if experiment.exploration is not None:
             self.explorer = Explorer(experiment.exploration, self.parts.streams, folder.path / "pictures")
@@ -288,12 +294,14 @@ class Training:
     @property
     def acted(self) -> int:
         """Steps that can be learned from. What environments have answered since the last turn is not among them."""
-        return max(memory.count for memory in self.parts.memories.values() if isinstance(memory, ReplayMemory))
+        return max(memory.count for memory in self.parts.memories.values() if isinstance(memory, REPLAYED))
 
     def due(self, name: str) -> int:
         """How many updates a learner may make before more has been acted."""
         experiment, learner = self.experiment, self.parts.learners[name]
-        ratio = experiment.learners[name].ratio
+        ratio, memory = experiment.learners[name].ratio, self.parts.memories[experiment.learners[name].memory]
+        if isinstance(memory, SequenceMemory) and not memory.ready():
+            return 0
         if ratio is None:
             return ROOM
         # Counted in turns of all columns: seeds that learn together have not all acted as often when one of them meets
@@ -301,6 +309,16 @@ class Training:
         columns = experiment.streams.num_actors
         acted = max(0, min(self.acted, experiment.total_steps) - experiment.warm_up) // columns * columns
         return int(ratio * acted) + experiment.pretraining(name) - learner.updates
+
+    def at_once(self, name: str) -> int:
+        """How many updates a learner makes before others have a turn."""
+        return 1 if isinstance(self.parts.learners[name], QLearner) else ROOM
+
+    @property
+    def acting_is_ahead(self) -> bool:
+        """Whether acting is to wait for a learner: it is behind by more than its slack."""
+        uses = self.experiment.learners.items()
+        return any(use.slack is not None and self.due(name) > use.slack for name, use in uses)
 
     def draw(self, name: str, count: int) -> Batch:
         """What a learner needs for its next updates."""
@@ -310,12 +328,13 @@ class Training:
 
     def learn(self, name: str, count: int) -> None:
         """So many updates of a learner, `ROOM` at most."""
-        self.note_learned(name, self.parts.learners[name].update(self.draw(name, count)))
+        memory = self.parts.memories[self.experiment.learners[name].memory]
+        self.note_learned(name, self.parts.learners[name].learn(memory, count))
 
     def note_learned(self, name: str, metrics: dict[str, Any]) -> None:
         """Keep what updates reported, and let the actor have their weights."""
         self._recorder.update(metrics, None)
-        if self.experiment.learners[name].publishes:
+        if self.experiment.learners[name].publishes and getattr(self.parts.learners[name], "publishes", True):
             self.parts.publish(self.parts.updates)
 
     def count_acted(self) -> None:
@@ -343,6 +362,8 @@ class Training:
             row["episodes_too_long" if self.experiment.by_epochs else "unrolls_dropped"] = dropped
         else:
             row |= {f"updates/{name}": learner.updates for name, learner in self.parts.learners.items()}
+        if isinstance(self.parts.policy, ValuePolicy):
+            row |= {**self.parts.policy.row(), "priorities_late": dropped}
         row["episodes_dropped"] = sum(stream.columns.boundary.dropped for stream in self.parts.streams)
         row["values_clipped"] = sum(stream.columns.boundary.clipped for stream in self.parts.streams)
         row["steps_per_second"] = (self.step - self._row_step) / max(1e-9, now - self._row_time)

@@ -1,4 +1,6 @@
-"""Catch: scores by simulation, observations by hand, options."""
+"""Catch: scores by simulation and by exhaustive search, observations by hand, options."""
+
+from itertools import product
 
 import numpy as np
 import pytest
@@ -46,6 +48,96 @@ def test_not_looking_scores_minus_three_fifths(policy):
     assert set(total) == {-1.0, 1.0}
     np.testing.assert_array_equal(solved, total == 1)
     assert total.mean() == pytest.approx(-0.6, abs=0.02)  # standard error 0.004
+
+
+def best_without_memory(core):
+    """The best score of a policy that knows the present observation only, by trying them all.
+
+    Where the ball is hidden a policy is a table of the paddle's place; where it is seen, the moves are free for each
+    ball. All of it is read from the observations.
+    """
+    seen = min(core.visible_rows, core.rows - 1)
+    tables = np.array(list(product(range(3), repeat=core.columns)))
+    moves = np.array(list(product(range(3), repeat=seen)))
+    table, ball, move = (axis.ravel() for axis in np.indices((len(tables), core.columns, len(moves))))
+    rng = np.random.default_rng(0)
+    states = core.initial(len(table), rng)
+    states["ball_column"] = ball
+    for t in range(core.rows - 1):
+        board = core.observe(states)[:, 0]
+        assert (board[:, :-1].any(axis=(1, 2)) == (t < seen)).all()
+        paddle = board[:, -1].argmax(axis=1)
+        states, rewards, *_ = core.step(states, moves[move, t] if t < seen else tables[table, paddle], rng)
+    rewards = rewards.reshape(len(tables), core.columns, len(moves))
+    return rewards.max(axis=2).mean(axis=1).max()
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "visible_rows", "score"),
+    [
+        (10, 5, 1, 0.2),  # three balls of five
+        (10, 5, 2, 1.0),
+        (8, 6, 1, 0.0),
+        (8, 6, 2, 2 / 3),
+        (5, 3, 1, 1.0),
+        (4, 4, 1, 0.5),
+        (3, 4, 9, 1.0),
+    ],
+)
+def test_what_can_be_reached_without_memory(rows, columns, visible_rows, score):
+    """The docstring's formula; fails if the ball is seen a row longer or less long."""
+    best = best_without_memory(Catch(rows, columns, visible_rows))
+    assert best == pytest.approx(score, abs=1e-6)
+    assert score == pytest.approx(2 * min(2 * visible_rows + 1, columns) / columns - 1)
+
+
+def test_remembering_the_ball_always_scores_one():
+    """Fails if hiding the ball changes where it lands."""
+    remembered = []
+
+    def policy(observations, rng):
+        board = observations[:, 0]
+        if not remembered:
+            remembered.append(board[:, 0].argmax(axis=1))
+        return np.sign(remembered[0] - board[:, -1].argmax(axis=1)) + 1
+
+    total, *_ = play(Catch(visible_rows=1), policy, n=200, seed=0)
+    np.testing.assert_array_equal(total, np.ones(200))
+    assert set(remembered[0]) == set(range(5))
+
+
+@pytest.mark.parametrize("visible_rows", [1, 3, 10, 99])
+def test_hiding_the_ball_changes_only_what_is_seen(visible_rows):
+    """Fails if draws, rewards or the picture depend on it, or if another row is hidden."""
+    core, plain = Catch(visible_rows=visible_rows), Catch()
+    rng, twin = np.random.default_rng(2), np.random.default_rng(2)
+    states, others = core.initial(50, rng), plain.initial(50, twin)
+    for t in range(10):
+        assert all((states[name] == others[name]).all() for name in others)
+        shown = plain.observe(others)
+        if t >= visible_rows:
+            shown[:, :, :9] = 0
+            paddles = states["paddle"][:, None] == np.arange(5)
+            shown[:, 0, 9] = 255 * paddles
+        np.testing.assert_array_equal(core.observe(states), shown)
+        for mode in ("ansi", "rgb_array"):
+            assert np.all(core.render(states, mode) == plain.render(others, mode))
+        states, rewards, ended, extras = core.step(states, rng.integers(3, size=50), rng)
+        others, plain_rewards, plain_ended, plain_extras = plain.step(others, twin.integers(3, size=50), twin)
+        np.testing.assert_array_equal(rewards, plain_rewards)
+        np.testing.assert_array_equal(ended, plain_ended)
+        np.testing.assert_array_equal(extras["solved"], plain_extras["solved"])
+    assert rng.integers(2**60) == twin.integers(2**60)
+
+
+def test_states_of_one_batch_are_hidden_one_by_one():
+    states = {"ball_row": np.array([0, 1, 2]), "ball_column": np.array([0, 1, 1]), "paddle": np.array([1, 1, 0])}
+    shown = Catch(3, 2, visible_rows=1).observe(states)[:, 0]
+    assert (shown == 255).tolist() == [
+        [[True, False], [False, False], [False, True]],
+        [[False, False], [False, False], [False, True]],
+        [[False, False], [False, False], [True, False]],
+    ]
 
 
 def test_an_episode_by_hand():
@@ -104,7 +196,9 @@ def test_render_shows_state_zero():
         core.render(states, "human")
 
 
-@pytest.mark.parametrize("wrong", [{"rows": 0}, {"rows": 1}, {"columns": 0}, {"rows": 2.5}, {"columns": "5"}])
+@pytest.mark.parametrize(
+    "wrong", [{"rows": 0}, {"rows": 1}, {"columns": 0}, {"rows": 2.5}, {"columns": "5"}, {"visible_rows": 0}]
+)
 def test_options_that_cannot_be_meant(wrong):
     (name,) = wrong
     with pytest.raises(EnvSetupError, match=rf"Catch\({name}=.*\): {name} must be a whole number") as error:

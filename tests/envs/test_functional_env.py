@@ -25,6 +25,9 @@ ABILITIES = [
 RANDOM_STARTS = ["packtrain/DelayedReward-v0", "packtrain/Memory-v0", "packtrain/Counting-v0"]
 VARIANTS = [(env_id, {}) for env_id in OURS + ABILITIES] + [
     ("packtrain/Catch-v0", {"rows": 4, "columns": 7}),
+    ("packtrain/Catch-v0", {"visible_rows": 1}),
+    ("packtrain/KeyDoor-v0", {}),
+    ("packtrain/KeyDoor-v0", {"size": 5, "layout_seed": 2, "max_steps": 3}),
     ("packtrain/PointMass-v0", {"dimensions": 5, "max_steps": 9}),
     ("packtrain/CartPole-v0", {"max_steps": 13}),
     ("packtrain/Octomaze-v0", {}),

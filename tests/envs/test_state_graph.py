@@ -9,6 +9,7 @@ from packtrain.envs.bin_packing import BinPacking
 from packtrain.envs.bit_flipper import BitFlipper
 from packtrain.envs.deep_sea import DeepSea
 from packtrain.envs.hanoi import Hanoi
+from packtrain.envs.key_door import KeyDoor
 from packtrain.envs.point_mass import PointMass
 from packtrain.envs.sliding_puzzle import SlidingPuzzle
 from packtrain.envs.sokoban import Sokoban
@@ -67,6 +68,7 @@ class Onward:
 
 
 CORES = {
+    "key door": lambda: KeyDoor(6, layout_seed=1),
     "hanoi 1": lambda: Hanoi(1),
     "hanoi 3": lambda: Hanoi(3),
     "hanoi 2, 4 pegs": lambda: Hanoi(2, pegs=4),

@@ -124,3 +124,25 @@ def test_the_carry_given_is_not_changed():
     before = [state.clone() for state in carry]
     module(inputs, first, carry)
     assert all(torch.equal(state, kept) for state, kept in zip(carry, before, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_padding_before_a_reset_needs_no_cut(seed):
+    """Mutations: the flag of the reset's own row, the forget gate alone, a gate not closed."""
+    torch.manual_seed(seed)
+    module = ResettingLSTM(INPUTS, HIDDEN).double()
+    steps, batch = 7, 4
+    inputs = torch.randn(steps, batch, INPUTS, dtype=torch.float64, requires_grad=True)
+    first = torch.zeros(steps, batch, dtype=torch.bool)
+    first[[0, 2, steps - 1], [0, 1, 2]] = True  # at the beginning, in the middle, in the last row; column 3 has none
+    carry = tuple(torch.randn(batch, 1, HIDDEN, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    valid = torch.stack([~first[t + 1 :].any(0) for t in range(steps)])
+    leaves = [inputs, *carry, *module.parameters()]
+    results = []
+    for run in (lambda *args: module(*args, padded=True), lambda *args: slow(module, *args)):
+        output, after = run(inputs, first, carry)
+        output = output * valid.unsqueeze(-1)
+        total = (output * torch.linspace(0.5, 2, output.numel()).view_as(output)).sum() + after[1].square().sum()
+        results.append((output, *after, *torch.autograd.grad(total, leaves)))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)

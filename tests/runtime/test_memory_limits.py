@@ -10,8 +10,8 @@ from packtrain.runtime import command, local
 CPU = torch.device("cpu")
 
 
-def prepare(**values):
-    path, _ = knobs.find_config("impala/catch")
+def prepare(name="impala/catch", **values):
+    path, _ = knobs.find_config(name)
     return command.prepare([path], [], {"eval_every": 0, "total_steps": 400, **values}, 0, True)
 
 
@@ -20,6 +20,21 @@ def test_a_queue_that_does_not_fit_is_refused_with_its_size():
     with pytest.raises(ConfigError, match=r"unroll queue would take [\d,.]+ GiB .* lower num_actors"):
         command.refuse_too_large(experiment, spec, CPU)
     command.refuse_too_large(*prepare()[1:], CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "line"),
+    [
+        ("steve/ddpg_pendulum", {"replay_size": 10**12, "total_steps": 10**12}, "lower replay_size"),
+        ("r2d2/catch", {"replay_size": 10**12}, "lower replay_size, or set storage"),
+        ("r2d2/catch", {"replay_size": 10**12, "storage": "host"}, "lower replay_size, or set storage"),
+    ],
+)
+def test_a_replay_that_does_not_fit_is_refused_with_its_size(name, values, line):
+    """Mutation: counting queues alone."""
+    with pytest.raises(ConfigError, match=rf"the replay would take [\d,.]+ GiB and .* are free; {line}"):
+        command.refuse_too_large(*prepare(name, **values)[1:], CPU)
+    command.refuse_too_large(*prepare(name)[1:], CPU)
 
 
 def test_on_a_gpu_its_own_memory_counts(monkeypatch):

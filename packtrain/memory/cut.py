@@ -1,0 +1,146 @@
+"""What actors write to: rows of a group of columns go into rings, and sequences are cut as soon as they are whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from packtrain import trees
+from packtrain.memory.storage import sent
+from packtrain.trees import Tree
+from packtrain.types import Row
+
+if TYPE_CHECKING:
+    from packtrain.memory.sequences import SequenceMemory
+
+
+class GroupSink:
+    """Where one group of columns writes, and where the episodes of each stand."""
+
+    def __init__(self, memory: SequenceMemory, begin: int, end: int):
+        self._memory, self._group = memory, slice(begin, end)
+        self.rows = 0  # ever written
+        self._episode = np.full(end - begin, -1)  # the row in which it began; −1: not known, nothing is kept
+        self._next = np.zeros(end - begin, np.int64)  # where the next sequence begins
+        self._waiting: list[dict[str, np.ndarray]] = []  # what is small of the latest rows, not on the device
+
+    def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
+        """One row of all columns; sequences that are whole now can be drawn."""
+        memory, number = self._memory, self.rows
+        named = {name: compact(leaf) for name, leaf in memory.named(row, extras).items()}
+        carries = [compact(leaf) for leaf in trees.flatten(carry)]
+        errors = compact(extras["priority"]).cpu() if memory.sizes.new_priority == "given" else None
+        with memory.alone():
+            memory.begin(row, carry, named)
+            memory.notes.give_up(np.arange(self._group.start, self._group.stop), number + 1 - memory.length)
+            waits = {}
+            for name, leaf in named.items():
+                if name.startswith("obs"):
+                    memory.rings.put(name, self._group, np.array([number % memory.length]), leaf[:, None])
+                else:
+                    waits[name] = leaf.cpu().numpy().copy()
+            self._waiting.append(waits)
+            memory.notes.look(number, self._group, carries, errors)
+            self.rows += 1
+            self._cut(waits["first"])
+            memory.added(len(waits["first"]) - int(waits["first"].sum()))
+
+    def upload(self) -> None:
+        """Bring what waits to the rings."""
+        if not self._waiting:
+            return
+        places = np.arange(self.rows - len(self._waiting), self.rows) % self._memory.length
+        for name in self._waiting[0]:
+            rows = np.stack([row[name] for row in self._waiting], axis=1)  # [group, R, ...]
+            self._memory.rings.put(name, self._group, places, sent(rows, self._memory.device))
+        self._waiting.clear()
+
+    def _cut(self, first: np.ndarray) -> None:
+        """Note the sequences that the latest row makes whole."""
+        number, sizes = self.rows - 1, self._memory.sizes
+        if first.any():
+            self._end(np.flatnonzero(first & (self._episode >= 0)), number - 1)
+            self._episode[first] = self._next[first] = number
+        whole = np.flatnonzero((self._episode >= 0) & (self._next + sizes.steps <= number))
+        self._note(whole, self._next[whole], np.full(len(whole), sizes.steps))
+        self._next[whole] += sizes.stride
+
+    def _end(self, columns: np.ndarray, final: int) -> None:
+        """The episodes of these columns ended in row `final`: what is left of them, up to there."""
+        length, stride = self._memory.sizes.sequence_length, self._memory.sizes.stride
+        left = columns
+        while len(left := left[self._next[left] + length <= final]):
+            self._note(left, self._next[left], final - self._next[left])
+            self._next[left] += stride
+        covered = np.where(self._next > self._episode, self._next - stride + length, self._episode)
+        rest = columns[covered[columns] < final]
+        start = np.maximum(final - length, self._episode[rest])
+        self._note(rest, start, final - start)
+
+    def _note(self, columns: np.ndarray, start: np.ndarray, steps: np.ndarray) -> None:
+        if len(columns):
+            self._memory.notes.add(self._group.start + columns, self._episode[columns], start, steps)
+
+    def leave(self) -> None:
+        """What is under way ends here; nothing is kept until a reset."""
+        self._end(np.flatnonzero(self._episode >= 0), self.rows - 1)
+        self._episode[:] = -1
+
+    # -- saving
+
+    def snapshot(self) -> dict[str, Any]:
+        """Where it stands, its rows by segment, and those that are in none."""
+        memory = self._memory
+        segments, groups, mine = memory.segments, len(memory.sinks), memory.sinks.index(self)
+        size = max(1, segments.rows // memory.columns)  # rows of this group in a segment
+        oldest, whole = max(0, self.rows - memory.length), self.rows // size
+        first = -(-oldest // size)  # the first segment of which every row is still there
+        described = []
+        for number in range(first, whole):
+            segments.write(number * groups + mine, self._rows(number * size, (number + 1) * size))
+            described += segments.described(number * groups + mine, number * groups + mine + 1)
+        if first >= whole:  # no whole segment: everything is in the checkpoint
+            head, tail = (oldest, oldest), (oldest, self.rows)
+        else:
+            head, tail = (oldest, first * size), (whole * size, self.rows)
+        return {
+            "rows": self.rows,
+            "episode": self._episode.copy(),
+            "next": self._next.copy(),
+            "segments": described,
+            "head": self._rows(*head),
+            "tail": self._rows(*tail),
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Go on from a snapshot, into empty rings."""
+        memory = self._memory
+        self.rows, self._waiting = int(snapshot["rows"]), []
+        self._episode, self._next = snapshot["episode"].copy(), snapshot["next"].copy()
+        number = max(0, self.rows - memory.length)
+        for part in (snapshot["head"], *snapshot["segments"], snapshot["tail"]):
+            rows = memory.segments.read(part) if "sha256" in part else part  # one at a time: together they are large
+            if not rows or not len(rows["first"]):
+                continue
+            if not len(memory.rings):
+                memory.rings.allocate({name: leaf[0] for name, leaf in rows.items()})
+            places = np.arange(number, number + len(rows["first"])) % memory.length
+            for name, leaf in rows.items():
+                memory.rings.put(name, self._group, places, leaf.transpose(0, 1))
+            number += len(rows["first"])
+
+    def _rows(self, first: int, end: int) -> dict[str, Tensor]:
+        """Rows by their numbers, which are still there, [rows, group, ...] on the host."""
+        return self._memory.rings.rows(self._group, np.arange(first, end) % self._memory.length)
+
+
+def compact(leaf: Any) -> Tensor:
+    """Long floating-point numbers as float32; everything else, pictures and flags, as it is. Without a copy if it can.
+
+    A tensor stays on its device.
+    """
+    tensor = leaf.detach() if isinstance(leaf, Tensor) else torch.from_numpy(np.asarray(leaf))
+    return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor

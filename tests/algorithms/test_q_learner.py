@@ -1,0 +1,308 @@
+"""The Q-learner: values of a known chain, the actor's own values after burn-in, novelty, and what is saved."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from packtrain import trees
+from packtrain.acting.values import INTRINSIC, GroupPolicy, ValuePolicy, ValueSeat
+from packtrain.algorithms.q_learning import QLearning, _values, novelty_losses, value_loss
+from packtrain.equations.rescale import rescale
+from packtrain.errors import ConfigError
+from packtrain.memory.sequences import Sequences
+from packtrain.networks.action_values import ActionValues, Arms, Epsilons, Novelty
+from packtrain.networks.embedding import ControllableEmbedding
+from packtrain.networks.novelty import RandomDistillation
+from packtrain.networks.perception import Conv
+from packtrain.networks.q_network import QNetwork
+from packtrain.types import Row, Spec
+
+CPU = torch.device("cpu")
+SPEC = Spec(gym.spaces.Box(-9, 9, (2,), np.float32), gym.spaces.Discrete(2))
+VECTOR = QNetwork(hidden_sizes=(16,), lstm_size=16, dueling_size=16)
+NOVEL = Novelty(
+    ControllableEmbedding(hidden_sizes=(16,), size=4, inverse_size=16), RandomDistillation((8,), (8,), 4), 8, 1
+)
+
+
+def play(policy, memory, step, steps, columns, obs, seed=0):
+    """Let a policy act in a world of arrays: step(state, action, rng) → state, reward, terminated, truncated."""
+    seat = ValueSeat(GroupPolicy(policy, 0, columns), columns)
+    rng = np.random.default_rng(seed)
+    state, first = np.zeros(columns, np.int64), np.ones(columns, bool)
+    action, reward = np.zeros(columns, np.int64), np.zeros(columns, np.float32)
+    terminated, truncated = np.zeros(columns, bool), np.zeros(columns, bool)
+    for _ in range(steps):
+        row = Row(obs(state), first, action.copy(), {"train": reward}, terminated, truncated)
+        decision = seat.act(row)
+        memory.sinks[0].add(decision.row, decision.carry, decision.extras)
+        over = terminated | truncated
+        moved, gained, ended, cut = step(state, decision.action, rng)
+        state, first = np.where(over, 0, moved), over
+        reward = np.where(over, 0, gained).astype(np.float32)
+        action = np.where(over, 0, decision.action)
+        terminated, truncated = ended & ~over, cut & ~over & ~ended
+
+
+def chain(state, action, rng):
+    """State 0: action 0 stays for 0, action 1 goes to state 1 for 1. State 1: action 0 ends for 2, 1 returns for 0."""
+    ended = (state == 1) & (action == 0)
+    reward = np.where(state == 0, action == 1, 2.0 * (action == 0))
+    return np.where(state == 0, action, 1 - action), reward, ended, np.zeros_like(ended)
+
+
+def one_hot(state):
+    return np.eye(2, dtype=np.float32)[state]
+
+
+def true_values(discount):
+    """Q*[state, action] of the chain, by value iteration."""
+    q = np.zeros((2, 2))
+    for _ in range(2000):
+        best = q.max(1)
+        q = np.array([[discount * best[0], 1 + discount * best[1]], [2.0, discount * best[0]]])
+    return q
+
+
+@pytest.mark.parametrize("returns", ["n_step", "retrace", "peng"])
+@pytest.mark.parametrize("recurrent", [True, False], ids=["lstm", "plain"])
+def test_it_learns_the_values_of_a_chain_that_ends(returns, recurrent):
+    """Mutations: bootstrapping through the end; the discount left out; the target network ranks and never moves."""
+    torch.manual_seed(0)
+    discount, columns = 0.9, 8
+    blind = {"use_last_action": False, "use_last_reward": False}
+    network = QNetwork(recurrent=recurrent, hidden_sizes=(32,), lstm_size=32, dueling_size=32, **blind)
+    description = ActionValues(network, Epsilons(base=0.7, alpha=0.0), rescaling=None)
+    module = description.build(SPEC)
+    policy = ValuePolicy(description, module, 1, columns)
+    n = 2 if returns == "retrace" else 1  # without correction, longer returns are those of the actor
+    sizes = Sequences(4000, 6, 2 if recurrent else 0, 3, n, 32, extras=("behaviour_prob", "arm"))
+    memory = sizes.build([columns], 0, CPU)
+    play(policy, memory, chain, 300, columns, one_hot)
+    numbers = QLearning(discount, returns, n, 0.0 if returns == "peng" else 0.9, learning_rate=0.003, target_period=10)
+    learner = numbers.build(module, 1)
+    losses = [float(learner.learn(memory, 1)["total_loss"]) for _ in range(500)]
+    obs = torch.from_numpy(one_hot(np.arange(2))).unsqueeze(0)
+    blank = torch.zeros(1, 2)
+    first = torch.ones(1, 2, dtype=torch.bool)
+    found = module.acting.values(obs, first, blank.long(), blank, module.acting.values.initial_carry(2)).values[0]
+    want = true_values(discount)
+    # A core that has seen nothing else is asked about state 1 out of nowhere: it is held against state 0 alone.
+    checked = slice(0, 1) if recurrent else slice(0, 2)
+    np.testing.assert_allclose(found.detach().numpy()[checked], want[checked], atol=0.25)
+    assert found[0, 1] > found[0, 0] + 0.1 and losses[-1] < losses[0] / 5
+
+
+def long_walk(state, action, rng):
+    """Episodes of 3 to 7 steps, some cut off; every reward is another small number."""
+    long = state + 1 + action
+    ended, cut = (long >= 5) & (action == 0), (long >= 7) & (action == 1)
+    return long, rng.random(len(state)) / 2, ended, cut
+
+
+def counted(state):
+    return np.stack([state / 8, np.sin(state)], 1).astype(np.float32)
+
+
+PICTURES = Spec(gym.spaces.Box(0, 255, (6, 6), np.uint8), gym.spaces.Discrete(2))
+
+
+def drawn(state):
+    picture = np.zeros((len(state), 6, 6), np.uint8)
+    picture[np.arange(len(state)), state % 6, state // 6] = 255
+    return picture
+
+
+@pytest.mark.parametrize("kind", ["vectors", "stacks", "two networks"])
+def test_after_burn_in_it_says_what_the_actor_said(kind, monkeypatch):
+    """With unchanged weights, values of replayed rows are those that the actor saw: stored state, burn-in, inputs.
+
+    Mutations: the carry after the row; the last action or intrinsic reward of another row; a reset forgotten.
+    """
+    torch.manual_seed(1)
+    columns = 5
+    options = {"use_last_intrinsic": True, "arms": 3}
+    if kind == "stacks":
+        conv = Conv(channels=(4,), kernels=(3,), strides=(1,), frames=3)
+        network, obs, spec = QNetwork(conv, lstm_size=8, dueling_size=8, **options), drawn, PICTURES
+        embedding = ControllableEmbedding(Conv(channels=(2,), kernels=(3,), strides=(2,)), size=3)
+        novelty = Novelty(embedding, None, 16, 2)
+    else:
+        network = QNetwork(
+            hidden_sizes=(8,), lstm_size=8, dueling_size=8, separate_intrinsic=kind == "two networks", **options
+        )
+        obs, spec, novelty = counted, SPEC, NOVEL
+    description = ActionValues(network, Epsilons(base=0.8, alpha=0.0), novelty, Arms(3))
+    module = description.build(spec)
+    policy = ValuePolicy(description, module, 4, columns)
+    seen: dict[float, torch.Tensor] = {}
+    rewards: list[torch.Tensor] = []
+    original = GroupPolicy.act
+
+    def recording(self, rows, carry):
+        rewards.append(rows.last_reward["train"][-1].clone())
+        return original(self, rows, carry)
+
+    def choosing(self, q):
+        for reward, value in zip(rewards[-1], q, strict=True):
+            if float(reward):
+                seen[float(reward)] = value.clone()
+        return unchanged(self, q)
+
+    unchanged = GroupPolicy._choose
+    monkeypatch.setattr(GroupPolicy, "act", recording)
+    monkeypatch.setattr(GroupPolicy, "_choose", choosing)
+    sizes = Sequences(2000, 4, 3, 2, 2, 64, extras=("arm", "behaviour_prob"))
+    memory = sizes.build([columns], module.context, CPU)
+    play(policy, memory, long_walk, 80, columns, obs)
+    sample = memory.sample(0)
+    said = _values(module.acting.values, module, sample.trajectory, sizes.burn_in, learns=True)
+    values = said.values.detach()
+    if kind == "two networks":
+        from packtrain.equations.q_learning import combined_q
+
+        beta = description.arms.weights()[sample.trajectory.extras["arm"][0]].expand(len(values), -1)
+        values = combined_q(values, said.intrinsic_values.detach(), beta, description.rescaling)
+    compared = 0
+    for t in range(len(sample.trajectory.reward)):
+        for b in range(64):
+            # Row t+1 answers action t: its reward names it. It is there if the step is no padding.
+            reward = float(sample.trajectory.reward[t, b])
+            if reward:
+                torch.testing.assert_close(values[t + 1, b], seen[reward], rtol=1e-4, atol=1e-5)
+                compared += 1
+    assert compared > 150
+
+
+def batch(novelty=None, arms=None, steps=120, seed=0, **options):
+    torch.manual_seed(seed)
+    network = QNetwork(
+        hidden_sizes=(16,), lstm_size=16, dueling_size=16, arms=arms.count if arms else 0,
+        use_last_intrinsic=novelty is not None, **options,
+    )  # fmt: skip
+    description = ActionValues(network, Epsilons(base=0.9, alpha=0.0), novelty, arms)
+    module = description.build(SPEC)
+    sizes = Sequences(2000, 5, 2, 2, 2, 16, extras=("behaviour_prob", "arm"))
+    memory = sizes.build([4], 0, CPU)
+    play(ValuePolicy(description, module, 2, 4), memory, long_walk, steps, 4, counted)
+    return module, memory
+
+
+def test_targets_squash_and_clip():
+    """The priorities are |y − Q| of squashed values. Mutations: a target that is not squashed; the clip left out."""
+    module, memory = batch()
+    sample = memory.sample(0)
+    big = sample.trajectory._replace(reward=torch.full_like(sample.trajectory.reward, 50.0))
+    ones = torch.ones(16)
+    numbers = QLearning(0.0, n_step=2, eta=1.0)
+    _, found = value_loss(module, big, ones, numbers)
+    _, clipped = value_loss(module, big, ones, QLearning(0.0, n_step=2, eta=1.0, reward_clipping="abs_one"))
+    assert found["priorities"].max() == pytest.approx(float(rescale(torch.tensor(50.0))), abs=1.0)
+    assert clipped["priorities"].max() < 2
+
+
+def test_importance_weights_weigh_sequences():
+    module, memory = batch()
+    sample = memory.sample(0)
+    numbers = QLearning(n_step=2)
+    each = [value_loss(module, sample.trajectory, torch.eye(16)[b], numbers)[0] for b in range(16)]
+    whole = value_loss(module, sample.trajectory, torch.arange(16.0), numbers)[0]
+    torch.testing.assert_close(whole, sum(weight * one for weight, one in enumerate(each)))
+
+
+def test_nothing_is_learned_from_padding():
+    """What stands in rows of padding changes neither losses nor gradients. Mutations: weights of 1 everywhere."""
+    module, memory = batch(NOVEL, Arms(3))
+    sample = memory.sample(0)
+    trajectory = sample.trajectory
+    padding = trajectory.first.clone()
+    padding[: memory.context + 1] = False  # behind the end; rows in front are zeros that a reset follows
+    assert padding.any()
+    noise = torch.where(padding.unsqueeze(-1), torch.full_like(trajectory.obs, 7.0), trajectory.obs)
+    numbers = QLearning(n_step=2, returns="retrace")
+    found = []
+    for obs in (trajectory.obs, noise):
+        module.acting.count_observations(torch.zeros(1, 2), torch.ones(1))
+        loss, parts = value_loss(module, trajectory._replace(obs=obs), torch.ones(16), numbers)
+        losses = novelty_losses(module, trajectory._replace(obs=obs), numbers)
+        found.append((loss.detach(), parts["priorities"], losses["embedding"].detach()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_novelty_learns_and_its_target_does_not():
+    """Mutations: the random network learns; observations are not counted; the loss of another head."""
+    module, memory = batch(NOVEL, Arms(3))
+    learner = QLearning(n_step=2, returns="retrace", novelty_learning_rate=0.003).build(module, 1)
+    target = [leaf.clone() for leaf in module.acting.distillation.target.parameters()]
+    found = [learner.learn(memory, 1) for _ in range(150)]
+    for name in ("embedding_loss", "distillation_loss"):
+        assert float(found[-1][name]) < 0.8 * float(found[0][name]), name
+    assert all(torch.equal(a, b) for a, b in zip(target, module.acting.distillation.target.parameters(), strict=True))
+    assert float(module.acting.obs_moments.number) > 150 * 16
+    assert 0 < float(found[-1]["intrinsic_reward"])
+
+
+def test_two_networks_learn_two_rewards():
+    module, memory = batch(NOVEL, Arms(3), separate_intrinsic=True)
+    learner = QLearning(n_step=2, learning_rate=0.003).build(module, 1)
+    before = trees.map(torch.clone, dict(module.acting.values.intrinsic.named_parameters()))
+    first = learner.learn(memory, 1)
+    for _ in range(100):
+        last = learner.learn(memory, 1)
+    assert float(last["intrinsic_value_loss"]) < float(first["intrinsic_value_loss"])
+    assert not torch.equal(before["value.0.weight"], module.acting.values.intrinsic.value[0].weight)
+    assert memory.sample(0).trajectory.extras[f"reward/{INTRINSIC}"].abs().sum() > 0
+
+
+def test_the_target_follows_at_its_period():
+    module, memory = batch()
+    learner = QLearning(n_step=2, target_period=3, publish_period=2).build(module, 1)
+    same = []
+    published = []
+    for _ in range(6):
+        learner.learn(memory, 1)
+        faster, slower = module.acting.values.state_dict(), module.target.state_dict()
+        same.append(all(torch.equal(faster[name], slower[name]) for name in faster))
+        published.append(learner.publishes)
+    assert same == [False, False, True] * 2 and published == [False, True] * 3
+
+
+def test_a_saved_learner_goes_on_as_if_nothing_had_been():
+    """Mutations: moments or the target not saved."""
+    results = []
+    for resumed in (False, True):
+        module, memory = batch(NOVEL, Arms(3), seed=3)
+        learner = QLearning(n_step=2, returns="retrace", target_period=4).build(module, 1)
+        learner.learn(memory, 5)
+        if resumed:
+            state, kept = learner.state_dict(), memory.snapshot()
+            module, memory = batch(NOVEL, Arms(3), seed=4)
+            learner = QLearning(n_step=2, returns="retrace", target_period=4).build(module, 1)
+            learner.load_state_dict(state)
+            memory.restore(kept)
+        learner.learn(memory, 5)
+        results.append((learner.updates, learner.steps, module.state_dict()))
+    assert results[0][:2] == results[1][:2]
+    for name, leaf in results[0][2].items():
+        assert torch.equal(leaf, results[1][2][name]), name
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: QLearning(n_step=0), "QLearning.n_step = 0 must be at least 1"),
+        (lambda: QLearning(discount=1.2), "QLearning.discount = 1.2 must lie between 0 and 1"),
+        (lambda: QLearning(huber=0.0), "QLearning.huber = 0.0 must be above 0, or None"),
+        (lambda: Epsilons(base=2.0), "Epsilons.base = 2.0 must lie between 0 and 1"),
+        (lambda: Novelty(None, None), "Novelty needs an embedding, or a distillation, or both"),
+        (lambda: Novelty(neighbours=0), "Novelty.neighbours = 0 must lie between 1 and memory = 30000"),
+        (lambda: Arms(1), "Arms.count = 1 must be at least 2"),
+        (lambda: ActionValues(arms=Arms()), "Arms weigh intrinsic rewards: set ActionValues.novelty"),
+        (lambda: ActionValues(QNetwork(arms=3)), "QNetwork.arms = 3 does not fit Arms.count = 0"),
+    ],
+)
+def test_bad_numbers_are_refused(make, line):
+    with pytest.raises(ConfigError, match=line.replace("(", r"\(")):
+        make()

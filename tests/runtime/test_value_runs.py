@@ -1,0 +1,220 @@
+"""Runs of Q-learners: what is repeated bit for bit, what survives a kill, and acting beside learning."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from packtrain import knobs
+from packtrain.errors import ConfigError, DivergedError, EnvSetupError
+from packtrain.metrics.console import PlainConsole
+from packtrain.runtime import checkpoint, command, local, serial, together
+from packtrain.runtime.folder import RunFolder
+from packtrain.runtime.training import Training
+
+SMALL = {
+    **{"total_steps": 360, "warm_up": 120, "num_actors": 4, "batch_size": 4, "lstm_size": 8, "hidden_sizes": (8,)},
+    **{"dueling_size": 8, "updates_per_step": 0.1, "log_every": 60, "eval_every": 0, "checkpoint_secs": 1000.0},
+    **{"target_period": 5, "replay_size": 400},
+}
+NOVEL = {**SMALL, "arms": 3, "novelty_memory": 20, "neighbours": 2, "sequence_length": 8, "stride": 8}
+BANDIT = ["Arms.bandit = @Bandit()", "Bandit.window = 6"]
+TIMES = ("wall_s", "steps_per_second", "actor_busy", "learner_busy", "rss_mb")
+
+
+def prepare(name, bindings=(), seed=0, **values):
+    given = {**(NOVEL if name.startswith("ngu") else SMALL), **values}
+    if name.startswith("dqn"):
+        del given["lstm_size"]
+    file, _ = knobs.find_config(name)
+    return command.prepare([file], list(bindings), given, seed, True)
+
+
+def training(path, name="r2d2/catch", bindings=(), saved=None, seed=0, **values):
+    configuration, experiment, spec = prepare(name, bindings, seed, **values)
+    folder = RunFolder(path)
+    folder.checkpoints.mkdir(parents=True, exist_ok=True)
+    console = PlainConsole("x", experiment.run.total_steps)
+    return Training(experiment, spec, folder, configuration, torch.device("cpu"), console, saved, exact=True)
+
+
+def rows(path, kind="train"):
+    found = [json.loads(line) for line in (Path(path) / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in found if row["kind"] == kind]
+
+
+def finish(run):
+    serial.run(run)
+    run.save(required=True)
+    weights = {name: leaf.clone() for name, leaf in run.parts.learners["values"].network.state_dict().items()}
+    run.close()
+    return weights
+
+
+CASES = {
+    "r2d2": ("r2d2/catch", ()),
+    "dqn": ("dqn/catch", ()),
+    "ngu": ("ngu/key_door", BANDIT),
+    "on disk": ("r2d2/catch", ("Sequences.storage = 'disk'",)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_path, case):
+    """Replay, priorities, bandit, novelty and counters come back. Mutations: seats' own state, or keys, not saved."""
+    name, bindings = CASES[case]
+    wanted = finish(training(tmp_path / "whole", name, bindings))
+    for stop in (33, 95, 117):
+        path = tmp_path / str(stop)
+        run = training(path, name, bindings)
+        for count, wish in enumerate(serial.wishes(run)):
+            if count == stop:
+                break
+            serial._grant(run, wish)
+        run.save(required=True)
+        run.close()
+        got = finish(training(path, name, bindings, saved=checkpoint.load_newest(path / "checkpoints")))
+        assert all(torch.equal(wanted[leaf], got[leaf]) for leaf in wanted), stop
+        assert rows(path) == rows(tmp_path / "whole"), stop
+        newest = checkpoint.steps(path / "checkpoints")[-1]
+        for file in ("memories", "learners", "actor"):
+            mine, theirs = (
+                load_file(folder / "checkpoints" / str(newest) / f"{file}.safetensors")
+                for folder in (path, tmp_path / "whole")
+            )
+            assert all(torch.equal(mine[leaf], theirs[leaf]) for leaf in theirs), (stop, file)
+
+
+def test_updates_follow_steps_and_seeds_differ(tmp_path):
+    """Mutations: learning while there is no sequence; a ratio of batches to turns."""
+    run = training(tmp_path / "a")
+    weights = finish(run)
+    assert run.parts.learners["values"].updates == int(0.1 * ((360 - 120) // 4 * 4))
+    assert rows(tmp_path / "a")[-1]["updates/values"] == run.parts.learners["values"].updates
+    other = finish(training(tmp_path / "b", seed=1))
+    assert not torch.equal(weights["target.extrinsic.value.0.weight"], other["target.extrinsic.value.0.weight"])
+
+
+def test_acting_and_learning_at_once_keep_their_ratio_within_slack(tmp_path):
+    """Mutations: an actor that does not wait; a learner that runs ahead of what was acted."""
+    run = training(tmp_path, total_steps=4000, slack=4, updates_per_step=0.02, warm_up=200)
+    assert run.experiment.overlaps and not together.can_share(run.experiment)
+    behind = []
+    learn = run.learn
+
+    def watched(name, count):
+        behind.append(run.due(name))
+        learn(name, count)
+
+    run.learn = watched
+    local.run(run)
+    learner = run.parts.learners["values"]
+    assert run.finished and min(behind) >= 1 and max(behind) <= 4 + 2
+    assert learner.updates <= 0.02 * (run.acted - 200) + 1 and learner.updates >= 0.02 * (4000 - 200) - 8
+    run.close()
+
+
+def test_without_a_ratio_both_run_freely(tmp_path):
+    run = training(tmp_path, total_steps=3000, updates_per_step=None)
+    local.run(run)
+    assert run.finished and run.parts.learners["values"].updates > 3
+    run.close()
+
+
+def test_environments_that_cannot_be_saved_leave_replay_and_bandit(tmp_path):
+    """Mutations: the bandit begins anew; the replay of a run whose episodes are lost is lost with them."""
+    name, values = "ngu/key_door", {"env": "CartPole-v1", "total_steps": 300}
+    bindings = [*BANDIT, "Environment.kwargs = {}"]
+    run = training(tmp_path, name, bindings, **values)
+    serial.run(run)
+    run.save(required=True)
+    kept, seat = len(run.parts.memories["replay"]), run.parts.actor.seats[0]
+    assert seat._policy.own["window_number"].min() > 0
+    run.close()
+    again = training(tmp_path, name, bindings, saved=checkpoint.load_newest(tmp_path / "checkpoints"), **values)
+    mine = again.parts.actor.seats[0]._policy.own
+    assert len(again.parts.memories["replay"]) >= kept
+    for leaf in ("window_arm", "window_value", "window_number", "error_mean", "distance_mean"):
+        assert torch.equal(mine[leaf], seat._policy.own[leaf]), leaf
+    again.close()
+
+
+def test_every_step_that_was_made_is_in_the_replay(tmp_path):
+    """No sample is lost between actor and replay. Mutation: rows of one group not handed on."""
+    run = training(tmp_path, replay_size=4000)
+    serial.run(run)
+    memory = run.parts.memories["replay"]
+    under_way = run.parts.actor.steps - memory.count  # sent, and not yet seen again
+    assert 0 <= under_way <= 4
+    run.close()
+
+
+@pytest.mark.slow
+def test_kills_lose_nothing(tmp_path):
+    """kill −9 at odd moments, resumed by the same command each time: the same curve, and all of the replay."""
+    argv = [sys.executable, "-m", "packtrain", "train", "ngu/key_door", "--output_dir", str(tmp_path / "run")]
+    values = {**NOVEL, "checkpoint_secs": 0.05}
+    argv += [f"--{name}={value}" for name, value in values.items()] + ["--runtime", "serial"]
+    argv += [part for binding in BANDIT for part in ("--config", binding)]
+    killed = 0
+    for k in range(20):
+        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        begun, saved = time.monotonic(), tmp_path / "run" / "checkpoints"
+        before = set(checkpoint.steps(saved)) if saved.is_dir() else set()
+        while process.poll() is None and time.monotonic() - begun < 60:
+            if saved.is_dir() and set(checkpoint.steps(saved)) - before:
+                time.sleep(0.013 * (k % 10))
+                break
+            time.sleep(0.01)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        process.wait()
+        if killed == 5:
+            break
+    assert killed >= 3
+    assert subprocess.run(argv, stdout=subprocess.DEVNULL).returncode == 0
+    finish(training(tmp_path / "whole", "ngu/key_door", BANDIT, checkpoint_secs=0.05))
+    assert rows(tmp_path / "run") == rows(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "bindings", "line"),
+    [
+        ("r2d2/catch", {"burn_in": 500}, [], "Sequences.burn_in = 500 with 10 steps to learn from takes"),
+        ("r2d2/catch", {"replay_size": 30}, [], "Sequences.capacity = 30 is less than a batch of 4 sequences of 10"),
+        ("r2d2/catch", {"n_step": 11}, [], "Sequences.n_step = 11 is more than Sequences.sequence_length = 10"),
+        ("r2d2/catch", {"stride": 11}, [], "Sequences.stride = 11 is more than Sequences.sequence_length = 10"),
+        ("r2d2/catch", {"env": "Pendulum-v1"}, ["Environment.kwargs = {}"], "QNetwork values a choice of actions"),
+        ("r2d2/catch", {"slack": 0}, [], "LearnerUse.slack = 0 must be at least 1"),
+        ("r2d2/catch", {"updates_per_step": -1.0}, [], "LearnerUse.ratio = -1.0 must be above 0"),
+        ("r2d2/catch", {"epsilon_base": 1.5}, [], "Epsilons.base = 1.5 must lie between 0 and 1"),
+        ("r2d2/catch", {}, ["QLearning.n_step = 2"], "QLearning.n_step = 2 and Sequences.n_step = 3 differ"),
+        ("r2d2/catch", {}, ["Sequences.extras = ()", "QLearning.returns = 'retrace'"], "wants 'behaviour_prob' kept"),
+        ("ngu/key_door", {}, ["Sequences.extras = ('behaviour_prob',)"], "wants 'arm' kept"),
+        ("ngu/key_door", {"neighbours": 0}, [], "Novelty.neighbours = 0 must lie between 1 and"),
+        ("r2d2/catch", {}, ["Experiment.policy = @Control()"], "Control and PredictiveControl learn from Replay"),
+    ],
+)
+def test_bad_input_is_one_clear_line(name, values, bindings, line):
+    with pytest.raises((ConfigError, EnvSetupError), match=re.escape(line)) as caught:
+        _, experiment, spec = prepare(name, bindings, **values)
+        experiment.memories["replay"].build([4], 0, torch.device("cpu"))
+    assert "\n" not in str(caught.value)
+
+
+def test_priorities_that_are_not_numbers_stop_the_run(tmp_path):
+    run = training(tmp_path)
+    serial.run(run)
+    memory = run.parts.memories["replay"]
+    sample = memory.sample(0)
+    with pytest.raises(DivergedError, match="not finite"):
+        memory.set_priorities(sample.keys, torch.full((4,), float("nan")))
+    run.close()
