@@ -101,6 +101,9 @@ class DynamicsRule:
     def kind(self, update: int) -> None:
         """All alike."""
 
+    def begin(self) -> None:
+        """Nothing."""
+
     def stop(self, update: int) -> int:
         """Nothing happens in between."""
         return 2**31

@@ -42,6 +42,9 @@ class Rule(Protocol):
     def kind(self, update: int) -> Any:
         """What sort of update this is, where there are several; each is captured for itself."""
 
+    def begin(self) -> None:
+        """Before the first update of a call: somebody else may have changed weights."""
+
     def stop(self, update: int) -> int:
         """How many updates may follow this many before `between` must be called again."""
 
@@ -81,6 +84,7 @@ class Launches:
         count = len(next(iter(given[0].values())))
         assert count <= ROOM, f"{count} updates at once"
         self._sum.zero_()
+        self.rule.begin()
         if not self._capture:
             for k in range(count):
                 if self.runs == 1:

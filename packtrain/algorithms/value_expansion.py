@@ -168,6 +168,15 @@ class ValueRule:
         """Whether the policy is updated too."""
         return (update + 1) % self.settings.policy_delay == 0
 
+    def begin(self) -> None:
+        """Pack what does not learn in the course of this, where products may be rounded."""
+        network, settings = self.network, self.settings
+        if network.log_temperature.is_cuda and torch.get_float32_matmul_precision() == "high":
+            if network.frozen is not None:
+                network.frozen.pack()
+            if settings.target_period is not None:
+                network.target.pack()
+
     def stop(self, update: int) -> int:
         """The distance to the next copy."""
         periods = (self.settings.target_period, self.settings.model_period, self.settings.publish_period)
@@ -177,13 +186,19 @@ class ValueRule:
     def between(self, update: int) -> None:
         """Copies that are due."""
         settings = self.settings
-        if settings.target_period is not None and update % settings.target_period == 0:
+        target, model, publish = (
+            period is not None and update % period == 0
+            for period in (settings.target_period, settings.model_period, settings.publish_period)
+        )
+        if target:
             self._copy("target", "critic")
             self._copy("target_policy", "policy")
-        if settings.model_period is not None and update % settings.model_period == 0:
+        if model:
             self._freeze()
-        if settings.publish_period is not None and update % settings.publish_period == 0:
+        if publish:
             self._copy("behaviour", "policy")
+        if target or model:
+            self.begin()
 
     @torch.no_grad()
     def end(self) -> None:

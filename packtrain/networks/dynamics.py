@@ -85,6 +85,11 @@ class DynamicsNetwork(nn.Module):
         self.reward_scale = nn.Buffer(torch.ones(1, 1))
         self.elites = nn.Buffer(torch.arange(sizes.elites or sizes.transitions)[None])  # [R, E] the best members
 
+    def pack(self) -> None:
+        """See `StackedNetwork.pack`; for models that do not learn."""
+        for network in (self.transition, self.reward, self.termination):
+            network.pack()
+
     def guess(self, obs: Tensor, action: Tensor) -> Guess:
         """What every transition member says of the same steps [R, N, ...], or each of its own [R, K, N, ...]."""
         raw = self.transition(torch.cat([self._normal(obs), action], -1))

@@ -314,6 +314,9 @@ def test_a_rule_is_all_that_launches_know():
         def kind(self, update):
             return update
 
+        def begin(self):
+            self.seen.append("begin")
+
         def stop(self, update):
             return 2 - update % 2
 
@@ -333,4 +336,4 @@ def test_a_rule_is_all_that_launches_know():
         given = [{"x": torch.arange(6.0).reshape(3, 2)}, {"x": 10 * torch.ones(3, 2)}]
         got = launch.update(given, 4)
         assert got.tolist() == [[5.0, 5.0], [20.0, 5.0]]  # (1 + 5 + 9) / 3; updates 4, 5, 6
-        assert rule.seen == [5, 6, 7, "end"]
+        assert rule.seen == ["begin", 5, 6, 7, "end"]

@@ -161,3 +161,34 @@ def test_gradients_are_those_of_plain_layers(learns):
     if not learns:
         with pytest.raises(RuntimeError, match="not have been used"):
             torch.autograd.grad(joint(x, learns).sum(), joint.weights[0])
+
+
+@pytest.mark.parametrize("layers", [0, 1, 4])
+def test_packed_weights_say_the_same_within_their_rounding(layers):
+    """Half the bytes, biases folded. Mutations: a bias not folded into the next layer; weights that went stale."""
+    torch.manual_seed(0)
+    network = StackedMlp(3, (32,) * layers).build(5, 2)
+    with torch.no_grad():
+        for bias in network.biases:
+            bias.normal_()
+    x = torch.randn(1, 3, 64, 5)
+    with torch.no_grad():
+        wanted = network(x)
+        network.pack()
+        found = network(x)
+        assert found.dtype == torch.float32 and not torch.equal(found, wanted)
+        scale = wanted.abs().amax()
+        assert (found - wanted).abs().max() < 4e-3 * scale
+        places = [leaf.data_ptr() for leaf in network._packed[0]]
+        network.weights[-1].mul_(2)
+        network.biases[-1].mul_(2)
+        network.pack()
+        assert (network(x) - 2 * wanted).abs().max() < 8e-3 * scale
+        assert places == [leaf.data_ptr() for leaf in network._packed[0]]  # captured updates read them there
+    assert torch.equal(network(x).detach(), network._layers(x[0], network._leaves, torch.relu)[None])  # with a gradient
+
+
+def test_networks_with_other_layers_are_not_packed():
+    network = StackedMlp(2, (8,), activation="silu").build(3, 1)
+    network.pack()
+    assert network._packed is None
