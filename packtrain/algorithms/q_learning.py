@@ -61,12 +61,16 @@ class QLearning:
     grad_norm_clipping: float | None = 40.0  # of the values' network; None: not clipped
     target_period: int = 2500  # updates between copies into the target network
     publish_period: int = 1  # updates between versions of the weights that act
-    novelty_learning_rate: float = 0.0005  # of embedding and distillation
-    embedding_decay: float = 1e-5  # L2, of the embedding
+    embedding_learning_rate: float = 0.0005
+    embedding_decay: float = 1e-5  # L2
+    distillation_learning_rate: float = 0.0005
     novelty_steps: int = 5  # of each sequence, its last ones, that they learn from
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "adam_epsilon", "novelty_learning_rate"):
+        for name in ("embedding_learning_rate", "distillation_learning_rate"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"QLearning.{name} = {getattr(self, name)} must not be negative")
+        for name in ("learning_rate", "adam_epsilon"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"QLearning.{name} = {getattr(self, name)} must be above 0")
         for name in ("discount", "trace_lambda", "eta"):
@@ -108,11 +112,13 @@ class QLearner:
                 norm=settings.grad_norm_clipping,
             )
         }
-        rate = settings.novelty_learning_rate
         if acting.embedding is not None:
-            self._optimisers["embedding"] = Adam(acting.embedding.parameters(), rate, settings.embedding_decay)
+            self._optimisers["embedding"] = Adam(
+                acting.embedding.parameters(), settings.embedding_learning_rate, settings.embedding_decay
+            )
         if acting.distillation is not None:
-            self._optimisers["distillation"] = Adam(acting.distillation.predictor.parameters(), rate)
+            predictor = acting.distillation.predictor.parameters()
+            self._optimisers["distillation"] = Adam(predictor, settings.distillation_learning_rate)
         self._slower, self._faster = (list(part.state_dict().values()) for part in (network.target, acting.values))
         self._given: tuple[Trajectory, Tensor] | None = None  # what a captured update reads
         self._found: dict[str, Tensor] = {}  # and what it leaves

@@ -83,7 +83,7 @@ def _quiet() -> Iterator[None]:
 def bound(parts: list[Part], cores: int) -> tuple[float, str]:
     """Steps per second that the parts allow together, and what limits them."""
     by_cores = 1e6 * cores / sum(part.core_us for part in parts)
-    by_lock = 1e6 / sum(part.lock_us for part in parts)
+    by_lock = 1e6 / max(1e-9, sum(part.lock_us for part in parts))  # the profiler may find all of it in operators
     return (by_cores, f"{cores} cores") if by_cores <= by_lock else (by_lock, "the interpreter's lock")
 
 

@@ -117,22 +117,22 @@ def open_training(subject: Subject, folder: Path, streams: list[Stream] | None =
 
 
 def train(training: Training, secs: float, warm_up_secs: float = WARM_UP_SECS) -> tuple[float, dict[str, float]]:
-    """The local runtime for a while: its rate, and how busy its two loops were."""
+    """The local runtime for a while: its rate, how busy its two loops were, and updates a second."""
     training.stop = None
-    training.actor_busy.share(), training.learner_busy.share()
-    marks: list[tuple[float, int]] = []
+    marks: list[tuple[float, int, int]] = []
+    busy: dict[str, float] = {}
 
     def stop_later() -> None:
         for pause in (warm_up_secs, secs):
             time.sleep(pause)
-            marks.append((time.monotonic(), training.step))
+            marks.append((time.monotonic(), training.step, training.parts.updates))
+            busy["actor_busy"], busy["learner_busy"] = training.actor_busy.share(), training.learner_busy.share()
         training.stop = KeyboardInterrupt()
 
     threading.Thread(target=stop_later, daemon=True).start()
     local.run(training)
-    (begin, first), (end, last) = marks
-    busy = {"actor_busy": training.actor_busy.share(), "learner_busy": training.learner_busy.share()}
-    return (last - first) / (end - begin), busy
+    (begin, first, before), (end, last, after) = marks
+    return (last - first) / (end - begin), {**busy, "updates_per_second": (after - before) / (end - begin)}
 
 
 def breakdown(training: Training, secs: float) -> dict[str, float]:

@@ -234,7 +234,9 @@ def test_nothing_is_learned_from_padding():
 def test_novelty_learns_and_its_target_does_not():
     """Mutations: the random network learns; observations are not counted; the loss of another head."""
     module, memory = batch(NOVEL, Arms(3))
-    learner = QLearning(n_step=2, returns="retrace", novelty_learning_rate=0.003).build(module, 1)
+    learner = QLearning(
+        n_step=2, returns="retrace", embedding_learning_rate=0.003, distillation_learning_rate=0.003
+    ).build(module, 1)
     target = [leaf.clone() for leaf in module.acting.distillation.target.parameters()]
     found = [learner.learn(memory, 1) for _ in range(150)]
     for name in ("embedding_loss", "distillation_loss"):
