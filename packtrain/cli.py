@@ -20,7 +20,7 @@ USAGE = """usage: packtrain COMMAND [ARGUMENTS]      (packtrain COMMAND --help s
   list                   the shipped configurations
   show-config CONFIG...  the configuration that would run
   report RUN...          one HTML page with the curves of one or more runs
-  convert FILE           a TorchBeast checkpoint as a run folder, a STEVE configuration as a .gin file
+  convert FILE           a TorchBeast checkpoint as a run folder, a STEVE or marltas_core configuration as a .gin file
   bench NAME             throughput beside its own limits
   doctor                 versions, devices, limits, and what is missing
 """
@@ -328,9 +328,9 @@ def _report(argv: list[str]) -> int:
 
 
 def _convert(argv: list[str]) -> int:
-    text = "Make a run folder of a TorchBeast checkpoint, or a .gin file of a configuration of the STEVE project."
+    text = "Make a run folder of a TorchBeast checkpoint, or a .gin file of a configuration of STEVE or marltas_core."
     parser = _Parser(prog="packtrain convert", description=text)
-    parser.add_argument("old", metavar="FILE", help="model.tar, or a .json file; nothing in it can run")
+    parser.add_argument("old", metavar="FILE", help="model.tar, or a .json or .yaml file; nothing in it can run")
     parser.add_argument(
         "configs",
         nargs="*",
@@ -338,18 +338,29 @@ def _convert(argv: list[str]) -> int:
         help="what to build on (default: impala/atari_paper for MonoBeast's network, impala/pong_deep for PolyBeast's)",
     )
     parser.add_argument(
-        "--output_dir", metavar="DIR", help="the run folder, which must not exist; of a .json file: where NAME.gin goes"
+        "--output_dir",
+        metavar="DIR",
+        help="the run folder, which must not exist; of a configuration: where NAME.gin goes",
     )
-    parser.add_argument("--out", metavar="FILE.gin", help="of a .json file (default: NAME.gin)")
+    parser.add_argument("--out", metavar="FILE.gin", help="of a configuration (default: NAME.gin)")
     parser.add_argument("--env", metavar="ID", help="the environment (default: what the file says)")
+    parser.add_argument(
+        "--script",
+        metavar="NAME",
+        help="that a .yaml file is for: async_rnn_train, sync_rnn_train, async_cnn_train, sync_cnn_train "
+        "(default: what its keys say)",
+    )
     parser.add_argument(
         "--config", action="append", default=[], metavar="BINDING", help="one gin binding; may repeat; wins"
     )
     arguments = parser.parse_intermixed_args(argv)
     if "" in (arguments.output_dir, arguments.out):
         raise ConfigError("--output_dir and --out need a name; one of them is empty")
-    if arguments.old.lower().endswith(".json"):
-        return _convert_config(arguments)
+    is_yaml = arguments.old.lower().endswith((".yaml", ".yml"))
+    if arguments.script is not None and not is_yaml:
+        raise ConfigError(f"--script is for .yaml files of marltas_core, and {arguments.old} is none")
+    if is_yaml or arguments.old.lower().endswith(".json"):
+        return _convert_config(arguments, is_yaml)
     if arguments.out or not arguments.output_dir:
         raise ConfigError("a checkpoint becomes a run folder: name it with --output_dir, not with --out")
     found = [knobs.find_config(name) for name in arguments.configs]
@@ -363,16 +374,19 @@ def _convert(argv: list[str]) -> int:
     return 0
 
 
-def _convert_config(arguments: argparse.Namespace) -> int:
+def _convert_config(arguments: argparse.Namespace, is_yaml: bool) -> int:
     path = Path(arguments.old).expanduser()
     if arguments.configs or arguments.config:
         raise ConfigError(f"{path} says itself what to build on; CONFIG and --config are for checkpoints")
     if arguments.out and arguments.output_dir:
         raise ConfigError("--out names the file and --output_dir its folder; give one or the other")
-    from packtrain.runtime import steve_configs
+    from packtrain.runtime import marltas_configs, steve_configs
 
     out = Path(arguments.out or Path(arguments.output_dir or "") / f"{path.stem}.gin").expanduser()
-    print(steve_configs.convert(path, out, arguments.env))
+    if is_yaml:
+        print(marltas_configs.convert(path, out, arguments.env, arguments.script))
+    else:
+        print(steve_configs.convert(path, out, arguments.env))
     return 0
 
 

@@ -28,7 +28,7 @@ _KNOB = re.compile(r"^([A-Za-z_]\w*)\s*=\s*(.+?)\s*$")
 _INCLUDE = re.compile(r"""^include\s+(['"])(.+)\1\s*(#.*)?$""")
 _IMPORT = re.compile(r"^(import|from)\s")
 _TYPE = re.compile(r"#?\s*type:\s*(\w+)\s*$")
-_TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+_TYPES = {"int": int, "float": float, "str": str, "bool": bool, "tuple": tuple}
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _read_line(line: str, known: dict[str, Knob], where: str) -> Knob | None:
             kind = before.type
         return replace(before, default=default, type=kind, comment=comment or before.comment, where=where)
     if default is None and kind is type(None):
-        raise ConfigError(f"{where}: knob {name!r} is None and needs a comment '# type: int|float|str|bool'")
+        raise ConfigError(f"{where}: knob {name!r} is None and needs a comment '# type: int|float|str|bool|tuple'")
     return Knob(name, default, kind, comment, where)
 
 

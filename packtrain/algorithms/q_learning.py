@@ -104,6 +104,7 @@ class QLearner:
         self.settings, self.network = settings, network
         acting = network.acting
         self._device = network.device
+        self.capture = self._device.type == "cuda"  # whether an update is one launch
         self._optimisers = {
             "values": Adam(
                 acting.values.parameters(),
@@ -142,7 +143,7 @@ class QLearner:
         weight = sample.importance_weight
         if weight is None:
             weight = torch.ones(sample.trajectory.first.shape[1], device=self._device)
-        if self._device.type == "cuda":
+        if self.capture:
             found = self._replay(sample.trajectory, weight)
         else:
             found = self._step(sample.trajectory, weight)
@@ -224,7 +225,8 @@ def value_loss(
     target = _values(network.target, network, trajectory, burn_in, learns=False)
     arms = network.sizes.arms
     arm = trajectory.extras["arm"][0] if arms is not None else torch.zeros_like(trajectory.reward[0], dtype=torch.int64)
-    beta, discount = _of_arms(network, settings, arm)
+    beta = network.arm_weights[arm]  # [B]
+    discount = settings.discount if network.arm_discounts is None else network.arm_discounts[arm]
     first = trajectory.first[network.context + burn_in :]
     ends = boundaries(first, trajectory.terminated, trajectory.truncated, 1.0)
     ends = ends._replace(discount_t=ends.discount_t * discount)
@@ -312,19 +314,6 @@ def _values(
         with torch.no_grad():
             carry = say(0, burn_in, carry).carry
     return say(burn_in, end, carry)
-
-
-def _of_arms(network: ActionValuesNetwork, settings: QLearning, arm: Tensor) -> tuple[Tensor, Tensor]:
-    """β and γ of each column's arm, [B] each."""
-    arms, device = network.sizes.arms, arm.device
-    if arms is None:
-        shape = arm.shape
-        return (
-            torch.full(shape, network.sizes.novelty_weight, device=device),
-            torch.full(shape, settings.discount, device=device),
-        )
-    betas, discounts = arms.weights(), arms.each_discount(settings.discount)
-    return betas.to(device)[arm], discounts.to(device)[arm]
 
 
 def _judge(

@@ -143,10 +143,10 @@ class Arms:
         """β of each, [N]."""
         return novelty_weights(self.count, self.largest_weight)
 
-    def each_discount(self, discount: float) -> Tensor:
-        """γ of each, [N]."""
+    def own_discounts(self) -> Tensor | None:
+        """γ of each, [N]; None: the learner's."""
         if self.discounts == "one":
-            return torch.full((self.count,), discount)
+            return None
         return ngu_discounts(self.count) if self.discounts == "ngu" else agent57_discounts(self.count, ordered=True)
 
 
@@ -189,6 +189,11 @@ class ActionValuesNetwork(nn.Module):
         self.acting = ActingNetwork(sizes, spec)
         self.target = copy.deepcopy(self.acting.values).requires_grad_(False)
         self.context = self.acting.context
+        arms = sizes.arms
+        weights = torch.tensor([sizes.novelty_weight]) if arms is None else arms.weights()
+        self.arm_weights = nn.Buffer(weights, persistent=False)  # [N] β; of the only arm, where there are none
+        discounts = None if arms is None else arms.own_discounts()  # [N] γ; None: the learner's
+        self.arm_discounts = None if discounts is None else nn.Buffer(discounts, persistent=False)
 
     @property
     def precision(self) -> torch.dtype | None:

@@ -175,16 +175,16 @@ def test_after_burn_in_it_says_what_the_actor_said(kind, monkeypatch):
     assert compared > 150
 
 
-def batch(novelty=None, arms=None, steps=120, seed=0, **options):
+def batch(novelty=None, arms=None, steps=120, seed=0, device=CPU, **options):
     torch.manual_seed(seed)
     network = QNetwork(
         hidden_sizes=(16,), lstm_size=16, dueling_size=16, arms=arms.count if arms else 0,
         use_last_intrinsic=novelty is not None, **options,
     )  # fmt: skip
     description = ActionValues(network, Epsilons(base=0.9, alpha=0.0), novelty, arms)
-    module = description.build(SPEC)
+    module = description.build(SPEC).to(device)
     sizes = Sequences(2000, 5, 2, 2, 2, 16, extras=("behaviour_prob", "arm"))
-    memory = sizes.build([4], 0, CPU)
+    memory = sizes.build([4], 0, device)
     play(ValuePolicy(description, module, 2, 4), memory, long_walk, steps, 4, counted)
     return module, memory
 
@@ -289,6 +289,26 @@ def test_a_saved_learner_goes_on_as_if_nothing_had_been():
     assert results[0][:2] == results[1][:2]
     for name, leaf in results[0][2].items():
         assert torch.equal(leaf, results[1][2][name]), name
+
+
+@pytest.mark.parametrize("two", [False, True], ids=["one network", "two networks"])
+def test_a_captured_update_is_the_plain_one_on_a_gpu(two):
+    """With novelty, arms and copies; acting is captured too. Mutation: a leaf of the sample that is not copied."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    results = []
+    for capture in (False, True):
+        module, memory = batch(NOVEL, Arms(3), device=torch.device("cuda", 0), separate_intrinsic=two)
+        learner = QLearning(n_step=2, returns="retrace", target_period=4).build(module, 1)
+        learner.capture = capture
+        memory.reseed(5)
+        found = [learner.learn(memory, 1) for _ in range(12)]
+        assert (learner._launch is not None and learner._launch._graph is not None) == capture
+        results.append((found[-1], module.state_dict()))
+    for name, leaf in results[0][1].items():
+        torch.testing.assert_close(results[1][1][name], leaf, rtol=1e-2, atol=1e-3, msg=name)
+    for name, value in results[0][0].items():
+        torch.testing.assert_close(results[1][0][name], value, rtol=5e-2, atol=1e-2, msg=name)
 
 
 @pytest.mark.parametrize(
