@@ -55,6 +55,9 @@ class QLearning:
     double: bool = True  # the online network ranks actions, the target network values them
     reward_clipping: Literal["abs_one", "none"] = "none"
     huber: float | None = None  # where the loss becomes linear; None: nowhere
+    exploit_share: float = (
+        0.0  # of the sequences, learned as if arm 0 had made them: retrace sees to what it would not do
+    )
     eta: float = 0.9  # of a sequence's priority, η max |δ| + (1 − η) mean |δ|
     learning_rate: float = 0.0001
     adam_epsilon: float = 0.001
@@ -73,7 +76,7 @@ class QLearning:
         for name in ("learning_rate", "adam_epsilon"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"QLearning.{name} = {getattr(self, name)} must be above 0")
-        for name in ("discount", "trace_lambda", "eta"):
+        for name in ("discount", "trace_lambda", "eta", "exploit_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"QLearning.{name} = {getattr(self, name)} must lie between 0 and 1")
         for name in ("n_step", "target_period", "publish_period", "novelty_steps"):
@@ -221,10 +224,9 @@ def value_loss(
     """
     steps = len(trajectory.reward)
     burn_in = len(trajectory.first) - 1 - steps - network.context
-    online = _values(network.acting.values, network, trajectory, burn_in, learns=True)
-    target = _values(network.target, network, trajectory, burn_in, learns=False)
-    arms = network.sizes.arms
-    arm = trajectory.extras["arm"][0] if arms is not None else torch.zeros_like(trajectory.reward[0], dtype=torch.int64)
+    arm = _arms(network, trajectory, settings.exploit_share)
+    online = _values(network.acting.values, network, trajectory, arm, burn_in, learns=True)
+    target = _values(network.target, network, trajectory, arm, burn_in, learns=False)
     beta = network.arm_weights[arm]  # [B]
     discount = settings.discount if network.arm_discounts is None else network.arm_discounts[arm]
     first = trajectory.first[network.context + burn_in :]
@@ -269,8 +271,23 @@ def value_loss(
     return loss, found
 
 
+def _arms(network: ActionValuesNetwork, trajectory: Trajectory, exploit_share: float) -> Tensor:
+    """Whose values are learned from each sequence, [B] int64; one an episode, and there is one episode."""
+    none = torch.zeros_like(trajectory.reward[0], dtype=torch.int64)
+    if network.sizes.arms is None:
+        return none
+    turn = torch.arange(len(none) + 1, device=none.device) * exploit_share
+    exploits = turn[1:].floor() > turn[:-1].floor()  # evenly over the batch
+    return torch.where(exploits, none, trajectory.extras["arm"][0])
+
+
 def _values(
-    values: QValueNetwork, network: ActionValuesNetwork, trajectory: Trajectory, burn_in: int, learns: bool
+    values: QValueNetwork,
+    network: ActionValuesNetwork,
+    trajectory: Trajectory,
+    arm: Tensor,
+    burn_in: int,
+    learns: bool,
 ) -> QOutput:
     """What a network says of all rows after the burn-in, [T+1, B, A]; the burn-in only warms its core up."""
     context, own = network.context, values.context
@@ -281,9 +298,7 @@ def _values(
     if values.sizes.use_last_intrinsic:
         before, after = trajectory.last_reward[INTRINSIC], trajectory.extras[f"reward/{INTRINSIC}"]
         intrinsic = torch.cat([before, after])
-    arm: Tensor | None = None
-    if values.sizes.arms:
-        arm = trajectory.extras["arm"][0].expand(len(first), -1)  # one an episode, and there is one episode
+    told = arm.expand(len(first), -1) if values.sizes.arms else None
 
     def say(begin: int, end: int, carry: Tree) -> QOutput:
         """Of rows begin … end, counted from the first of the burn-in."""
@@ -296,7 +311,7 @@ def _values(
             last_reward[rows],
             carry,
             None if intrinsic is None else intrinsic[rows],
-            None if arm is None else arm[rows],
+            None if told is None else told[rows],
             padded=True,
         )
 

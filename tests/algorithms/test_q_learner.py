@@ -157,7 +157,8 @@ def test_after_burn_in_it_says_what_the_actor_said(kind, monkeypatch):
     memory = sizes.build([columns], module.context, CPU)
     play(policy, memory, long_walk, 80, columns, obs)
     sample = memory.sample(0)
-    said = _values(module.acting.values, module, sample.trajectory, sizes.burn_in, learns=True)
+    arm = sample.trajectory.extras["arm"][0]
+    said = _values(module.acting.values, module, sample.trajectory, arm, sizes.burn_in, learns=True)
     values = said.values.detach()
     if kind == "two networks":
         from packtrain.equations.q_learning import combined_q
@@ -256,6 +257,22 @@ def test_two_networks_learn_two_rewards():
     assert float(last["intrinsic_value_loss"]) < float(first["intrinsic_value_loss"])
     assert not torch.equal(before["value.0.weight"], module.acting.values.intrinsic.value[0].weight)
     assert memory.sample(0).trajectory.extras[f"reward/{INTRINSIC}"].abs().sum() > 0
+
+
+def test_half_of_the_sequences_are_learned_as_if_arm_0_had_made_them():
+    """Mutations: the same share at the front of the batch; the arm that the network is told left as it was."""
+    module, memory = batch(NOVEL, Arms(3, 0.5))
+    trajectory = memory.sample(0).trajectory
+    numbers = QLearning(n_step=2, returns="retrace", exploit_share=0.5)
+    zero = trajectory._replace(extras={**trajectory.extras, "arm": torch.zeros_like(trajectory.extras["arm"])})
+    plain = QLearning(n_step=2, returns="retrace")
+    half, own, greedy = (
+        value_loss(module, given, torch.ones(16), settings)[1]["priorities"]
+        for given, settings in ((trajectory, numbers), (trajectory, plain), (zero, plain))
+    )
+    torch.testing.assert_close(half[1::2], greedy[1::2])
+    torch.testing.assert_close(half[::2], own[::2])
+    assert not torch.allclose(half[1::2], own[1::2]) and not torch.allclose(half[::2], greedy[::2])
 
 
 def test_the_target_follows_at_its_period():
