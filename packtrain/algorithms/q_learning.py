@@ -55,9 +55,7 @@ class QLearning:
     double: bool = True  # the online network ranks actions, the target network values them
     reward_clipping: Literal["abs_one", "none"] = "none"
     huber: float | None = None  # where the loss becomes linear; None: nowhere
-    exploit_share: float = (
-        0.0  # of the sequences, learned as if arm 0 had made them: retrace sees to what it would not do
-    )
+    exploit_share: float = 0.0  # of the sequences, learned as if arm 0 had made them
     eta: float = 0.9  # of a sequence's priority, η max |δ| + (1 − η) mean |δ|
     learning_rate: float = 0.0001
     adam_epsilon: float = 0.001
