@@ -43,6 +43,7 @@ class Outcome(NamedTuple):
     over: np.ndarray | None = None  # [B] bool, a reset follows; None: wherever terminated or truncated
     life_over: np.ndarray | None = None  # [B] bool, a life ended, the last of a game included; None: no lives
     waiting: np.ndarray | None = None  # [B] bool, its episode is over and it waits for the others; None: nobody waits
+    info: dict[str, Any] = {}  # {name: [B, ...]} what the environment tells beside
 
 
 class Columns(Protocol):
@@ -186,7 +187,7 @@ class FunctionalColumns:
         )
         self._ended = terminated | truncated if waiting is None else terminated | truncated | waiting
         self.busy_since = None
-        return Outcome(obs, first, rewards, terminated, truncated, extras.get("solved"), waiting=waiting)
+        return Outcome(obs, first, rewards, terminated, truncated, extras.get("solved"), waiting=waiting, info=extras)
 
     @property
     def states(self) -> Tree:
@@ -444,7 +445,8 @@ class GymnasiumColumns:
         self.boundary.dropped += int(np.sum(infos.get(DROPPED, 0)))
         self._ended = terminated | truncated
         solved = infos.get("solved")
-        return Outcome(obs, first, rewards, terminated, truncated, None if solved is None else np.asarray(solved, bool))
+        solved = None if solved is None else np.asarray(solved, bool)
+        return Outcome(obs, first, rewards, terminated, truncated, solved, info=infos)
 
     def _wait(self, call: Callable[..., Any], seconds: float) -> Any:
         try:
@@ -523,6 +525,11 @@ class GymnasiumColumns:
 def reward_channels(env: gym.Env) -> tuple[str, ...]:
     """The training channel first, then those an environment or its core declares and reports as "reward/NAME"."""
     source = getattr(env.unwrapped, "core", env.unwrapped)
+    while isinstance(env, gym.Wrapper):
+        if "reward_channels" in vars(env):  # a wrapper may report some, too
+            source = env
+            break
+        env = env.env
     return ("train", *getattr(source, "reward_channels", ()))
 
 

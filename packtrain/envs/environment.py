@@ -30,6 +30,7 @@ from packtrain.envs.envpool import EnvpoolColumns, check_options, find_task, is_
 from packtrain.envs.factors import Factors, factors_of
 from packtrain.envs.functional import Core, load_core
 from packtrain.envs.picture import following_camera
+from packtrain.envs.rewards import RewardedColumns, RewardedCore, Rewards
 from packtrain.envs.simulator import Simulator
 from packtrain.errors import ConfigError, EnvError, EnvSetupError
 from packtrain.types import Spec
@@ -55,6 +56,7 @@ class Environment:
     step_deadline_secs: float = 60.0
     atari: Atari | None = None  # how Atari games are played; None: as their ids say
     on_bad_value: Literal["raise", "drop", "clip"] = "raise"  # NaN, infinity, outside the space: see envs/boundary.py
+    rewards: Rewards | None = None  # which reward is learned from; None: the environment's own
 
     def __post_init__(self) -> None:
         if self.atari is None and (self.is_atari() or self.is_envpool()):
@@ -127,7 +129,15 @@ class Environment:
         Raises:
           EnvSetupError: it cannot be made, hangs, or breaks its own spaces.
         """
-        return _within(STARTUP_SECS, self._probe, f"environment {self.id!r} did not start")
+        spec = _within(STARTUP_SECS, self._probe, f"environment {self.id!r} did not start")
+        return spec if self.rewards is None else replace(spec, reward_channels=self._channels(spec.reward_channels))
+
+    def _channels(self, given: tuple[str, ...]) -> tuple[str, ...]:
+        assert self.rewards is not None
+        try:
+            return self.rewards.channels(given)
+        except EnvSetupError as error:
+            raise EnvSetupError(f"{self.id!r}: {error}") from None
 
     def _probe(self) -> Spec:
         if self.is_atari():
@@ -172,12 +182,19 @@ class Environment:
           travelling: the configuration, checked by child processes as they start.
           groups: how many such groups share the cores.
         """
+        columns = self._open(size, seed, spec, travelling, groups)
+        return columns if self.rewards is None else RewardedColumns(columns, self.rewards)
+
+    def _open(
+        self, size: int, seed: int, spec: Spec, travelling: config.Travelling | None = None, groups: int = 1
+    ) -> Columns:
+        """The same, with the environment's own rewards."""
         if self.is_atari():
             return AtariColumns(self.id, self._atari, size, seed, self.on_bad_value, groups)
         if self.is_envpool():
             return EnvpoolColumns(self.id, self.kwargs, self._atari, size, seed, self.on_bad_value, groups)
         if self.is_functional():
-            return FunctionalColumns(self.core(), size, seed, self.on_bad_value, self.id)
+            return FunctionalColumns(self._own_core(), size, seed, self.on_bad_value, self.id)
         seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(size)]
         maker = self._maker()
         factories = [
@@ -191,8 +208,16 @@ class Environment:
             deadline_secs=self.step_deadline_secs,
             answer=self.on_bad_value,
             name=self.id,
-            reward_channels=spec.reward_channels,
+            reward_channels=spec.reward_channels if self.rewards is None else self._own_channels(),
         )
+
+    def _own_channels(self) -> tuple[str, ...]:
+        """Of a Gymnasium environment by itself."""
+        env = self._maker()()
+        try:
+            return reward_channels(env)
+        finally:
+            env.close()
 
     def for_pictures(self) -> Environment:
         """The same, whose columns can be drawn: Gymnasium environments are made for it, and in this process.
@@ -241,6 +266,10 @@ class Environment:
         Raises:
           EnvSetupError: it cannot be restored.
         """
+        core = self._own_core()
+        return core if self.rewards is None else RewardedCore(core, self.rewards)
+
+    def _own_core(self) -> Core:
         registered = self.registered_id()
         if self.is_atari():
             return AtariSimulator(self.id, self._atari)

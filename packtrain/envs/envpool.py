@@ -188,7 +188,7 @@ class EnvpoolColumns:
         self._over = self._lost = no = np.zeros(self._size, bool)
         rewards = {"train": np.zeros(self._size, np.float32)}
         obs, rewards, *_ = self.boundary.cross(self._fit(obs), rewards, no, no)
-        lives = {"over": no, "life_over": no} if self._has_lives else {}
+        lives: dict[str, Any] = {"over": no, "life_over": no} if self._has_lives else {}
         self._shown = obs
         return Outcome(obs, ~no, rewards, no, no, None, **lives)
 

@@ -166,10 +166,11 @@ def best(folder: Path) -> dict[str, Any] | None:
     return entry
 
 
-def mark_best(folder: Path, step: int, score: float) -> None:
-    """Note the best checkpoint."""
+def mark_best(folder: Path, step: int, score: float, rewards: dict[str, float] | None = None) -> None:
+    """Note the best checkpoint, by the return that was learned from, and what it got of other rewards."""
     temporary = folder / f".best-{os.getpid()}.json"
-    _write_synced(temporary, json.dumps({"step": step, "score": score}).encode())
+    entry = {"step": step, "score": score, **({"rewards": rewards} if rewards else {})}
+    _write_synced(temporary, json.dumps(entry).encode())
     os.replace(temporary, folder / "best.json")
 
 

@@ -436,7 +436,8 @@ class Training:
             self._write("eval", {"epoch": self.epoch, **result} if self.experiment.by_epochs else result, step)
             if result["return_mean"] > self._best_score():
                 self._join_saving()
-                self._guarded(partial(self._keep_best, step, state, result["return_mean"]))()
+                others = {name: value for name, value in rewards.items() if name != "train"}
+                self._guarded(partial(self._keep_best, step, state, result["return_mean"], others))()
 
     def _best_score(self) -> float:
         try:
@@ -446,9 +447,9 @@ class Training:
             best = None
         return -math.inf if best is None else best["score"]
 
-    def _keep_best(self, step: int, state: dict[str, Any], score: float) -> None:
+    def _keep_best(self, step: int, state: dict[str, Any], score: float, rewards: dict[str, float]) -> None:
         checkpoint.save(self.folder.checkpoints, step, state)
-        checkpoint.mark_best(self.folder.checkpoints, step, score)
+        checkpoint.mark_best(self.folder.checkpoints, step, score, rewards)
 
     @property
     def evaluating(self) -> bool:

@@ -1,0 +1,167 @@
+"""Several rewards for the same steps: what the designer wants, what the agent is given, and whatever else is watched.
+
+An environment gives one reward and may report others as channels. `Rewards` adds channels made by functions of a step,
+and picks the one that is learned from. The environment's own reward is the channel "true", unless it reports one of
+that name. All channels go through metrics, evaluations and reports; learners see "train" alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from packtrain.config import configurable
+from packtrain.envs.columns import Columns, Outcome
+from packtrain.envs.functional import Core
+from packtrain.errors import ConfigError, EnvError, EnvSetupError
+from packtrain.trees import Tree
+
+TRUE = "true"
+RESERVED = ("train",)
+
+
+class Step(NamedTuple):
+    """One step of B environments, as a reward function sees it; NumPy arrays."""
+
+    before: Tree  # [B, ...] the observation acted on
+    action: Tree  # [B, ...] as the environment was given it
+    after: Tree  # [B, ...]
+    reward: np.ndarray  # [B] the environment's own
+    terminated: np.ndarray  # [B] bool
+    begins: np.ndarray  # [B] bool, it is the first step of an episode
+    info: dict[str, Any]  # {name: [B, ...]} what the environment tells beside
+
+
+RewardFunction = Callable[[Step], np.ndarray]  # [B]
+
+
+@configurable
+@dataclass(frozen=True)
+class Rewards:
+    """Which reward is learned from, and what other rewards there are."""
+
+    train: str = TRUE  # a channel: "true", one that the environment reports, or one of `functions`
+    functions: dict[str, Any] = field(default_factory=dict)  # name → function of a Step
+
+    def __post_init__(self) -> None:
+        for name, function in self.functions.items():
+            if name in RESERVED or "/" in name:
+                raise ConfigError(f"Rewards.functions has {name!r}, which cannot be a channel's name")
+            if not callable(function):
+                raise ConfigError(f"Rewards.functions[{name!r}] = {function!r} is not a function of a step")
+
+    def channels(self, given: tuple[str, ...]) -> tuple[str, ...]:
+        """The channels of an environment that has these, "train" first; EnvSetupError if the one wanted is not there.
+
+        Args:
+          given: of the environment, "train" first.
+        """
+        found = tuple(dict.fromkeys([TRUE, *given[1:], *self.functions]))
+        if self.train not in found:
+            raise EnvSetupError(f"Rewards.train = {self.train!r} is not a reward of this environment: {sorted(found)}")
+        return ("train", *found)
+
+    def judge(self, given: dict[str, np.ndarray], step: Step) -> dict[str, np.ndarray]:
+        """All channels of a step, {channel: [B] float32}.
+
+        Args:
+          given: of the environment, its own under "train".
+          step: what happened.
+        """
+        rewards = {TRUE: given["train"], **{name: values for name, values in given.items() if name != "train"}}
+        for name, function in self.functions.items():
+            values = np.asarray(function(step), np.float32)
+            if values.shape != given["train"].shape:
+                raise EnvError(
+                    f"Rewards.functions[{name!r}] gave an array of shape {values.shape} for {len(given['train'])} steps"
+                )
+            if not np.isfinite(values).all():
+                raise EnvError(f"Rewards.functions[{name!r}] gave {values[~np.isfinite(values)][0]} as a reward")
+            rewards[name] = values
+        return {"train": rewards[self.train], **rewards}
+
+
+class RewardedColumns:
+    """Columns of any kind, with more rewards."""
+
+    def __init__(self, columns: Columns, rewards: Rewards):
+        self._columns, self._rewards = columns, rewards
+        self.reward_channels = rewards.channels(columns.reward_channels)
+        self._before: Tree = None
+        self._sent: Tree = None
+        self._begins = np.zeros(0, bool)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._columns, name)
+
+    def reset(self) -> Outcome:
+        """The first rows."""
+        return self._judged(self._columns.reset())
+
+    def send(self, actions: Tree) -> None:
+        """Start one step."""
+        self._sent = actions
+        self._columns.send(actions)
+
+    def recv(self) -> Outcome:
+        """Wait for that step."""
+        return self._judged(self._columns.recv())
+
+    def _judged(self, outcome: Outcome) -> Outcome:
+        if outcome.first.all():
+            rewards = {channel: np.zeros(len(outcome.first), np.float32) for channel in self.reward_channels}
+        else:
+            step = Step(
+                self._before,
+                self._sent,
+                outcome.obs,
+                outcome.rewards["train"],
+                outcome.terminated,
+                self._begins,
+                outcome.info,
+            )
+            rewards = self._rewards.judge(outcome.rewards, step)
+            rewards = {name: np.where(outcome.first, np.float32(0), values) for name, values in rewards.items()}
+        self._before, self._begins = outcome.obs, outcome.first
+        return outcome._replace(rewards=rewards)
+
+    def snapshot(self) -> Tree | None:
+        """The columns' own, and what the next step's rewards look back at."""
+        inner = self._columns.snapshot()
+        return None if inner is None else {"columns": inner, "before": self._before, "begins": self._begins.copy()}
+
+    def restore(self, snapshot: Tree) -> None:
+        """Go back to a snapshot."""
+        self._columns.restore(snapshot["columns"])
+        self._before, self._begins = snapshot["before"], snapshot["begins"]
+
+
+class RewardedCore:
+    """A functional core with more rewards: what a planner searches in is paid as what it acts in."""
+
+    def __init__(self, core: Core, rewards: Rewards):
+        self._core, self._rewards = core, rewards
+        given = ("train", *getattr(core, "reward_channels", ()))
+        self.reward_channels = rewards.channels(given)[1:]
+        self._given = given[1:]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
+        """The core's step; extras hold every channel as "reward/NAME"."""
+        after, reward, terminated, extras = self._core.step(states, actions, rng)
+        given = {"train": np.asarray(reward, np.float32)}
+        given |= {name: np.asarray(extras[f"reward/{name}"], np.float32) for name in self._given}
+        if self._rewards.functions:
+            shown = (self._core.observe(states), actions, self._core.observe(after))
+            begins = np.zeros(len(given["train"]), bool)  # states do not say
+            step = Step(*shown, given["train"], np.asarray(terminated), begins, {**extras, "states": states})
+        else:
+            step = Step(None, actions, None, given["train"], np.asarray(terminated), np.zeros(0, bool), extras)
+        rewards = self._rewards.judge(given, step)
+        channels = {f"reward/{name}": values for name, values in rewards.items() if name != "train"}
+        return after, rewards["train"], terminated, {**extras, **channels}
