@@ -53,7 +53,7 @@ class QLearning:
     n_step: int = 5  # of n_step; the memory's must be the same
     trace_lambda: float = 0.95  # of retrace and peng
     double: bool = True  # the online network ranks actions, the target network values them
-    reward_clipping: Literal["abs_one", "none"] = "none"
+    reward_clipping: Literal["abs_one", "none", "symlog"] = "none"
     huber: float | None = None  # where the loss becomes linear; None: nowhere
     exploit_share: float = 0.0  # of the sequences, learned as if arm 0 had made them
     eta: float = 0.9  # of a sequence's priority, η max |δ| + (1 − η) mean |δ|

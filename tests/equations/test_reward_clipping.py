@@ -1,4 +1,4 @@
-"""The three ways a learner squeezes a reward."""
+"""The four ways a learner squeezes a reward."""
 
 import math
 
@@ -42,3 +42,12 @@ def test_every_name_works_and_changes_no_input(mode):
 def test_unknown_mode_is_refused():
     with pytest.raises(ValueError, match="'abs_two', expected one of abs_one, none, soft_asymmetric"):
         clip_reward(REWARD, "abs_two")
+
+
+def test_symlog_keeps_rewards_of_all_sizes_apart():
+    """Mutations: log of 1 + r without its sign; log10."""
+    rewards = torch.tensor([-800.0, -10.0, -0.5, 0.0, 1e-3, 10.0, 80.0, 800.0])
+    squeezed = clip_reward(rewards, "symlog")
+    want = [math.copysign(math.log(1 + abs(r)), r) for r in rewards.tolist()]
+    torch.testing.assert_close(squeezed, torch.tensor(want))
+    assert (squeezed.diff() > 0).all()
