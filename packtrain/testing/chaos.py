@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from packtrain.runtime import checkpoint
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["packtrain.runtime.command", "packtrain.algorithms.impala"])
 
@@ -97,3 +99,30 @@ def truncate(path: Path, length: int) -> None:
     """Cut a file to a length."""
     with open(path, "r+b") as file:
         file.truncate(length)
+
+
+def kill_after_checkpoints(argv: list[str], run: Path, kills: int, tries: int = 40) -> int:
+    """Run a command again and again, each time killed a moment after it has saved something new; how often it was.
+
+    Args:
+      argv: `packtrain`'s, which resumes the run.
+      run: its folder.
+      kills: how many are wanted.
+      tries: how often it may end before it is killed.
+    """
+    killed, saved = 0, run / "checkpoints"
+    for turn in range(tries):
+        before = set(checkpoint.steps(saved)) if saved.is_dir() else set()
+        command = Command(argv, run.parent)
+        begun = time.monotonic()
+        while command.running and time.monotonic() - begun < 60:
+            if saved.is_dir() and set(checkpoint.steps(saved)) - before:
+                time.sleep(0.013 * (turn % 10))  # in different places
+                break
+            time.sleep(0.01)
+        if command.running:
+            command.kill_group()
+            killed += 1
+        if killed == kills:
+            break
+    return killed

@@ -2,10 +2,6 @@
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import gymnasium as gym
@@ -20,6 +16,7 @@ from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, command, local, serial, together
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.training import Training
+from packtrain.testing import chaos
 
 SMALL = {
     **{"env": "PointMass", "total_steps": 90, "warm_up": 40, "num_actors": 3, "batch_size": 8, "hidden_size": 8},
@@ -274,27 +271,11 @@ def test_an_observation_that_is_not_a_number_is_named_and_nothing_is_lost(tmp_pa
 @pytest.mark.slow
 def test_ten_kills_lose_nothing(tmp_path):
     """kill −9 at odd moments, resumed by the same command each time: a whole, monotone curve and all of the replay."""
-    argv = [sys.executable, "-m", "packtrain", "train", "steve/steve_pendulum", "--output_dir", str(tmp_path / "run")]
+    argv = ["train", "steve/steve_pendulum", "--output_dir", str(tmp_path / "run")]
     values = {**MODEL, "total_steps": 400, "checkpoint_secs": 0.05, "num_actors": 1}
     argv += [f"--{name}={value}" for name, value in values.items()] + ["--runtime", "serial"]
-    killed = 0
-    for k in range(40):
-        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        begun, saved = time.monotonic(), tmp_path / "run" / "checkpoints"
-        before = set(checkpoint.steps(saved)) if saved.is_dir() else set()
-        while process.poll() is None and time.monotonic() - begun < 60:
-            if saved.is_dir() and set(checkpoint.steps(saved)) - before:
-                time.sleep(0.013 * (k % 10))
-                break
-            time.sleep(0.01)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            killed += 1
-        process.wait()
-        if killed == 10:
-            break
-    assert killed >= 5
-    assert subprocess.run(argv, stdout=subprocess.DEVNULL).returncode == 0
+    assert chaos.kill_after_checkpoints(argv, tmp_path / "run", kills=10) >= 5
+    assert cli.main(argv) == 0
     reference = training(tmp_path / "whole", **values)
     serial.run(reference)
     reference.save(required=True)

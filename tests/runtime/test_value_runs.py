@@ -2,22 +2,19 @@
 
 import json
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from packtrain import knobs
+from packtrain import cli, knobs
 from packtrain.errors import ConfigError, DivergedError, EnvSetupError
 from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, command, local, serial, together
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.training import Training
+from packtrain.testing import chaos
 
 SMALL = {
     **{"total_steps": 360, "warm_up": 120, "num_actors": 4, "batch_size": 4, "lstm_size": 8, "hidden_sizes": (8,)},
@@ -159,28 +156,12 @@ def test_every_step_that_was_made_is_in_the_replay(tmp_path):
 @pytest.mark.slow
 def test_kills_lose_nothing(tmp_path):
     """kill −9 at odd moments, resumed by the same command each time: the same curve, and all of the replay."""
-    argv = [sys.executable, "-m", "packtrain", "train", "ngu/key_door", "--output_dir", str(tmp_path / "run")]
+    argv = ["train", "ngu/key_door", "--output_dir", str(tmp_path / "run")]
     values = {**NOVEL, "checkpoint_secs": 0.05}
     argv += [f"--{name}={value}" for name, value in values.items()] + ["--runtime", "serial"]
     argv += [part for binding in BANDIT for part in ("--config", binding)]
-    killed = 0
-    for k in range(20):
-        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        begun, saved = time.monotonic(), tmp_path / "run" / "checkpoints"
-        before = set(checkpoint.steps(saved)) if saved.is_dir() else set()
-        while process.poll() is None and time.monotonic() - begun < 60:
-            if saved.is_dir() and set(checkpoint.steps(saved)) - before:
-                time.sleep(0.013 * (k % 10))
-                break
-            time.sleep(0.01)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            killed += 1
-        process.wait()
-        if killed == 5:
-            break
-    assert killed >= 3
-    assert subprocess.run(argv, stdout=subprocess.DEVNULL).returncode == 0
+    assert chaos.kill_after_checkpoints(argv, tmp_path / "run", kills=5) >= 3
+    assert cli.main(argv) == 0
     finish(training(tmp_path / "whole", "ngu/key_door", BANDIT, checkpoint_secs=0.05))
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
 
