@@ -1,0 +1,224 @@
+"""How far apart two policies are in one state: divergences between action distributions, row by row, in nats.
+
+p is the policy that acts, q another. Categorical distributions are given by logits [..., A], normalised or not: the
+logarithm of probabilities is one choice of them, and −inf is an action that is never taken. Diagonal Gaussians are
+given by means and standard deviations [..., D]. All of these are the same before and after an invertible squashing of
+the actions, such as tanh.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from packtrain.equations.shapes import assert_equal_shapes
+
+_LEAST_LOG = -1e4  # its exponential is 0, and unlike −inf it can be subtracted from itself
+
+
+def categorical_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """Kullback–Leibler divergence of q from p; exchange the arguments for the other direction.
+
+        KL(p ‖ q) = Σ_a p_a log(p_a / q_a)
+
+    Actions with p_a = 0 add nothing; one that p takes and q never does makes it infinite.
+
+    Args:
+      p_logits: [..., A] of the policy that acts.
+      q_logits: [..., A] of the other.
+
+    Returns:
+      [...] at least 0.
+    """
+    assert_equal_shapes(p_logits.dim(), p_logits=p_logits, q_logits=q_logits)
+    log_p, log_q = p_logits.log_softmax(-1), q_logits.log_softmax(-1)
+    p = log_p.exp()
+    # The mask goes first: 0 · (−inf + inf) is NaN.
+    ratio = log_p.masked_fill(p == 0, 0.0) - log_q.masked_fill(p == 0, 0.0)
+    return (p * ratio).sum(-1).clamp(min=0.0)
+
+
+def categorical_jensen_shannon(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """Jensen–Shannon divergence in nats: 0 for equal distributions, log 2 for those that share no action.
+
+        JS(p, q) = ½ KL(p ‖ m) + ½ KL(q ‖ m),   m = ½ (p + q)
+
+    computed as Σ_a m_a f(d_a) with d = (p − q) / (p + q) and f of `_jensen_shannon_of`, which does not lose the small
+    divergence of nearly equal distributions to rounding.
+
+    Args:
+      p_logits: [..., A] of the policy that acts.
+      q_logits: [..., A] of the other.
+
+    Returns:
+      [...] the divergence; `jensen_shannon_distance` is its square root.
+    """
+    assert_equal_shapes(p_logits.dim(), p_logits=p_logits, q_logits=q_logits)
+    log_p = p_logits.log_softmax(-1).clamp(min=_LEAST_LOG)
+    log_q = q_logits.log_softmax(-1).clamp(min=_LEAST_LOG)
+    mixture = 0.5 * (log_p.exp() + log_q.exp())
+    return (mixture * _jensen_shannon_of(log_p - log_q)).sum(-1)
+
+
+def jensen_shannon_distance(divergence: Tensor) -> Tensor:
+    """√JS, which obeys the triangle inequality; from 0 to √(log 2) ≈ 0.833.
+
+    Args:
+      divergence: any shape, Jensen–Shannon divergence in nats.
+
+    Returns:
+      The distance, same shape. Its gradient is infinite at 0.
+    """
+    return divergence.clamp(min=0.0).sqrt()
+
+
+def categorical_hellinger(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """Hellinger distance, from 0 to 1.
+
+        H(p, q) = √½ ‖√p − √q‖₂,   H² = 1 − Σ_a √(p_a q_a)
+
+    Args:
+      p_logits: [..., A] of the policy that acts.
+      q_logits: [..., A] of the other.
+
+    Returns:
+      [...] the distance; its gradient is 0 where p = q.
+    """
+    assert_equal_shapes(p_logits.dim(), p_logits=p_logits, q_logits=q_logits)
+    roots = (0.5 * p_logits.log_softmax(-1)).exp() - (0.5 * q_logits.log_softmax(-1)).exp()
+    return math.sqrt(0.5) * torch.linalg.vector_norm(roots, dim=-1)
+
+
+def categorical_total_variation(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """Total variation, from 0 to 1: the most by which the probabilities of any set of actions differ.
+
+        TV(p, q) = ½ Σ_a |p_a − q_a|
+
+    Args:
+      p_logits: [..., A] of the policy that acts.
+      q_logits: [..., A] of the other.
+
+    Returns:
+      [...] the distance.
+    """
+    assert_equal_shapes(p_logits.dim(), p_logits=p_logits, q_logits=q_logits)
+    return 0.5 * (p_logits.softmax(-1) - q_logits.softmax(-1)).abs().sum(-1)
+
+
+def categorical_bhattacharyya(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """Bhattacharyya distance: 0 for equal distributions, infinite for those that share no action.
+
+        D_B(p, q) = −log Σ_a √(p_a q_a)
+
+    Args:
+      p_logits: [..., A] of the policy that acts.
+      q_logits: [..., A] of the other.
+
+    Returns:
+      [...] at least 0.
+    """
+    assert_equal_shapes(p_logits.dim(), p_logits=p_logits, q_logits=q_logits)
+    return -(0.5 * (p_logits.log_softmax(-1) + q_logits.log_softmax(-1))).logsumexp(-1).clamp(max=0.0)
+
+
+def gaussian_kl(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor) -> Tensor:
+    """Kullback–Leibler divergence of q from p; exchange the pairs for the other direction.
+
+        KL(p ‖ q) = Σ_d log(σ_q / σ_p) + (σ_p² + (μ_p − μ_q)²) / (2 σ_q²) − ½
+
+    Args:
+      p_mean: [..., D] of the policy that acts.
+      p_std: [..., D] standard deviations, more than 0.
+      q_mean: [..., D] of the other.
+      q_std: [..., D] standard deviations, more than 0.
+
+    Returns:
+      [...] at least 0.
+    """
+    assert_equal_shapes(p_mean.dim(), p_mean=p_mean, p_std=p_std, q_mean=q_mean, q_std=q_std)
+    ratio = p_std / q_std
+    shift = (p_mean - q_mean) / q_std
+    return (0.5 * (ratio.square() + shift.square() - 1) - ratio.log()).sum(-1).clamp(min=0.0)
+
+
+def gaussian_bhattacharyya(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor) -> Tensor:
+    """Bhattacharyya distance −log ∫ √(p q), a sum over the dimensions.
+
+        D_B(p, q) = Σ_d ¼ (μ_p − μ_q)² / (σ_p² + σ_q²) + ½ log((σ_p² + σ_q²) / (2 σ_p σ_q))
+
+    Variances stand in the sums, not standard deviations.
+
+    Args:
+      p_mean: [..., D] of the policy that acts.
+      p_std: [..., D] standard deviations, more than 0.
+      q_mean: [..., D] of the other.
+      q_std: [..., D] standard deviations, more than 0.
+
+    Returns:
+      [...] at least 0.
+    """
+    assert_equal_shapes(p_mean.dim(), p_mean=p_mean, p_std=p_std, q_mean=q_mean, q_std=q_std)
+    variances = p_std.square() + q_std.square()
+    # (σ_p² + σ_q²) / (2 σ_p σ_q) = 1 + (σ_p − σ_q)² / (2 σ_p σ_q), exact where the two are nearly equal.
+    widths = ((p_std - q_std).square() / (2 * p_std * q_std)).log1p()
+    return (0.25 * (p_mean - q_mean).square() / variances + 0.5 * widths).sum(-1)
+
+
+def gaussian_hellinger(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor) -> Tensor:
+    """Hellinger distance, from 0 to 1.
+
+        H(p, q) = √(½ ∫ (√p − √q)²) = √(1 − exp(−D_B(p, q)))
+
+    Args:
+      p_mean: [..., D] of the policy that acts.
+      p_std: [..., D] standard deviations, more than 0.
+      q_mean: [..., D] of the other.
+      q_std: [..., D] standard deviations, more than 0.
+
+    Returns:
+      [...] the distance. Its gradient is infinite where p = q.
+    """
+    return (-torch.expm1(-gaussian_bhattacharyya(p_mean, p_std, q_mean, q_std))).sqrt()
+
+
+def gaussian_jensen_shannon(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor, noise: Tensor) -> Tensor:
+    """Jensen–Shannon divergence in nats, estimated: there is no closed form.
+
+        JS(p, q) ≈ ½ mean_s f(d(μ_p + σ_p ε_s)) + ½ mean_s f(d(μ_q + σ_q ε_s)),   d(x) = (p(x) − q(x)) / (p(x) + q(x))
+
+    with f of `_jensen_shannon_of`: the expectation of f(d) under the mixture, half the samples from each side. It is
+    unbiased, and unlike the mean of log-ratios it lies between 0 and log 2 for any noise.
+
+    Args:
+      p_mean: [..., D] of the policy that acts.
+      p_std: [..., D] standard deviations, more than 0.
+      q_mean: [..., D] of the other.
+      q_std: [..., D] standard deviations, more than 0.
+      noise: [S, ..., D] standard normal, used for both sides.
+
+    Returns:
+      [...] the divergence; `jensen_shannon_distance` is its square root.
+    """
+    assert_equal_shapes(p_mean.dim(), p_mean=p_mean, p_std=p_std, q_mean=q_mean, q_std=q_std, noise=noise[0])
+    total = torch.zeros_like(p_mean[..., 0])
+    for mean, std in ((p_mean, p_std), (q_mean, q_std)):
+        actions = mean + std * noise  # [S, ..., D]
+        p_score, q_score = (actions - p_mean) / p_std, (actions - q_mean) / q_std
+        log_ratio = (0.5 * (q_score.square() - p_score.square()) + q_std.log() - p_std.log()).sum(-1)
+        total = total + 0.5 * _jensen_shannon_of(log_ratio).mean(0)
+    return total
+
+
+def _jensen_shannon_of(log_ratio: Tensor) -> Tensor:
+    """What one action adds to the Jensen–Shannon divergence, for its probability under the mixture.
+
+        f(d) = ½ ((1 + d) log(1 + d) + (1 − d) log(1 − d)),   d = (p − q) / (p + q) = tanh(½ log(p / q))
+
+    since p / m = 1 + d and q / m = 1 − d. f is even, 0 at d = 0 and log 2 at d = ±1.
+    """
+    # Just inside ±1, where the gradient would be 0 · inf.
+    edge = 1 - torch.finfo(log_ratio.dtype).eps
+    d = torch.tanh(0.5 * log_ratio).clamp(-edge, edge)
+    return 0.5 * ((1 + d) * torch.log1p(d) + (1 - d) * torch.log1p(-d))
