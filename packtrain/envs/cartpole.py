@@ -41,11 +41,24 @@ class CartPole:
     one included. The episode terminates when |position| > 2.4 or |angle| > 12°; the best policy reaches `max_steps`.
     With the same seed, `initial(1, rng)` gives the start state of Gymnasium's CartPole-v1.
 
+    Two proxies are reported beside it, both of the state after the step: "upright", 1 − |angle| / 12° but 0 or more,
+    for which it does not matter where the cart is, and "speed", |velocity| of the cart. Mean returns of an episode,
+    measured over 3000 episodes or more; the best at the proxies is not known:
+
+    | who | true | upright | speed |
+    | --- | --- | --- | --- |
+    | uniformly random | 22.4 | 13.9 | 10.0 |
+    | always right | 9.4 | 5.4 | 9.5 |
+    | a controller that balances in the middle | 500 | 490 | 59 |
+    | one that lets the cart drift | 500 | 492 | 67 |
+    | one that sways fast, the best of 250 drawn | 499 | 223 | 542 |
+
     Args:
       max_steps: steps until truncation, 1 or more; None for no clock.
     """
 
     pictures_per_second = 1 / STEP_SECS
+    reward_channels: tuple[str, ...] = ("upright", "speed")
 
     def __init__(self, max_steps: int | None = 500):
         self.max_steps = None if max_steps is None else options.whole_number("CartPole", "max_steps", max_steps, 1)
@@ -70,7 +83,11 @@ class CartPole:
         rates = np.stack((velocity, acceleration, spin, spin_rate), axis=1)  # four [N] → [N, 4]
         states = states + STEP_SECS * rates
         terminated = (np.abs(states[:, 0]) > POSITION_LIMIT) | (np.abs(states[:, 2]) > ANGLE_LIMIT)
-        return states, np.ones(len(states), np.float32), terminated, {}
+        extras = {
+            "reward/upright": np.maximum(1 - np.abs(states[:, 2]) / ANGLE_LIMIT, 0).astype(np.float32),
+            "reward/speed": np.abs(states[:, 1]).astype(np.float32),
+        }
+        return states, np.ones(len(states), np.float32), terminated, extras
 
     def observe(self, states: Tree) -> Tree:
         """The states as float32 [N, 4]."""

@@ -31,7 +31,8 @@ def test_a_thousand_random_steps_equal_gymnasium(columns):
         actions = rng.integers(2, size=columns)
         states, rewards, terminated, extras = core.step(states, actions, rng)
         observations = core.observe(states)
-        assert observations.dtype == np.float32 and rewards.dtype == np.float32 and extras == {}
+        assert observations.dtype == np.float32 and rewards.dtype == np.float32
+        assert set(extras) == {"reward/upright", "reward/speed"}
         for column, env in enumerate(theirs):
             observation, reward, done, _, _ = env.step(int(actions[column]))
             assert np.array_equal(observations[column], observation)
@@ -85,6 +86,58 @@ def test_the_same_seed_gives_gymnasiums_start():
         theirs, _ = gym.make("CartPole-v1").reset(seed=seed)
         ours, _ = FunctionalEnv(CartPole()).reset(seed=seed)
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_proxies_by_arithmetic():
+    """Of the state after the step; fails if the angle's proxy falls below 0 where the pole has fallen."""
+    states = np.array([[0.0, 1.0, 0.05, 0], [2.3, -2.0, 0.3, 0], [0, 0, -0.1, 0]])
+    following, _, _, extras = CartPole().step(states, np.array([1, 0, 1]), np.random.default_rng(0))
+    angle = np.abs(following[:, 2]) / (12 * 2 * np.pi / 360)
+    np.testing.assert_allclose(extras["reward/upright"], [1 - angle[0], 0, 1 - angle[2]], rtol=1e-6)
+    np.testing.assert_allclose(extras["reward/speed"], np.abs(following[:, 1]), rtol=1e-6)
+    assert all(values.dtype == np.float32 for values in extras.values())
+
+
+def sway(states, heading):
+    """Fast from side to side; turns before the ends of the track."""
+    ahead = states[:, 0] + 0.753 * states[:, 1]
+    heading[ahead > 1.833], heading[ahead < -1.833] = -1, 1
+    return states[:, 2] + 0.3 * states[:, 3] + 0.037 * (states[:, 1] - 3.333 * heading) > 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "want"),
+    [
+        ("random", ("22.4", "13.9", "10.0")),
+        ("right", ("9.4", "5.4", "9.5")),
+        ("balance", ("500", "490", "59")),
+        ("drift", ("500", "492", "67")),
+        ("sway", ("499", "223", "542")),
+    ],
+)
+def test_the_docstrings_table(policy, want):
+    """Of 500 episodes; tolerances of four standard errors, and of the rounding."""
+    core, rng, count = CartPole(), np.random.default_rng(1), 500
+    states, totals = core.initial(count, rng), np.zeros((3, count))
+    heading, over = np.ones(count), np.zeros(count, bool)
+    lean = {"balance": 0.05, "drift": 0.0}
+    for _ in range(500):
+        if policy == "random":
+            actions = rng.integers(2, size=count)
+        elif policy == "right":
+            actions = np.ones(count, np.int64)
+        elif policy == "sway":
+            actions = sway(states, heading).astype(np.int64)
+        else:
+            position = lean[policy] * (states[:, 0] + states[:, 1])
+            actions = (states[:, 2] + 0.3 * states[:, 3] + position > 0).astype(np.int64)
+        states, true, ended, extras = core.step(states, actions, rng)
+        totals += np.where(over, 0, np.stack((true, extras["reward/upright"], extras["reward/speed"])))
+        over |= ended
+    for values, number in zip(totals, want, strict=True):
+        rounding = 0.6 if "." not in number else 0.06
+        assert values.mean() == pytest.approx(float(number), abs=rounding + 4 * values.std() / np.sqrt(count))
+    assert f" | {' | '.join(want)} |" in CartPole.__doc__
 
 
 def test_render_shows_state_zero():

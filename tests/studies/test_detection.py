@@ -194,10 +194,11 @@ def test_midranks_are_the_naive_counts():
         np.testing.assert_allclose(midranks(values), want)
 
 
-def test_nineteen_of_twenty_are_ninety_five_percent():
-    """Mutation: without the allowance, 1 − 1/20 is below 0.95 or not as rounding will."""
-    scores = [*range(1, 20), -1, 0]
-    assert false_positive_rate_at(scores, [1] * 20 + [0]) == 0
+def test_three_of_ten_are_a_tenth_and_two():
+    """0.1 + 0.2 is a little more than 0.3. Mutation: without the allowance four must be found, and all are flagged."""
+    scores, labels = [9, 9, 9, *[0] * 7, 5], [1] * 10 + [0]
+    assert false_positive_rate_at(scores, labels, 0.1 + 0.2) == 0
+    assert false_positive_rate_at(scores, labels, 0.31) == 1
 
 
 def test_an_interval_is_that_of_all_draws():
@@ -224,8 +225,8 @@ def test_draws_keep_the_number_of_each_kind_and_only_given_pairs():
         seen.append((*sorted(scores[labels == 1]), *sorted(scores[labels == 0])))
         return float(scores.sum())
 
-    bootstrap_interval(look, [1, 7, 2, 8, 3], [0, 1, 0, 1, 0], rng(), draws=300)
-    assert len(seen) == 301 and len(set(seen)) == 3 * 10  # every sample there is, but for the order
+    bootstrap_interval(look, [1, 7, 2, 8, 3], [0, 1, 0, 1, 0], rng(), draws=3000)
+    assert len(seen) == 3001 and len(set(seen)) == 3 * 10  # every sample there is, but for the order
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say():
