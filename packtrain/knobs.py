@@ -98,7 +98,8 @@ def find_config(name: str) -> tuple[Path, str | None]:
     if path.suffix == ".gin" and len(namesakes) == 1:
         return CONFIGS / f"{namesakes[0]}.gin", f"{name} does not exist; taking the shipped config {namesakes[0]!r}"
     if path.suffix == ".gin":
-        raise ConfigError(f"config file {name} does not exist; `packtrain list` shows the shipped ones")
+        which = f"; did you mean one of {', '.join(namesakes)}?" if namesakes else ""
+        raise ConfigError(f"config file {name} does not exist{which or '; `packtrain list` shows the shipped ones'}")
     raise ConfigError(f"unknown config {name!r}{nearest(name, shipped())}; `packtrain list` shows them all")
 
 

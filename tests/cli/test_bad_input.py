@@ -39,6 +39,7 @@ CATCH = ["train", "impala/catch", "--output_dir", "run"]
         (["train"], ["no CONFIG", "packtrain list"]),
         (["train", "impala/cach"], ["unknown config 'impala/cach'", "did you mean 'impala/catch'"]),
         (["train", "nowhere.gin"], ["nowhere.gin does not exist"]),
+        (["train", "old/place/catch.gin"], ["did you mean one of dqn/catch, impala/catch, r2d2/catch?"]),
         ([*CATCH, "--num_actor", "3"], ["unknown flag '--num_actor'", "did you mean 'num_actors'"]),
         ([*CATCH, "--num_actors", "many"], ["--num_actors 'many' is not a whole number"]),
         ([*CATCH, "--num_actors"], ["--num_actors", "expected one argument"]),

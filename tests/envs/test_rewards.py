@@ -89,12 +89,11 @@ def pressed(step):
     return step.info["pressed"]
 
 
-@pytest.mark.parametrize("processes", [False, True])
-def test_a_gymnasium_environment_tells_functions_what_it_knows(processes):
+def test_a_gymnasium_environment_tells_functions_what_it_knows():
     """Mutation: `info` left out; the environment's own channel lost."""
     gym.register("ToldForTests-v0", Told)
     rewards = Rewards("pressed", {"pressed": pressed})
-    spec, found, first, _ = played(Environment("ToldForTests-v0", processes=processes, rewards=rewards), steps=20)
+    spec, found, first, _ = played(Environment("ToldForTests-v0", rewards=rewards), steps=20)
     assert spec.reward_channels == ("train", "true", "steps", "pressed")
     np.testing.assert_array_equal(found["train"], 3 * found["true"])
     np.testing.assert_array_equal(found["steps"][1:], ~first[1:])

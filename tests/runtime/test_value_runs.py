@@ -177,7 +177,7 @@ def test_kills_lose_nothing(tmp_path):
         ("r2d2/catch", {"slack": 0}, [], "LearnerUse.slack = 0 must be at least 1"),
         ("r2d2/catch", {"updates_per_step": -1.0}, [], "LearnerUse.ratio = -1.0 must be above 0"),
         ("r2d2/catch", {"epsilon_base": 1.5}, [], "Epsilons.base = 1.5 must lie between 0 and 1"),
-        ("r2d2/catch", {}, ["QLearning.n_step = 2"], "QLearning.n_step = 2 and Sequences.n_step = 3 differ"),
+        ("r2d2/catch", {}, ["QLearning.n_step = 2"], "QLearning.n_step = 2 and Sequences.n_step = 5 differ"),
         ("r2d2/catch", {}, ["Sequences.extras = ()", "QLearning.returns = 'retrace'"], "wants 'behaviour_prob' kept"),
         ("ngu/key_door", {}, ["Sequences.extras = ('behaviour_prob',)"], "wants 'arm' kept"),
         ("ngu/key_door", {"neighbours": 0}, [], "Novelty.neighbours = 0 must lie between 1 and"),
