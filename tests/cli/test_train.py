@@ -258,7 +258,14 @@ def test_runner_module_takes_the_old_flags(tmp_path):
     import sys
 
     small = [f"--config={x}" for x in ("Unrolls.unroll_length=5", "Streams.num_actors=4", "Run.total_steps=400")]
-    argv = [sys.executable, "-m", "packtrain.runner", "--config_file=old/place/point_mass.gin", *small, "--output_dir=./out"]
+    argv = [
+        sys.executable,
+        "-m",
+        "packtrain.runner",
+        "--config_file=old/place/point_mass.gin",
+        *small,
+        "--output_dir=./out",
+    ]
     done = subprocess.run(argv, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "taking the shipped config 'impala/point_mass'" in done.stderr
