@@ -91,7 +91,9 @@ def _parts(training: Training, secs: float, steps: float) -> list[Part]:
 
     while not memory.ready():
         act()
-    acting, learning = measure("act", act, secs), measure("learn", learn, secs)
+    acting, made = measure("act", act, secs), learner.updates
+    learning = measure("learn", learn, secs)
+    learner.updates = made  # these were not due: a run would wait until they are
     share = 1000 / steps  # of an update
     return [
         acting,
