@@ -188,6 +188,18 @@ def _read_line(line: str, known: dict[str, Knob], where: str) -> Knob | None:
     return Knob(name, default, kind, comment, where)
 
 
+def written(values: dict[str, Any], bindings: dict[str, str], comments: dict[str, str]) -> list[str]:
+    """The lines of a configuration that sets knobs and then bindings, each below what there is to say of it."""
+    lines: list[str] = []
+    for part in ({name: repr(value) for name, value in values.items()}, bindings):
+        lines += [""] * bool(part)
+        for name, value in part.items():
+            if name in comments:
+                lines.append(f"# {comments[name]}")
+            lines.append(f"{name} = {value}")
+    return lines
+
+
 def _split_comment(text: str) -> tuple[str, str]:
     """`literal  # comment` apart, minding quotes."""
     quote = ""

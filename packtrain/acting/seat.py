@@ -142,7 +142,7 @@ class _Launch:
         self._before: Tree = trees.map(torch.clone, carry)
         self.after: Tree = trees.map(torch.clone, carry)
         self.set(carry, window)
-        state, own = policy.generator.get_state(), getattr(policy, "own", {})
+        state, own = policy.generator.get_state(), policy.own if isinstance(policy, Keeps) else {}
         kept = {name: leaf.clone() for name, leaf in own.items()}
         action, _, extras = policy.act(self.window, carry)
         policy.generator.set_state(state)

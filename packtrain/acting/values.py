@@ -134,8 +134,8 @@ class GroupPolicy:
         self._judges = description.novelty is not None and wanted
         arms = description.arms
         self._bandit: Bandit | None = None if arms is None or policy.greedy else arms.bandit
-        weights = torch.tensor([0.0 if policy.greedy else description.novelty_weight])
-        self.weights = (weights if arms is None else arms.weights()).to(self.device)
+        weights = policy.network.arm_weights
+        self.weights = torch.zeros_like(weights) if arms is None and policy.greedy else weights
         columns = torch.arange(begin, begin + size, device=self.device)
         alone = arms is None or policy.greedy or self._bandit is not None
         self._first_arm = torch.zeros_like(columns) if alone else columns % len(self.weights)

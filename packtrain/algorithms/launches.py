@@ -133,6 +133,9 @@ class Launches:
 class ReplayLearner:
     """What one run sees of its updates: its weights, its optimisers' state, its random numbers, its counters."""
 
+    at_once = ROOM  # updates before others have a turn
+    publishes = True  # whether its weights as they are now are a version for those who act
+
     def __init__(
         self,
         network: nn.Module,

@@ -101,6 +101,8 @@ class QLearning:
 class QLearner:
     """One step of all optimisers for each sample; on a GPU one launch."""
 
+    at_once = 1  # updates before others have a turn
+
     def __init__(self, settings: QLearning, network: ActionValuesNetwork):
         self.settings, self.network = settings, network
         acting = network.acting

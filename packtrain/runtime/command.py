@@ -291,9 +291,9 @@ def refuse_too_large(experiment: Experiment, spec: Spec, device: torch.device) -
         f"the unroll queue would take {{}} and {{}} are free{where}; "
         "lower num_actors, num_buffers, batch_size or unroll_length",
     )
-    steps = 2 * row  # a step is kept with the observation after it
+    used = [min(1.0, experiment.total_steps / memory.capacity) for memory in replays]  # a replay grows as it is filled
     _refuse(
-        sum(min(memory.capacity, experiment.total_steps) * steps for memory in replays),
+        sum(share * memory.bytes_needed(columns, row) for share, memory in zip(used, replays, strict=True)),
         free,
         f"the replay would take {{}} and {{}} are free{where}; lower replay_size",
     )

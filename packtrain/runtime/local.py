@@ -142,8 +142,9 @@ def _replay(training: Training, stage: Collect | Update | Repeat, faults: list[B
             learned = 0
             for update in updates:
                 if (left := training.due(update.learner)) > 0:
-                    learned += min(left, training.at_once(update.learner))
-                    training.learn(update.learner, min(left, training.at_once(update.learner)))
+                    count = min(left, training.parts.learners[update.learner].at_once)
+                    training.learn(update.learner, count)
+                    learned += count
             if not learned:
                 with training.learner_busy.waiting():
                     time.sleep(0.0005)

@@ -340,13 +340,7 @@ class Translation:
         if self.defaults:
             lines += ["", "# what its script had, and the file does not say"]
             lines += [f"{name} = {value!r}" for name, value in self.defaults.items()]
-        for part in ({name: repr(value) for name, value in self.values.items()}, self.bindings):
-            lines += [""] * bool(part)
-            for name, value in part.items():
-                if name in self.comments:
-                    lines.append(f"# {self.comments[name]}")
-                lines.append(f"{name} = {value}")
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines + knobs.written(self.values, self.bindings, self.comments)) + "\n"
 
 
 @dataclass

@@ -110,9 +110,9 @@ def _repeat(training: Training, stage: Repeat) -> Iterator[Learn | None]:
     while training.stop is None:
         for inner in stage.stages:
             if isinstance(inner, Update):
-                free = training.experiment.learners[inner.learner].ratio is None  # ROOM updates a turn
+                free = training.experiment.learners[inner.learner].ratio is None  # as many a turn as it makes at once
                 while training.stop is None and (left := training.due(inner.learner)) > 0:
-                    yield Learn(inner.learner, min(left, training.at_once(inner.learner)))
+                    yield Learn(inner.learner, min(left, training.parts.learners[inner.learner].at_once))
                     if free:
                         break
         if training.stop is not None:

@@ -299,13 +299,7 @@ class Translation:
         """The file's text: includes, knobs, bindings."""
         lines = [f"# {self.title}, after {self.after}.json of the STEVE project"]
         lines += [f"include '{name}'" for name in self.includes]
-        for part in ({name: repr(value) for name, value in self.values.items()}, self.bindings):
-            lines += [""] * bool(part)
-            for name, value in part.items():
-                if name in self.comments:
-                    lines.append(f"# {self.comments[name]}")
-                lines.append(f"{name} = {value}")
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines + knobs.written(self.values, self.bindings, self.comments)) + "\n"
 
 
 @dataclass

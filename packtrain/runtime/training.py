@@ -21,7 +21,6 @@ from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
 from packtrain.acting.values import ValuePolicy
 from packtrain.algorithms.launches import ROOM, Batch
-from packtrain.algorithms.q_learning import QLearner
 from packtrain.config import Configuration, Travelling
 from packtrain.devices.allocator import keep_large_blocks
 from packtrain.envs.columns import Columns
@@ -310,10 +309,6 @@ class Training:
         acted = max(0, min(self.acted, experiment.total_steps) - experiment.warm_up) // columns * columns
         return int(ratio * acted) + experiment.pretraining(name) - learner.updates
 
-    def at_once(self, name: str) -> int:
-        """How many updates a learner makes before others have a turn."""
-        return 1 if isinstance(self.parts.learners[name], QLearner) else ROOM
-
     @property
     def acting_is_ahead(self) -> bool:
         """Whether acting is to wait for a learner: it is behind by more than its slack."""
@@ -334,7 +329,7 @@ class Training:
     def note_learned(self, name: str, metrics: dict[str, Any]) -> None:
         """Keep what updates reported, and let the actor have their weights."""
         self._recorder.update(metrics, None)
-        if self.experiment.learners[name].publishes and getattr(self.parts.learners[name], "publishes", True):
+        if self.experiment.learners[name].publishes and self.parts.learners[name].publishes:
             self.parts.publish(self.parts.updates)
 
     def count_acted(self) -> None:

@@ -209,3 +209,21 @@ def test_descending_leaves_other_gradients_alone():
     ours, other = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     Adam([ours], 0.1).descend((ours * other).sum())
     assert other.grad is None and torch.equal(other, torch.ones(2)) and not torch.equal(ours, torch.ones(2))
+
+
+@pytest.mark.parametrize("norm", [0.1, 1e6, None])
+def test_adam_scales_gradients_down_to_a_norm_and_has_its_own_epsilon(norm):
+    """Mutations: scaling up; the norm of each parameter by itself; the default epsilon."""
+    torch.manual_seed(0)
+    mine, theirs = ([torch.nn.Parameter(torch.linspace(-1, 1, n)) for n in (3, 5)] for _ in range(2))
+    optimiser = Adam(mine, 0.01, epsilon=0.1, norm=norm)
+    reference = torch.optim.Adam(theirs, 0.01, eps=0.1)
+    for turn in range(5):
+        found = optimiser.descend(sum((turn + 1) * leaf.pow(3).sum() for leaf in mine))
+        reference.zero_grad()
+        sum((turn + 1) * leaf.pow(3).sum() for leaf in theirs).backward()
+        wanted = torch.nn.utils.clip_grad_norm_(theirs, norm if norm is not None else float("inf"))
+        reference.step()
+        assert (found is None) == (norm is None) and (found is None or float(found) == pytest.approx(float(wanted)))
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other)

@@ -16,6 +16,7 @@ from packtrain.equations.novelty import (
     deviation,
     episodic_bonus,
     episodic_novelty,
+    forget,
     forward_returns,
     life_long_modulator,
     nearest_distances,
@@ -284,3 +285,15 @@ def test_no_shape_of_novelty_depends_on_data():
             torch.ones(3, 2), torch.ones(3, 12, 2), number, weight, no_mean_distance(3), neighbours=10
         )
         assert reward.shape == scale.mean.shape == (3,)
+
+
+def test_forgetting_keeps_mean_and_deviation_and_lets_newer_values_count_for_more():
+    """Mutations: the sum of squares left as it was; a number that grows to the most it may be."""
+    values = torch.arange(100.0)
+    moments = add_to_moments(no_moments(), values, torch.ones(100))
+    shorter = forget(moments, 10)
+    assert float(shorter.number) == 10 and float(shorter.mean) == float(moments.mean)
+    torch.testing.assert_close(deviation(shorter), deviation(moments))
+    assert float(add_to_moments(shorter, torch.tensor([149.5]), torch.ones(1)).mean) == pytest.approx(49.5 + 100 / 11)
+    few = forget(add_to_moments(no_moments(), values[:3], torch.ones(3)), 10)
+    assert float(few.number) == 3 and float(forget(no_moments(), 10).number) == 0
