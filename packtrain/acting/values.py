@@ -114,11 +114,11 @@ class ValueSeat(Seat):
     def act(self, row: Row) -> Decision:
         """Decide for the next row."""
         decision = super().act(row)
-        intrinsic = decision.extras.pop(INTRINSIC, None)
-        if intrinsic is None:
+        if INTRINSIC not in decision.extras:
             return decision
-        rewards = {**decision.row.last_reward, INTRINSIC: intrinsic}
-        return decision._replace(row=decision.row._replace(last_reward=rewards))
+        extras = dict(decision.extras)  # a captured decision gives the same dictionary every time
+        rewards = {**decision.row.last_reward, INTRINSIC: extras.pop(INTRINSIC)}
+        return decision._replace(row=decision.row._replace(last_reward=rewards), extras=extras)
 
 
 class GroupPolicy:

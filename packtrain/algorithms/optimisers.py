@@ -123,9 +123,10 @@ class Adam:
         Returns:
           The gradients' norm before it was scaled, where it may be.
         """
-        gradients = torch.autograd.grad(loss, self._parameters)
+        found = torch.autograd.grad(loss, self._parameters)
+        gradients = tuple(map(_laid_out_like, found, self._parameters))
         with torch.no_grad():
-            found = None if self._norm is None else self._clip(gradients, self._norm)
+            norm = None if self._norm is None else self._clip(gradients, self._norm)
             self._steps += 1
             torch._fused_adam_(
                 self._parameters,
@@ -142,13 +143,23 @@ class Adam:
                 amsgrad=False,
                 maximize=False,
             )
-        return found
+        return norm
 
     @staticmethod
     def _clip(gradients: tuple[Tensor, ...], norm: float) -> Tensor:
         found = torch.nn.utils.get_total_norm(gradients)
         torch._foreach_mul_(gradients, (norm / (found + 1e-6)).clamp(max=1.0))
         return found
+
+
+def _laid_out_like(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient with its parameter's strides: the fused step pairs numbers by where they lie, on a CPU unchecked.
+
+    Convolutions over channels-last pictures give gradients in another order than their weights have.
+    """
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def make_optimiser(

@@ -23,6 +23,7 @@ from packtrain import trees
 from packtrain.acting.values import INTRINSIC
 from packtrain.algorithms.optimisers import Adam
 from packtrain.config import configurable
+from packtrain.devices.beside import Beside
 from packtrain.devices.captured import Captured
 from packtrain.equations.boundaries import Boundaries, boundaries
 from packtrain.equations.priorities import sequence_priority
@@ -127,6 +128,7 @@ class QLearner:
         self._given: tuple[Trajectory, Tensor] | None = None  # what a captured update reads
         self._found: dict[str, Tensor] = {}  # and what it leaves
         self._launch: Captured | None = None
+        self._ended: list[torch.cuda.Event] = []  # the latest launches, the older one first
         self.updates = 0
         self.steps = 0
 
@@ -180,7 +182,16 @@ class QLearner:
             self._launch = Captured(self._step_in_place, self._device, "the update")
         trees.map(lambda mine, given: mine.copy_(given), self._given, (trajectory, weight))
         self._launch()
+        self._stay_near()
         return {name: leaf.clone() for name, leaf in self._found.items()}
+
+    def _stay_near(self) -> None:
+        """Wait for the launch before the last: with one in stock a GPU is busy, and others wait for two at most."""
+        ended = torch.cuda.Event(blocking=True)
+        ended.record()
+        self._ended.append(ended)
+        if len(self._ended) > 1:
+            self._ended.pop(0).synchronize()
 
     def _step_in_place(self) -> None:
         assert self._given is not None
@@ -225,8 +236,11 @@ def value_loss(
     steps = len(trajectory.reward)
     burn_in = len(trajectory.first) - 1 - steps - network.context
     arm = _arms(network, trajectory, settings.exploit_share)
+    other = Beside(weight.device)  # an LSTM is a long chain of small steps: two of them at once
+    with other.work():
+        target = _values(network.target, network, trajectory, arm, burn_in, learns=False)
     online = _values(network.acting.values, network, trajectory, arm, burn_in, learns=True)
-    target = _values(network.target, network, trajectory, arm, burn_in, learns=False)
+    other.join()
     beta = network.arm_weights[arm]  # [B]
     discount = settings.discount if network.arm_discounts is None else network.arm_discounts[arm]
     first = trajectory.first[network.context + burn_in :]

@@ -33,9 +33,10 @@ class GroupSink:
         named = {name: compact(leaf) for name, leaf in memory.named(row, extras).items()}
         carries = [compact(leaf) for leaf in trees.flatten(carry)]
         errors = compact(extras["priority"]).cpu() if memory.sizes.new_priority == "given" else None
-        with memory.alone():
+        with memory.acting():
             memory.begin(row, carry, named)
-            memory.notes.give_up(np.arange(self._group.start, self._group.stop), number + 1 - memory.length)
+            oldest = number + 1 - memory.length + memory.margin
+            memory.notes.give_up(np.arange(self._group.start, self._group.stop), oldest)
             waits = {}
             for name, leaf in named.items():
                 if name.startswith("obs"):

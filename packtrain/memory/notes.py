@@ -73,7 +73,8 @@ class Notes:
         slots = self.keys.slots(keys.to(self._device))
         self.tree.set(slots, item_priority(errors, self._sizes.priority_exponent))
         counts = (slots >= 0) & errors.isfinite()
-        self._largest = torch.maximum(self._largest, torch.where(counts, errors, 0.0).amax())
+        # In place: what another stream may still read must not move.
+        self._largest.copy_(torch.maximum(self._largest, torch.where(counts, errors, 0.0).amax()))
 
     # -- the actor's side
 
@@ -138,6 +139,8 @@ class Notes:
 
     def _make_room(self, room: int) -> None:
         room = min(self.tree.capacity, room)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()  # another stream may still read what gives way
         grow = lambda leaf: torch.cat([leaf, leaf.new_zeros(room - len(leaf), *leaf.shape[1:])])  # noqa: E731
         self.items, self.carries = grow(self.items), [grow(leaf) for leaf in self.carries]
 
@@ -163,7 +166,7 @@ class Notes:
             largest = torch.maximum(errors.cummax(0).values, self._largest)
             chance = item_priority(torch.where(errors < 0, largest, errors), self._sizes.priority_exponent)
             self.tree.set(slots, chance)
-            self._largest = largest[-1].clone()
+            self._largest.copy_(largest[-1])
             self._new.clear()
         if self._leaving:
             leaving = np.concatenate(self._leaving)

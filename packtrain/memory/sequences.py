@@ -183,7 +183,10 @@ class SequenceMemory:
         self.count = 0  # steps ever added
         self.segments: Segments | NoSegments = NoSegments()
         self._lock = threading.Lock()
-        self._written = torch.cuda.Event() if device.type == "cuda" else None
+        on_gpu, together = device.type == "cuda", sizes.together(self.columns)
+        self._acted, self._learned = (torch.cuda.Event() if on_gpu else None for _ in range(2))
+        # Rows that are no longer drawn before they are overwritten: see `acting`.
+        self.margin = together if on_gpu and self.length >= context + sizes.rows + together else 0
         ends = np.cumsum([0, *groups])
         self.sinks = [GroupSink(self, int(a), int(b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
 
@@ -211,16 +214,37 @@ class SequenceMemory:
         return int(self.notes.keys.dropped)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """One thread at a time, and one stream of a GPU after another."""
+    def learning(self) -> Iterator[None]:
+        """One thread at a time; on a GPU, what is done here comes after all that actors have begun."""
         with self._lock, torch.no_grad():
-            if self._written is not None:
-                self._written.wait()
+            if self._acted is not None:
+                self._acted.wait()
             try:
                 yield
             finally:
-                if self._written is not None:
-                    self._written.record()
+                if self._learned is not None:
+                    self._learned.record()
+
+    @contextlib.contextmanager
+    def acting(self) -> Iterator[None]:
+        """One thread at a time.
+
+        On a GPU a learner's stream works at things begun long ago: to come after them at every row, an actor would wait
+        for an update each time. It need not, for it writes where no learner reads: to rows that were given up `margin`
+        rows ago, and to slots that were freed. It waits when slots are freed, once in at most so many rows.
+        """
+        with self._lock, torch.no_grad():
+            if not self.margin:
+                self._wait_for_learner()
+            try:
+                yield
+            finally:
+                if self._acted is not None:
+                    self._acted.record()
+
+    def _wait_for_learner(self) -> None:
+        if self._learned is not None:
+            self._learned.wait()
 
     # -- the learner's side
 
@@ -236,7 +260,7 @@ class SequenceMemory:
         step that is marked as neither terminated nor truncated, because the stream was cut off, `truncated` is set. The
         carry is that before row `context`, the first of the burn-in. `steps` counts padding too.
         """
-        with self.alone():
+        with self.learning():
             if not self.ready():
                 return None
             self._upload()
@@ -257,7 +281,7 @@ class SequenceMemory:
           keys: [B] as they came with a sample. Those of sequences that are gone are passed over and counted.
           priorities: [B] errors, 0 or above, as `sequence_priority` gives them; DivergedError if not finite.
         """
-        with self.alone():
+        with self.learning():
             self._upload()  # what is new has the largest error as it was when it came
             self.notes.judge(keys, priorities)
 
@@ -336,6 +360,7 @@ class SequenceMemory:
         self.count += steps
         self._adds += 1
         if self._adds % self.sizes.together(self.columns) == 0:
+            self._wait_for_learner()
             self._upload()
             self.notes.free()
 
@@ -348,7 +373,7 @@ class SequenceMemory:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything: rows that are in no segment, sequences with their carries and priorities, the generator."""
-        with self.alone():
+        with self.learning():
             self._upload()
             structure = {name: trees.map(lambda leaf: leaf[:0], tree) for name, tree in self._structure.items()}
             return {
@@ -376,7 +401,7 @@ class SequenceMemory:
             raise CheckpointError(
                 f"sequences of columns, rows, context and length {sizes} cannot go on from {list(snapshot['sizes'])}"
             )
-        with self.alone():
+        with self.learning():
             self.count, self._adds, self._draws = (int(snapshot[name]) for name in ("count", "adds", "draws"))
             self._rng.bit_generator.state = snapshot["rng"]
             self._structure = dict(snapshot["structure"])
@@ -387,3 +412,5 @@ class SequenceMemory:
             if not same_episodes:
                 for sink in self.sinks:
                     sink.leave()
+            if self._learned is not None:
+                torch.cuda.synchronize()  # actors write to what this stream has made

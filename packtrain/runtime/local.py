@@ -35,6 +35,7 @@ def run(training: Training) -> None:
     if training.experiment.by_epochs or (training.experiment.by_ratio and not training.experiment.overlaps):
         serial.run(training)  # acting and learning wait for each other: there is nothing to overlap
         return
+    training.parts.weights.waits = False  # an update takes longer than many decisions
     environment = training.experiment.streams.environment
     faults: list[BaseException] = []
 
@@ -61,6 +62,7 @@ def run(training: Training) -> None:
             over.set()
             actor.join(5.0 if faults else 30.0)
             sys.setswitchinterval(before)
+            training.parts.weights.waits = True
     if faults:
         training.save(with_actor=False)
         raise faults[0]

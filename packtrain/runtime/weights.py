@@ -13,28 +13,39 @@ class Weights:
     """The newest version of each named set of weights.
 
     A reader copies them into its own module between two decisions, under the same lock that a writer holds: no
-    decision is ever made with a mixture of two versions. On a GPU the copies are only launched under the lock, each in
-    its thread's own stream; an event after each makes the next one wait for it there.
+    decision is ever made with a mixture of two versions.
+
+    On a GPU the copies are only launched under the lock, each in its thread's own stream, and the writer's comes after
+    the update that it launched before. A reader that `waits` waits there for the newest version. One that does not
+    takes the newest that is there, so that those who act never wait for an update; then every version has two places,
+    one to read and one for the next, and while the next is on its way a newer one is passed over.
     """
 
     def __init__(self) -> None:
+        self.waits = True
         self._lock = threading.Lock()
-        self._store: dict[str, list[torch.Tensor]] = {}
-        self._versions: dict[str, int] = {}
-        self._copied: dict[str, torch.cuda.Event] = {}  # the last copy to or from each store on a GPU
+        self._newest: dict[str, _Version] = {}  # to read
+        self._coming: dict[str, _Version] = {}  # on its way
+        self._spare: dict[str, _Version] = {}
         self._modules: weakref.WeakKeyDictionary[nn.Module, list[torch.Tensor]] = weakref.WeakKeyDictionary()
 
     def publish(self, name: str, module: nn.Module, version: int) -> None:
-        """Make a module's parameters and buffers the newest version."""
+        """Make a module's parameters and buffers the newest version, or its next."""
         source = self._leaves(module)
         with self._lock, torch.no_grad():
-            if name not in self._store:
-                self._store[name] = [leaf.clone() for leaf in source]
+            if name not in self._newest:
+                self._newest[name] = _Version(source)
+            if self.waits or not self._newest[name].on_gpu:
+                if name in self._coming:
+                    self._spare[name] = self._coming.pop(name)
+                place = self._newest[name]
             else:
-                self._wait(name)
-                torch._foreach_copy_(self._store[name], source)
-            self._mark(name)
-            self._versions[name] = version
+                self._look(name)
+                if name in self._coming:
+                    return
+                place = self._coming[name] = self._spare.pop(name) if name in self._spare else _Version(source)
+            place.copy(place.leaves, source)
+            place.number = version
 
     def _leaves(self, module: nn.Module) -> list[torch.Tensor]:
         """A module's parameters and buffers, looked up once: they are always written in place."""
@@ -47,27 +58,50 @@ class Weights:
         self._modules.pop(module, None)
 
     def version(self, name: str) -> int:
-        """The number of the newest version."""
-        return self._versions[name]
+        """The number of the newest version that can be read."""
+        with self._lock:
+            self._look(name)
+            return self._newest[name].number
 
     def pull(self, name: str, module: nn.Module, have: int) -> int:
         """Copy the newest version into a module, in place, unless it has it already; returns its number."""
-        if self._versions[name] == have:
+        if self._newest[name].number == have and name not in self._coming:
             return have
         target = self._leaves(module)
         with self._lock, torch.no_grad():
-            self._wait(name)
-            torch._foreach_copy_(target, self._store[name])
-            self._mark(name)
-            return self._versions[name]
+            self._look(name)
+            newest = self._newest[name]
+            if newest.number != have:
+                newest.copy(target, newest.leaves)
+            return newest.number
 
-    def _wait(self, name: str) -> None:
-        """Let the current stream wait for the last copy of these weights."""
-        if name in self._copied:
-            self._copied[name].wait()
+    def _look(self, name: str) -> None:
+        """Let what was on its way be the newest, if it is there."""
+        coming = self._coming.get(name)
+        if coming is not None and (self.waits or coming.there):
+            self._spare[name], self._newest[name] = self._newest[name], coming
+            del self._coming[name]
 
-    def _mark(self, name: str) -> None:
-        """Note the copy just launched."""
-        if self._store[name] and self._store[name][0].is_cuda:
-            self._copied[name] = torch.cuda.Event()
-            self._copied[name].record()
+
+class _Version:
+    """One place for weights, and what was last copied to it or from it."""
+
+    def __init__(self, like: list[torch.Tensor]):
+        self.leaves = [leaf.clone() for leaf in like]
+        self.number = -1
+        self.on_gpu = any(leaf.is_cuda for leaf in like)
+        self._copied: torch.cuda.Event | None = None
+
+    @property
+    def there(self) -> bool:
+        """Whether the last copy is done; does not wait."""
+        return self._copied is None or self._copied.query()
+
+    def copy(self, to: list[torch.Tensor], source: list[torch.Tensor]) -> None:
+        """Launch a copy to or from it, after the last one."""
+        if self._copied is not None:
+            self._copied.wait()
+        torch._foreach_copy_(to, source)
+        if self.on_gpu:
+            self._copied = torch.cuda.Event()
+            self._copied.record()

@@ -227,3 +227,28 @@ def test_adam_scales_gradients_down_to_a_norm_and_has_its_own_epsilon(norm):
         assert (found is None) == (norm is None) and (found is None or float(found) == pytest.approx(float(wanted)))
     for one, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_gradients_in_another_order_than_their_weights_are_put_in_order():
+    """As convolutions give them. Mutation: handing them to the fused step as they lie, which pairs wrong numbers."""
+
+    class Product(torch.autograd.Function):
+        """Σ weight · factor, with a gradient that lies channels last."""
+
+        @staticmethod
+        def forward(context, weight, factor):
+            context.save_for_backward(factor)
+            return (weight * factor).sum()
+
+        @staticmethod
+        def backward(context, given):
+            (factor,) = context.saved_tensors
+            return given * factor.contiguous(memory_format=torch.channels_last), None
+
+    torch.manual_seed(0)
+    factor = torch.randn(4, 3, 5, 5)
+    ours, theirs = (torch.nn.Parameter(torch.ones(4, 3, 5, 5)) for _ in range(2))
+    Adam([ours], 0.1).descend(Product.apply(ours, factor))
+    (theirs * factor).sum().backward()
+    torch.optim.Adam([theirs], lr=0.1).step()
+    torch.testing.assert_close(ours, theirs)

@@ -196,6 +196,17 @@ def test_it_holds_and_shows_what_a_list_of_rows_says(setting, longest, seed) -> 
     assert memory.count == steps
 
 
+@pytest.mark.parametrize("margin", [1, 8])
+def test_rows_are_given_up_a_margin_before_they_are_overwritten(margin) -> None:
+    """As on a GPU, where a learner's stream may still read them. Mutation: the margin left out."""
+    sizes, memory = make((2, 1), 1, capacity=120)
+    memory.margin = margin
+    stream, rng = Numbered((2, 1), 0), np.random.default_rng(0)
+    run(memory, stream, 300, rng)
+    assert live(memory) == stream.items(sizes, 1, memory.length - margin)
+    check(memory.sample(0), stream, sizes, 1)
+
+
 def test_where_sequences_lie_in_an_episode() -> None:
     """Literal: 5 steps, one every 2, rows for 2-step returns. Mutations: none that ends at the end; one twice there."""
     _, memory = make((1,))
