@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -211,9 +210,9 @@ def _train(argv: list[str]) -> int:
         video = ["--video"] * (arguments.video or arguments.mode == "test_render")
         same = " ".join(["packtrain eval", str(output), *video])
         print(f"packtrain: --mode {arguments.mode} is `{same}`", file=sys.stderr)
-        passed = {name: getattr(arguments, name) for name in ("num_episodes", "seed", "device")}
-        flags = [[f"--{name}", str(value)] for name, value in passed.items() if value is not None]
-        return _eval([str(output), *video, *itertools.chain.from_iterable(flags)])
+        passed = {name: getattr(arguments, name) for name in ("num_episodes", "seed", "device", *values)}
+        flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
+        return _eval([str(output), *video, *flags])
     request = command.TrainRequest(
         files=paths,
         bindings=arguments.config,
@@ -240,7 +239,11 @@ def _train(argv: list[str]) -> int:
 
 
 def _eval(argv: list[str]) -> int:
-    parser = _Parser(prog="packtrain eval", description="Play episodes with a run's checkpoint, greedily.")
+    parser = _Parser(
+        prog="packtrain eval",
+        description="Play episodes with a run's checkpoint, greedily.",
+        epilog="A knob of the run's configuration may be given as --KNOB VALUE; it must be what the run has.",
+    )
     parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument("--num_episodes", type=int, default=100, metavar="N", help="(default: 100)")
     parser.add_argument("--checkpoint", default="latest", metavar="latest|best|STEP", help="(default: latest)")
@@ -262,9 +265,10 @@ def _eval(argv: list[str]) -> int:
         help="animated PNG, or MP4 with the extra video; browsers play both (default: png)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = parser.parse_args(argv)
+    arguments, others = parser.parse_known_args(argv)
     if arguments.num_episodes < 1:
         raise ConfigError(f"--num_episodes {arguments.num_episodes} must be at least 1")
+    _refuse_other_knobs(arguments.run, others)
     filmed = 1 if arguments.video_episodes is None else arguments.video_episodes
     if not 1 <= filmed <= arguments.num_episodes:
         raise ConfigError(f"--video_episodes {filmed} must lie between 1 and --num_episodes {arguments.num_episodes}")
@@ -291,6 +295,28 @@ def _eval(argv: list[str]) -> int:
     else:
         print(command.describe_evaluation(arguments.run, result))
     return 0
+
+
+def _refuse_other_knobs(run: str, flags: list[str]) -> None:
+    """ConfigError for a flag that is no knob of a run's configuration, or not what the run has."""
+    if not flags:
+        return
+    path = Path(run) / "config.gin"
+    known = knobs.read_knobs(path) if path.is_file() else {}
+    parser = _Parser(prog="packtrain eval", add_help=False)
+    for knob in known.values():
+        option = {"nargs": "?", "const": "true"} if knob.type is bool else {}
+        parser.add_argument(f"--{knob.name}", **option)  # type: ignore[arg-type]
+    given, unknown = parser.parse_known_args(flags)
+    if unknown:
+        near = knobs.nearest(unknown[0].partition("=")[0].lstrip("-"), [*known, *knobs.PROGRAM_FLAGS])
+        raise ConfigError(f"unknown flag {unknown[0]!r}{near}: neither a flag of `packtrain eval` nor a knob of {run}")
+    for name, text in vars(given).items():
+        if text is not None and (value := known[name].parse(text)) != known[name].default:
+            raise ConfigError(
+                f"--{name} {value!r} is not what was trained: {run} has {name} = {known[name].default!r}, and an "
+                "evaluation plays that"
+            )
 
 
 def _list(argv: list[str]) -> int:

@@ -62,7 +62,8 @@ class Atari:
     frame_skip: int = 4  # frames a step; the last two are shown as their maximum
     frame_size: int = 84  # pixels, both ways
     max_frames: int = 108_000  # emulator frames of play after which a game is truncated: 30 minutes
-    num_threads: int | None = None  # native threads of each group; None: its share of the cores
+    num_threads: int | None = None  # native threads, or processes, of each group; None: its share of the cores
+    idle_start: bool = True  # River Raid's planes wait for their first input, for ever; False: a no-op sends them off
 
     def __post_init__(self) -> None:
         for name in ("frame_skip", "frame_size", "max_frames", "num_threads"):

@@ -16,6 +16,7 @@ import numpy as np
 from packtrain import config, knobs
 from packtrain.envs import ours  # noqa: F401  (registers our environments with Gymnasium)
 from packtrain.envs.atari import Atari, AtariColumns, find_game, is_atari
+from packtrain.envs.atari_ram import AtariRamColumns, find_settings
 from packtrain.envs.atari_simulator import AtariSimulator
 from packtrain.envs.boundary import Boundary, batch_of_one, check_structure, space_leaves
 from packtrain.envs.columns import (
@@ -141,6 +142,9 @@ class Environment:
 
     def _probe(self) -> Spec:
         if self.is_atari():
+            if self._wants_memory():
+                game, _ = find_settings(self.id, self._atari)
+                self._refuse_rewards_of_another(game.rom)
             games = AtariColumns(self.id, self._atari, 1, 0, self.on_bad_value)
             return Spec(games.observation_space, games.action_space, frames_per_step=self._atari.frame_skip)
         if self.is_envpool():
@@ -185,12 +189,26 @@ class Environment:
         columns = self._open(size, seed, spec, travelling, groups)
         return columns if self.rewards is None else RewardedColumns(columns, self.rewards)
 
+    def _wants_memory(self) -> bool:
+        """Whether Atari games must tell what their consoles remember: reward functions may read it."""
+        return bool(self.rewards is not None and self.rewards.functions) or not self._atari.idle_start
+
+    def _refuse_rewards_of_another(self, rom: str) -> None:
+        functions = {} if self.rewards is None else self.rewards.functions
+        for name, function in functions.items():
+            if getattr(function, "rom", rom) != rom:
+                raise ConfigError(
+                    f"Rewards.functions[{name!r}] = {function} reads the memory of {function.rom}, and Environment.id "
+                    f"= {self.id!r} is another game"
+                )
+
     def _open(
         self, size: int, seed: int, spec: Spec, travelling: config.Travelling | None = None, groups: int = 1
     ) -> Columns:
         """The same, with the environment's own rewards."""
         if self.is_atari():
-            return AtariColumns(self.id, self._atari, size, seed, self.on_bad_value, groups)
+            games = AtariRamColumns if self._wants_memory() else AtariColumns
+            return games(self.id, self._atari, size, seed, self.on_bad_value, groups)
         if self.is_envpool():
             return EnvpoolColumns(self.id, self.kwargs, self._atari, size, seed, self.on_bad_value, groups)
         if self.is_functional():

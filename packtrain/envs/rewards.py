@@ -45,6 +45,7 @@ class Rewards:
 
     train: str = TRUE  # a channel: "true", one that the environment reports, or one of `functions`
     functions: dict[str, Any] = field(default_factory=dict)  # name → function of a Step
+    line: str = ""  # what is said of them when a run begins
 
     def __post_init__(self) -> None:
         for name, function in self.functions.items():

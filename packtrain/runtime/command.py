@@ -37,6 +37,7 @@ from packtrain.runtime.branching import branch
 from packtrain.runtime.evaluation import Evaluator
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder, beside, point_latest
+from packtrain.runtime.learned_rewards import say_rewards
 from packtrain.runtime.parts import open_evaluator, try_out
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import Training, learning_epoch
@@ -227,6 +228,9 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
             device,
             configuration.hash()[:12],
         )
+        for line in say_rewards(experiment):
+            print(line, flush=True)
+            log.info("%s", line)
         if spec.frames_per_step > 1 and experiment.streams.num_actors >= MANY_GAMES:
             print(f"opening {experiment.streams.num_actors} games, about a tenth of a second each", flush=True)
         console = open_console(str(folder.path), experiment.total_steps, experiment.epochs, alone=request.alone)

@@ -238,6 +238,20 @@ def test_savedir_and_xpid_and_mode_test(tmp_path, capsys):
     assert "packtrain eval logs/example" in captured.err and "4 episodes" in captured.out
 
 
+def test_an_evaluation_refuses_knobs_that_are_not_the_runs(capsys):
+    """And takes those that are. Mutation: flags of --mode eval dropped, as if they counted."""
+    assert main(command("impala/catch", 400, "run", "--entropy_cost", "0.02")) == 0
+    old = ["train", "impala/catch", "--mode", "eval", "--savedir", ".", "--xpid", "run", "--num_episodes", "2"]
+    for argv in (old, ["eval", "run", "--num_episodes", "2"]):
+        assert main([*argv, "--entropy_cost", "0.02"]) == 0
+        capsys.readouterr()
+        assert main([*argv, "--entropy_cost=0.5"]) == 2
+        line = "--entropy_cost 0.5 is not what was trained: run has entropy_cost = 0.02, and an evaluation plays that"
+        assert capsys.readouterr().err.splitlines()[-1] == f"packtrain: error: {line}"
+    assert main(["eval", "run", "--entropy_cots", "1"]) == 2
+    assert "unknown flag '--entropy_cots' (did you mean 'entropy_cost'?)" in capsys.readouterr().err
+
+
 def test_num_seeds_are_ordinary_run_folders(tmp_path):
     assert main([*command("impala/catch", 400, "many"), "--num_seeds", "2", "--seed", "5"]) == 0
     for k in (0, 1):

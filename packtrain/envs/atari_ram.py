@@ -1,0 +1,444 @@
+"""Atari games with the console's memory beside each row, in processes that play several games each.
+
+ALE's vector environment tells frames, rewards and lives, never the 128 bytes that a reward function may want to read.
+Its single games do, but they keep the interpreter's lock while they play, so that threads share one core: B games are
+shared out among processes, which write what they see into memory that all of them hold. Rows are those of
+`envs/atari.py` bit for bit, from the same seeds: the same draws of no-ops, the same maximum of two frames, the same
+average over areas in the same order of float32 sums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from packtrain.cores import available_cores
+from packtrain.envs import river_raid
+from packtrain.envs.atari import FIRE, FRAMES_PER_SECOND, PLAYING_NICENESS, SCREEN, Atari, Game, find_game
+from packtrain.envs.boundary import Answer, Boundary
+from packtrain.envs.columns import Outcome
+from packtrain.errors import ConfigError, EnvError, EnvSetupError, Error
+
+RAM_BYTES = 128
+NOOP = 0
+STARTUP_SECS = 180.0  # for processes to import, load their games and begin
+LEAVING_SECS = 5.0
+RESET, STEP, DRAW = b"reset", b"step", b"draw"
+SMALLEST = 11  # pixels: cv2 sums whole numbers where both sides shrink by one, as for 10 and less
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What B games and their columns tell each other: flat arrays that every process holds."""
+
+    size: int
+    frame_size: int
+    frame_skip: int
+    buffers: dict[str, Any]
+
+    @classmethod
+    def make(cls, context: Any, size: int, frame_size: int, frame_skip: int) -> Shared:
+        """Zeros."""
+        shared = cls(size, frame_size, frame_skip, {})
+        for name, (shape, dtype) in shared._fields().items():
+            shared.buffers[name] = context.RawArray("B", math.prod(shape) * np.dtype(dtype).itemsize)
+        return shared
+
+    def _fields(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+        size = self.size
+        return {
+            "seed": ((size,), np.int64),
+            "action": ((size,), np.int64),
+            "frame": ((size, self.frame_size, self.frame_size), np.uint8),
+            "ram": ((size, RAM_BYTES), np.uint8),
+            "reward": ((size, self.frame_skip), np.int32),  # of each frame
+            "lives": ((size,), np.int32),
+            "terminated": ((size,), np.bool_),
+            "truncated": ((size,), np.bool_),
+        }
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Views of the memory; they keep it."""
+        return {
+            name: np.frombuffer(self.buffers[name], dtype).reshape(shape)
+            for name, (shape, dtype) in self._fields().items()
+        }
+
+
+def find_settings(name: str, atari: Atari) -> tuple[Game, Atari]:
+    """Which game an id means, and how it is played; ConfigError if it cannot be with its memory beside."""
+    game = find_game(name)
+    settings = atari.resolve(game)
+    if not settings.idle_start and game.rom != river_raid.ROM:
+        raise ConfigError(f"Atari.idle_start = False sends River Raid's planes off, and {name!r} is another game")
+    if not SMALLEST <= settings.frame_size <= min(SCREEN):
+        raise ConfigError(
+            f"Atari.frame_size = {settings.frame_size} must lie between {SMALLEST} and {min(SCREEN)} for games "
+            "with memory"
+        )
+    return game, settings
+
+
+class AtariRamColumns:
+    """B games in processes. Rows are single frames [84, 84]; `info` says what their consoles remember.
+
+    `info["ram"]` is uint8 [B, 128], the console's memory at the moment of the row, `info["ram_before"]` that of the
+    row acted on (in the first row of a game: of the same row), and `info["frame_rewards"]` int32 [B, frame_skip] the
+    rewards of each frame of the step, whose sum is the reward.
+
+    Args:
+      name: an id in one of its two spellings, "RiverraidNoFrameskip-v4" or "ALE/Riverraid-v5".
+      atari: how games are played; `num_threads` says how many processes.
+      size: B.
+      seed: of the group; each game's own follows from it, as in `AtariColumns`.
+      answer: to bad values, see `envs/boundary.py`.
+      groups: how many such groups share the cores.
+    """
+
+    savable = False
+    overlaps = True
+    rows_last = True  # rows are copied out of the shared memory
+
+    def __init__(self, name: str, atari: Atari, size: int, seed: int, answer: Answer, groups: int = 1):
+        game, settings = find_settings(name, atari)  # first: it says which extra is missing
+        from ale_py import Action, ALEInterface, LoggerMode, roms
+
+        rom = roms.get_rom_path(game.rom)
+        if rom is None:
+            raise EnvSetupError(f"ale-py has no ROM for {name!r}")
+        ALEInterface.setLoggerMode(LoggerMode.Error)
+        emulator = ALEInterface()
+        emulator.loadROM(rom)
+        if tuple(emulator.getScreenDims()) != SCREEN:
+            raise EnvSetupError(f"{name!r} has a screen of {emulator.getScreenDims()}, not of {SCREEN}")
+        legal = emulator.getLegalActionSet() if settings.full_action_space else emulator.getMinimalActionSet()
+        self._name, self._size, self._seed, self._idle_start = name, size, seed, settings.idle_start
+        self._life_loss, self._frame_skip = bool(settings.life_loss), settings.frame_skip
+        self._serves = bool(settings.fire_reset) and legal[FIRE] == Action.FIRE
+        self._up = NOOP if settings.idle_start else legal.index(Action.UP)
+        self.observation_space: gym.Space = gym.spaces.Box(0, 255, (settings.frame_size,) * 2, np.uint8)
+        self.action_space: gym.Space = gym.spaces.Discrete(len(legal))
+        self.reward_channels: tuple[str, ...] = ("train",)
+        self.busy_since: float | None = None
+        self.boundary = Boundary(self.observation_space, answer, self._describe)
+        self._steps = 0
+        self._sent = self._fresh = False
+        context = multiprocessing.get_context("spawn")  # a fork would copy the locks of threads it does not have
+        shared = Shared.make(context, size, settings.frame_size, settings.frame_skip)
+        self._arrays = shared.arrays()
+        self._arrays["seed"][:] = np.random.SeedSequence(seed).generate_state(size).astype(np.int64) % 2**31
+        self._lives = np.zeros(size, np.int32)
+        self._over = self._lost = np.zeros(size, bool)
+        self._ram = np.zeros((size, RAM_BYTES), np.uint8)
+        processes = min(size, settings.num_threads or max(1, available_cores() // groups))
+        edges = [size * i // processes for i in range(processes + 1)]
+        self._workers = [
+            _Worker(context, range(since, until), (str(rom), [action.value for action in legal], settings, shared))
+            for since, until in zip(edges, edges[1:], strict=False)
+        ]
+
+    def _describe(self, column: int) -> str:
+        return f"environment {column} ({self._name}, group seed {self._seed}) at its step {self._steps}"
+
+    def reset(self) -> Outcome:
+        """The first frames; again from the seed."""
+        if self._sent:
+            self._collect("step")
+        deadline = None if self._fresh else time.monotonic() + STARTUP_SECS
+        self._command(RESET)
+        self._collect("reset", deadline)
+        self._fresh = True
+        now = self._arrays
+        self._lives, self._ram = now["lives"].copy(), now["ram"].copy()
+        self._over = self._lost = no = np.zeros(self._size, bool)
+        rewards = {"train": np.zeros(self._size, np.float32)}
+        info = {"ram": self._ram, "ram_before": self._ram, "frame_rewards": now["reward"].copy()}
+        return Outcome(now["frame"].copy(), ~no, rewards, no, no, None, over=no, life_over=no, info=info)
+
+    def send(self, actions: np.ndarray) -> None:
+        """Start the step; the processes begin at once. After a lost life FIRE is pressed, whatever was chosen."""
+        pressed = np.where(self._lost, FIRE, actions) if self._serves else actions
+        if not self._idle_start:
+            pressed = np.where(river_raid.waits(self._ram) & (pressed == NOOP), self._up, pressed)
+        self._arrays["action"][:] = pressed
+        self._command(STEP)
+
+    def recv(self) -> Outcome:
+        """Wait for the step."""
+        self.busy_since = time.monotonic()
+        self._collect("step")
+        self.busy_since = None
+        self._steps += 1
+        now, first = self._arrays, self._over
+        lives, ram, frame_rewards = now["lives"].copy(), now["ram"].copy(), now["reward"].copy()
+        terminated, truncated = now["terminated"].copy(), now["truncated"].copy()
+        over = terminated | truncated
+        lost = (lives < self._lives) & (lives > 0) & ~over & ~first
+        if self._life_loss:
+            terminated = terminated | lost
+        before = np.where(first[:, None], ram, self._ram)
+        self._lives, self._over, self._lost, self._ram = lives, over, lost, ram
+        rewards = {"train": frame_rewards.sum(axis=1).astype(np.float32)}
+        frame, rewards, terminated, truncated = self.boundary.cross(now["frame"].copy(), rewards, terminated, truncated)
+        info = {"ram": ram, "ram_before": before, "frame_rewards": frame_rewards}
+        return Outcome(frame, first, rewards, terminated, truncated, None, over=over, life_over=over | lost, info=info)
+
+    def _command(self, command: bytes) -> None:
+        for worker in self._workers:
+            try:
+                worker.connection.send_bytes(command)
+            except OSError as error:
+                raise self._gone(worker) from error
+        self._sent = True
+
+    def _collect(self, call: str, deadline: float | None = None) -> None:
+        """Wait until every process has done what it was told; all of them, so that the next answer is the next."""
+        complaints: list[tuple[Exception | None, Error]] = []
+        for worker in self._workers:
+            try:
+                if deadline is not None and not worker.connection.poll(max(0.0, deadline - time.monotonic())):
+                    raise EnvSetupError(f"{self._name!r} did not begin within {STARTUP_SECS:g} s")
+                answer = worker.connection.recv_bytes().decode()
+            except (EOFError, OSError) as error:
+                complaints.append((error, self._gone(worker)))
+                continue
+            if answer:
+                column, _, what = answer.partition(" ")
+                complaints.append((None, EnvError(f"{self._describe(int(column))} raised in {call}: {what}")))
+        self._sent = False
+        if complaints:
+            cause, complaint = complaints[0]
+            raise complaint from cause
+
+    def _gone(self, worker: _Worker) -> EnvError:
+        worker.process.join(LEAVING_SECS)
+        columns = worker.columns
+        return EnvError(
+            f"{self._describe(columns[0])}: its process, which plays environments {columns[0]} to {columns[-1]}, "
+            f"ended with exit code {worker.process.exitcode}"
+        )
+
+    def picture(self, column: int) -> np.ndarray:
+        """The screen in colour, its last frame."""
+        if self._sent:
+            raise EnvSetupError(f"{self._name!r} cannot be drawn during a step")
+        worker = next(worker for worker in self._workers if column in worker.columns)
+        try:
+            worker.connection.send_bytes(DRAW + str(column - worker.columns[0]).encode())
+            return np.frombuffer(worker.connection.recv_bytes(), np.uint8).reshape(*SCREEN, 3)
+        except (EOFError, OSError) as error:
+            raise self._gone(worker) from error
+
+    def pictures_per_second(self) -> float:
+        """As fast as a person plays."""
+        return FRAMES_PER_SECOND / self._frame_skip
+
+    def snapshot(self) -> None:
+        """Games in processes are not saved."""
+
+    def restore(self, snapshot: Any) -> None:
+        """Never called: there is no snapshot."""
+        raise NotImplementedError("Atari groups cannot be restored")
+
+    def describe_busy(self) -> str:
+        """The first game of a process that has not answered."""
+        late = [worker for worker in self._workers if not worker.connection.closed and not worker.connection.poll()]
+        return self._describe(late[0].columns[0] if late else 0)
+
+    def close(self) -> None:
+        """End the processes, in the middle of a step too."""
+        for worker in self._workers:
+            worker.connection.close()  # which they take as the end
+        for worker in self._workers:
+            worker.process.join(LEAVING_SECS)
+            if worker.process.exitcode is None:
+                worker.process.kill()
+                worker.process.join()
+        self._workers = []
+
+
+class _Worker:
+    """One process, and the games it plays."""
+
+    def __init__(self, context: Any, columns: range, arguments: Sequence[Any]):
+        self.columns = columns
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_play_games, args=(theirs, columns, *arguments), daemon=True)
+        self.process.start()
+        theirs.close()  # so that the end of either side is noticed by the other
+
+
+def _play_games(connection: Any, columns: range, rom: str, actions: list[int], settings: Atari, shared: Shared) -> None:
+    """What a process does: wait for a word, do it, answer with nothing, or with who failed and how."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, PLAYING_NICENESS)  # see atari.with_patient_threads
+    arrays = {name: array[columns.start : columns.stop] for name, array in shared.arrays().items()}
+    consoles: list[Console] = []
+    with contextlib.suppress(EOFError, OSError):  # the other side has gone
+        while True:
+            command = connection.recv_bytes()
+            if command.startswith(DRAW):
+                connection.send_bytes(consoles[int(command.removeprefix(DRAW))].picture())
+                continue
+            complaint, row = b"", 0
+            try:
+                consoles = consoles or [Console(rom, actions, settings) for _ in columns]
+                for row, console in enumerate(consoles):
+                    if command == RESET:
+                        console.reset(int(arrays["seed"][row]))
+                    elif console.terminated or console.truncated:
+                        console.reset()
+                    else:
+                        console.step(int(arrays["action"][row]))
+                    console.write(row, arrays)
+            except Exception as error:
+                complaint = f"{columns[row]} {type(error).__name__}: {error}".encode()
+            connection.send_bytes(complaint)
+
+
+class Console:
+    """One game, played as ALE's vector environment plays it.
+
+    A game begins with no-ops, drawn as C++ draws them, the first of which is FIRE where `fire_reset` says so. A step
+    lasts `frame_skip` frames, or fewer at the end of a game or of its time. What is shown is the maximum of its last
+    two frames. The very last frame of a game is not shown: in its place the maximum is over what was shown before.
+    """
+
+    def __init__(self, rom: str, actions: list[int], settings: Atari):
+        from ale_py import Action, ALEInterface, LoggerMode
+
+        ALEInterface.setLoggerMode(LoggerMode.Error)
+        self._ale = ALEInterface()
+        self._ale.setFloat("repeat_action_probability", settings.sticky_actions or 0.0)
+        self._rom, self._actions, self._noop_max = rom, actions, settings.noop_max or 0
+        self._frame_skip, self._max_frames = settings.frame_skip, settings.max_frames
+        self._fire = Action.FIRE.value if settings.fire_reset and Action.FIRE.value in actions else None
+        self._draws = np.random.RandomState(0)
+        self._frames = 0  # of play: those of the start do not count
+        self._screens = np.zeros((2, *SCREEN), np.uint8)
+        self._shrink = AreaMean(SCREEN, settings.frame_size)  # one by one: many at once leave the cache
+        self._rewards = np.zeros(self._frame_skip, np.int32)
+        self.terminated = self.truncated = False
+
+    def reset(self, seed: int | None = None) -> None:
+        """A new game; with a seed, as if it were the first, which needs one."""
+        if seed is not None:
+            self._ale.setInt("random_seed", seed)
+            self._ale.loadROM(self._rom)  # only this seeds the emulator
+            self._draws = np.random.RandomState(seed)  # the generator that C++ calls mt19937
+        self._ale.reset_game()
+        if self._fire is not None:
+            self._ale.act(self._fire)
+        for _ in range(draw_below(max(1, self._noop_max), self._draws) - (self._fire is not None)):
+            self._ale.act(NOOP)
+            if self._ale.game_over():
+                self._ale.reset_game()
+        self._ale.getScreenGrayscale(self._screens[0])
+        self._screens[1] = 0
+        self._rewards[:] = 0
+        self._frames = 0
+        self.terminated = self.truncated = False
+
+    def step(self, action: int) -> None:
+        """Hold an action."""
+        self._rewards[:] = 0
+        held = self._actions[action]
+        for frame in range(self._frame_skip):
+            self._rewards[frame] = self._ale.act(held)
+            self._frames += 1
+            self.terminated = self._ale.game_over()
+            self.truncated = self._frames >= self._max_frames and not self.terminated
+            if self.terminated or self.truncated:
+                break
+            if frame >= self._frame_skip - 2:
+                self._ale.getScreenGrayscale(self._screens[self._frame_skip - 1 - frame])
+        if self._frame_skip > 1:
+            np.maximum(self._screens[0], self._screens[1], out=self._screens[0])
+
+    def write(self, row: int, arrays: dict[str, np.ndarray]) -> None:
+        """Write what there is to see and to know into one row of arrays."""
+        arrays["frame"][row] = self._shrink(self._screens[0])
+        self._ale.getRAM(arrays["ram"][row])
+        arrays["reward"][row] = self._rewards
+        arrays["lives"][row] = self._ale.lives()
+        arrays["terminated"][row], arrays["truncated"][row] = self.terminated, self.truncated
+
+    def picture(self) -> bytes:
+        """The screen in colour, [210, 160, 3]."""
+        return self._ale.getScreenRGB().tobytes()
+
+
+def draw_below(n: int, rng: np.random.RandomState) -> int:
+    """A whole number in [0, n), as libstdc++'s uniform_int_distribution takes it from mt19937.
+
+    Lemire 2019 (arXiv:1805.10941): the upper half of a product of 32-bit numbers, drawn again where that would favour
+    some. Elsewhere C++ may draw otherwise, and no-ops differ from those of `AtariColumns`.
+    """
+    while True:
+        product = int(rng.randint(2**32, dtype=np.uint32)) * n
+        if product % 2**32 >= 2**32 % n:
+            return product // 2**32
+
+
+class AreaMean:
+    """Makes pictures smaller by averaging areas, to the bit as cv2.resize does with INTER_AREA.
+
+    An output is a weighted sum of the pixels that its area touches, along rows first, in float32, left to right and
+    top to bottom. The order decides how ties are rounded, and they are frequent: the true means are multiples of 1/200
+    for 84 pixels.
+
+    Args:
+      shape: height and width of pictures.
+      size: height and width of what becomes of them.
+    """
+
+    def __init__(self, shape: tuple[int, int], size: int):
+        (self._rows, row_weights), (self._columns, self._column_weights) = (area_taps(one, size) for one in shape)
+        self._row_weights = row_weights[:, :, None]
+
+    def __call__(self, picture: np.ndarray) -> np.ndarray:
+        """Of a picture uint8 [H, W], uint8 [size, size]."""
+        lines = picture[:, self._columns[0]] * self._column_weights[0]  # [H, size] float32
+        for columns, weights in zip(self._columns[1:], self._column_weights[1:], strict=True):
+            lines += picture[:, columns] * weights
+        means = lines[self._rows[0]] * self._row_weights[0]  # [size, size]
+        for rows, weights in zip(self._rows[1:], self._row_weights[1:], strict=True):
+            means += lines[rows] * weights
+        return np.rint(means, out=means).astype(np.uint8)
+
+
+def area_taps(size: int, small: int) -> tuple[np.ndarray, np.ndarray]:
+    """The inputs that each output touches and how much of it they are: int and float32 [taps, small].
+
+    Output i covers [i, i + 1) · size / small. Those that touch fewer inputs than others have weights of 0 at the end.
+    """
+    width = size / small
+    inputs: list[list[int]] = []
+    weights: list[list[float]] = []
+    for i in range(small):
+        since, until = i * width, min((i + 1) * width, size)
+        touched = [j for j in range(math.floor(since), math.ceil(until)) if _overlap(j, since, until) > 1e-3]
+        inputs.append(touched)
+        weights.append([_overlap(j, since, until) / width for j in touched])
+    taps = max(map(len, inputs))
+    padded = [touched + [0] * (taps - len(touched)) for touched in inputs]
+    shares = [share + [0.0] * (taps - len(share)) for share in weights]
+    return np.array(padded).T, np.array(shares, np.float32).T
+
+
+def _overlap(cell: int, since: float, until: float) -> float:
+    return min(cell + 1, until) - max(cell, since)
