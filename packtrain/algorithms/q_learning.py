@@ -236,11 +236,14 @@ def value_loss(
     steps = len(trajectory.reward)
     burn_in = len(trajectory.first) - 1 - steps - network.context
     arm = _arms(network, trajectory, settings.exploit_share)
-    other = Beside(weight.device)  # an LSTM is a long chain of small steps: two of them at once
-    with other.work():
-        target = _values(network.target, network, trajectory, arm, burn_in, learns=False)
-    online = _values(network.acting.values, network, trajectory, arm, burn_in, learns=True)
-    other.join()
+    if _are_transitions(network, trajectory, settings, burn_in):
+        online, target = _values_of_transitions(network, trajectory)
+    else:
+        other = Beside(weight.device)  # an LSTM is a long chain of small steps: two of them at once
+        with other.work():
+            target = _values(network.target, network, trajectory, arm, burn_in, learns=False)
+        online = _values(network.acting.values, network, trajectory, arm, burn_in, learns=True)
+        other.join()
     beta = network.arm_weights[arm]  # [B]
     discount = settings.discount if network.arm_discounts is None else network.arm_discounts[arm]
     first = trajectory.first[network.context + burn_in :]
@@ -343,6 +346,47 @@ def _values(
         with torch.no_grad():
             carry = say(0, burn_in, carry).carry
     return say(burn_in, end, carry)
+
+
+def _are_transitions(network: ActionValuesNetwork, trajectory: Trajectory, settings: QLearning, burn_in: int) -> bool:
+    """Whether one step is learned from, with an n-step return, by a network that remembers nothing."""
+    one = settings.returns == "n_step" and len(trajectory.reward) == settings.n_step and burn_in == 0
+    return one and not network.sizes.network.recurrent and network.sizes.novelty is None and network.sizes.arms is None
+
+
+def _values_of_transitions(network: ActionValuesNetwork, trajectory: Trajectory) -> tuple[QOutput, QOutput]:
+    """What both networks say of the row acted in and of the one bootstrapped from, [n+1, B, A]; elsewhere 0.
+
+    No target of the first step looks anywhere else: the return stops at row n, or where the episode ends before.
+    """
+    steps, batch = trajectory.reward.shape
+    ended = trajectory.terminated | trajectory.truncated
+    number = torch.arange(1, steps + 1, device=ended.device).unsqueeze(1)
+    last = torch.where(ended, number, steps).amin(0)  # [B]
+    column = torch.arange(batch, device=ended.device)
+    first = trajectory.first.clone()
+    first[network.context + 1 :] = False  # as for sequences
+    last_action, last_reward = trajectory.last_inputs()
+
+    def say(values: QValueNetwork, row: Tensor) -> Tensor:
+        """Of one row of each column, [1, B, A]."""
+        row = network.context + row
+        behind = row + torch.arange(-values.context, 1, device=row.device).unsqueeze(1)  # [C+1, B]
+        return values(
+            trees.map(lambda leaf: leaf[behind, column], trajectory.obs),
+            first[behind, column],
+            last_action[row, column].unsqueeze(0),
+            last_reward[row, column].unsqueeze(0),
+            (),
+        ).values
+
+    acted = say(network.acting.values, torch.zeros_like(last))
+    with torch.no_grad():
+        led_to = [say(values, last) for values in (network.acting.values, network.target)]
+    place = (last - 1).view(1, -1, 1).expand_as(acted)
+    nothing = acted.new_zeros(steps, *acted.shape[1:])
+    online, target = (nothing.scatter(0, place, values) for values in led_to)
+    return QOutput(torch.cat([acted, online]), ()), QOutput(torch.cat([torch.zeros_like(acted), target]), ())
 
 
 def _judge(

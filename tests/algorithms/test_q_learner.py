@@ -190,6 +190,32 @@ def batch(novelty=None, arms=None, steps=120, seed=0, device=CPU, **options):
     return module, memory
 
 
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("kind", ["vectors", "stacks"])
+def test_transitions_are_judged_by_two_rows_as_by_all(kind, n, monkeypatch):
+    """The same losses, priorities and gradients. Mutations: row n though the episode was cut off before; a stack that
+    reaches one row too far; values of the row acted in taken for the target.
+    """
+    torch.manual_seed(3)
+    conv = Conv(channels=(4,), kernels=(3,), strides=(1,), frames=3) if kind == "stacks" else None
+    network = QNetwork(conv, recurrent=False, hidden_sizes=(16,), dueling_size=16)
+    description = ActionValues(network, Epsilons(base=0.9, alpha=0.0))
+    module = description.build(PICTURES if conv else SPEC)
+    torch.nn.init.normal_(module.target.extrinsic.advantage[-1].bias)  # so that the two networks differ
+    memory = Sequences(2000, 1, 0, 1, n, 128).build([4], module.context, CPU)
+    play(ValuePolicy(description, module, 2, 4), memory, long_walk, 120, 4, drawn if conv else counted)
+    sample, settings = memory.sample(0), QLearning(n_step=n)
+    assert (sample.trajectory.truncated.any(0) & ~sample.trajectory.truncated[-1]).any() or n == 1
+    results = []
+    for short in (True, False):
+        if not short:
+            monkeypatch.setattr("packtrain.algorithms.q_learning._are_transitions", lambda *_: False)
+        loss, found = value_loss(module, sample.trajectory, sample.importance_weight, settings)
+        results.append((loss, found["priorities"], *torch.autograd.grad(loss, list(module.acting.parameters()))))
+    for mine, plain in zip(*results, strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-6)
+
+
 def test_targets_squash_and_clip():
     """The priorities are |y − Q| of squashed values. Mutations: a target that is not squashed; the clip left out."""
     module, memory = batch()
