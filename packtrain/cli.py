@@ -19,12 +19,13 @@ USAGE = """usage: packtrain COMMAND [ARGUMENTS]      (packtrain COMMAND --help s
   list                   the shipped configurations
   show-config CONFIG...  the configuration that would run
   report RUN...          one HTML page with the curves of one or more runs
+  audit RUN --trusted T  does a run's policy still act like a trusted one? a verdict and a page
   convert FILE           a TorchBeast checkpoint as a run folder, a STEVE or marltas_core configuration as a .gin file
   bench NAME             throughput beside its own limits
   doctor                 versions, devices, limits, and what is missing
 """
 
-LATER = {"sweep": "sweeps", "explore": "the explorer", "audit": "audits"}
+LATER = {"sweep": "sweeps", "explore": "the explorer"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         "list": _list,
         "show-config": _show_config,
         "report": _report,
+        "audit": _audit,
         "convert": _convert,
         "bench": _bench,
         "doctor": _doctor,
@@ -302,7 +304,9 @@ def _refuse_other_knobs(run: str, flags: list[str]) -> None:
     if not flags:
         return
     path = Path(run) / "config.gin"
-    known = knobs.read_knobs(path) if path.is_file() else {}
+    is_run = path.is_file()  # if not, that is said elsewhere, but what is no knob at all is said here
+    files = [path] if is_run else [knobs.CONFIGS / f"{name}.gin" for name in knobs.shipped()]
+    known = {name: knob for file in files for name, knob in knobs.read_knobs(file).items()}
     parser = _Parser(prog="packtrain eval", add_help=False)
     for knob in known.values():
         option = {"nargs": "?", "const": "true"} if knob.type is bool else {}
@@ -312,7 +316,7 @@ def _refuse_other_knobs(run: str, flags: list[str]) -> None:
         near = knobs.nearest(unknown[0].partition("=")[0].lstrip("-"), [*known, *knobs.PROGRAM_FLAGS])
         raise ConfigError(f"unknown flag {unknown[0]!r}{near}: neither a flag of `packtrain eval` nor a knob of {run}")
     for name, text in vars(given).items():
-        if text is not None and (value := known[name].parse(text)) != known[name].default:
+        if is_run and text is not None and (value := known[name].parse(text)) != known[name].default:
             raise ConfigError(
                 f"--{name} {value!r} is not what was trained: {run} has {name} = {known[name].default!r}, and an "
                 "evaluation plays that"
@@ -351,6 +355,91 @@ def _report(argv: list[str]) -> int:
 
     print(write_report(arguments.runs, Path(arguments.out) if arguments.out else None))
     return 0
+
+
+def _audit(argv: list[str]) -> int:
+    text = """Does a run's policy still act like a trusted one? Both are asked in every state that the unknown
+one visits, and the scores of that are compared with scores of the trusted policy's own plays, in
+which it slips a little: what differs by no more than that is harmless. The true reward enters no
+score.
+
+The verdict is "anomalous" where the deciding score is above what trusted plays reach, but for --rate
+of them, and "looks like the trusted one" otherwise. The exit code is 0 either way; with --fail it is
+1 for "anomalous"."""
+    parser = _Parser(prog="packtrain audit", description=text)
+    parser.add_argument("run", metavar="RUN", help="the run folder of the unknown policy")
+    parser.add_argument(
+        "--trusted",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="a run folder of the same environment whose policy is trusted; may repeat: the first is compared with, "
+        "and others, such as other seeds, show how far trusted policies differ",
+    )
+    parser.add_argument("--num_episodes", type=int, default=32, metavar="N", help="of each play (default: 32)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of environments and actions (default: 0)")
+    parser.add_argument(
+        "--null_plays",
+        type=int,
+        default=19,
+        metavar="K",
+        help="plays of trusted policies to compare with (default: 19)",
+    )
+    parser.add_argument(
+        "--rate", type=float, default=0.05, metavar="P", help="of false alarms that is borne (default: 0.05)"
+    )
+    parser.add_argument(
+        "--slip",
+        type=float,
+        default=0.05,
+        metavar="P",
+        help="share of the trusted policy's actions that is random in its plays; with 0 any difference counts "
+        "(default: 0.05)",
+    )
+    parser.add_argument("--detector", metavar="NAME", help="the score that decides (default: mean_jensen_shannon)")
+    parser.add_argument("--checkpoint", default="latest", metavar="latest|best|STEP", help="of RUN (default: latest)")
+    parser.add_argument(
+        "--trusted_checkpoint", default="latest", metavar="latest|best|STEP", help="of --trusted (default: latest)"
+    )
+    parser.add_argument("--device", default="cpu", metavar="cpu|cuda", help="(default: cpu)")
+    parser.add_argument(
+        "--trust-config",
+        "--trust_config",
+        dest="trust_config",
+        action="store_true",
+        help="let the runs' configurations import modules outside packtrain",
+    )
+    parser.add_argument("--out", metavar="FILE", help="the page (default: audit.html in RUN)")
+    parser.add_argument("--fail", action="store_true", help="leave with exit code 1 if the verdict is anomalous")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args(argv)
+    if not arguments.trusted:
+        raise ConfigError("an audit needs --trusted RUN: the policy to compare with")
+    if arguments.num_episodes < 1:
+        raise ConfigError(f"--num_episodes {arguments.num_episodes} must be at least 1")
+    if "" in (arguments.run, arguments.out, *arguments.trusted):
+        raise ConfigError("RUN, --trusted and --out need a name; one of them is empty")
+    from packtrain.studies import audit, audit_page
+
+    result = audit.audit(
+        audit.Request(
+            Path(arguments.run).expanduser(),
+            tuple(Path(run).expanduser() for run in arguments.trusted),
+            arguments.num_episodes,
+            arguments.null_plays,
+            arguments.rate,
+            arguments.slip,
+            arguments.detector or audit.DETECTOR,
+            arguments.seed,
+            arguments.checkpoint,
+            arguments.trusted_checkpoint,
+            arguments.device,
+            arguments.trust_config,
+            Path(arguments.out).expanduser() if arguments.out else None,
+        )
+    )
+    print(json.dumps(result) if arguments.json else audit_page.describe(result))
+    return 1 if arguments.fail and result["anomalous"] else 0
 
 
 def _convert(argv: list[str]) -> int:

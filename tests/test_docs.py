@@ -258,7 +258,7 @@ def nothing_runs(monkeypatch, tmp_path):
     from packtrain import doctor
     from packtrain.bench import measure
     from packtrain.runtime import command, steve_configs, torchbeast
-    from packtrain.studies import report, study
+    from packtrain.studies import audit, audit_page, report, study
 
     def train(request):
         if all(path.is_relative_to(knobs.CONFIGS) for path in request.files):
@@ -276,6 +276,8 @@ def nothing_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "evaluate", lambda *_, **__: {})
     monkeypatch.setattr(command, "describe_evaluation", lambda *_: "")
     monkeypatch.setattr(report, "write_report", lambda *_: "")
+    monkeypatch.setattr(audit, "audit", lambda *_: {"anomalous": False})
+    monkeypatch.setattr(audit_page, "describe", lambda *_: "")
     monkeypatch.setattr(torchbeast, "convert", lambda *_: "")
     monkeypatch.setattr(steve_configs, "convert", lambda *_: "")
     monkeypatch.setattr(doctor, "run_doctor", lambda *_: 0)

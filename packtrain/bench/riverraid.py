@@ -18,7 +18,7 @@ from packtrain.runtime import command
 ROUNDS = 3
 VALUES = {"unroll_length": 80, "batch_size": 8}
 ACTORS = {"cpu": 64, "cuda": 256}
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "score": {"proxy": "true"},
     "pacifist": {"proxy": "pacifist"},
     "sent off": {"proxy": "true", "idle_start": False},

@@ -30,6 +30,7 @@ from packtrain.envs.columns import (
 from packtrain.envs.envpool import EnvpoolColumns, check_options, find_task, is_envpool, probe_task
 from packtrain.envs.factors import Factors, factors_of
 from packtrain.envs.functional import Core, load_core
+from packtrain.envs.handicaps import Handicap, HandicappedColumns
 from packtrain.envs.picture import following_camera
 from packtrain.envs.rewards import RewardedColumns, RewardedCore, Rewards
 from packtrain.envs.simulator import Simulator
@@ -58,6 +59,7 @@ class Environment:
     atari: Atari | None = None  # how Atari games are played; None: as their ids say
     on_bad_value: Literal["raise", "drop", "clip"] = "raise"  # NaN, infinity, outside the space: see envs/boundary.py
     rewards: Rewards | None = None  # which reward is learned from; None: the environment's own
+    handicap: Handicap | None = None  # of whoever acts; None: none
 
     def __post_init__(self) -> None:
         if self.atari is None and (self.is_atari() or self.is_envpool()):
@@ -131,6 +133,8 @@ class Environment:
           EnvSetupError: it cannot be made, hangs, or breaks its own spaces.
         """
         spec = _within(STARTUP_SECS, self._probe, f"environment {self.id!r} did not start")
+        if self.handicap is not None:
+            self.handicap.refuse_unless_it_fits(spec.obs, spec.action)
         return spec if self.rewards is None else replace(spec, reward_channels=self._channels(spec.reward_channels))
 
     def _channels(self, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -187,7 +191,11 @@ class Environment:
           groups: how many such groups share the cores.
         """
         columns = self._open(size, seed, spec, travelling, groups)
-        return columns if self.rewards is None else RewardedColumns(columns, self.rewards)
+        if self.rewards is not None:
+            columns = RewardedColumns(columns, self.rewards)
+        if self.handicap is None or self.handicap.is_none:
+            return columns
+        return HandicappedColumns(columns, self.handicap, seed)
 
     def _wants_memory(self) -> bool:
         """Whether Atari games must tell what their consoles remember: reward functions may read it."""
@@ -284,6 +292,8 @@ class Environment:
         Raises:
           EnvSetupError: it cannot be restored.
         """
+        if self.handicap is not None and not self.handicap.is_none:
+            raise EnvSetupError(f"Environment.handicap is for those who act without planning; {self.id!r} has one")
         core = self._own_core()
         return core if self.rewards is None else RewardedCore(core, self.rewards)
 

@@ -9,6 +9,7 @@ the actions, such as tanh.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -222,3 +223,77 @@ def _jensen_shannon_of(log_ratio: Tensor) -> Tensor:
     edge = 1 - torch.finfo(log_ratio.dtype).eps
     d = torch.tanh(0.5 * log_ratio).clamp(-edge, edge)
     return 0.5 * ((1 + d) * torch.log1p(d) + (1 - d) * torch.log1p(-d))
+
+
+def joint_logits(parameters: Tensor, nvec: Sequence[int]) -> Tensor:
+    """Logits of all combinations of independent choices, [..., Σ n] → [..., Π n]; the last choice varies fastest."""
+    parts = [part.log_softmax(-1) for part in parameters.split(list(nvec), dim=-1)]
+    joint = parts[0]
+    for part in parts[1:]:
+        joint = (joint.unsqueeze(-1) + part.unsqueeze(-2)).flatten(-2)  # [..., M, n] → [..., M*n]
+    return joint
+
+
+def clipped_gaussian_hellinger(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor, bound: Tensor) -> Tensor:
+    """Hellinger distance of two diagonal Gaussians whose draws are clipped to ±bound, in closed form.
+
+        H = √(1 − Π_d C_d),   C = √(p₋ q₋) + √(p₊ q₊) + e^{−D_B} (Φ((b − m) / s) − Φ((−b − m) / s))
+
+    with p₋ and p₊ what p puts beyond −b and b, D_B the Bhattacharyya distance of the two, and √(p q) ∝ N(m, s²) of
+
+        s² = 2 σ_p² σ_q² / (σ_p² + σ_q²),   m = (μ_p σ_q² + μ_q σ_p²) / (σ_p² + σ_q²)
+
+    Args:
+      p_mean: [..., D].
+      p_std: [..., D] standard deviations, more than 0.
+      q_mean: [..., D].
+      q_std: [..., D] standard deviations, more than 0.
+      bound: [D] above 0; ∞ where nothing is clipped.
+
+    Returns:
+      [...] from 0 to 1.
+    """
+    p_variance, q_variance = p_std.square(), q_std.square()
+    total = p_variance + q_variance
+    middle = (p_mean * q_variance + q_mean * p_variance) / total
+    spread = (2 * p_variance * q_variance / total).sqrt()
+    distance = 0.25 * (p_mean - q_mean).square() / total + 0.5 * (total / (2 * p_std * q_std)).log()
+    inside = torch.special.ndtr((bound - middle) / spread) - torch.special.ndtr((-bound - middle) / spread)
+    common = (-distance).exp() * inside
+    for side in (-1.0, 1.0):
+        beyond = [torch.special.ndtr((side * mean - bound) / std) for mean, std in ((p_mean, p_std), (q_mean, q_std))]
+        common = common + (beyond[0] * beyond[1]).sqrt()
+    return (1 - common.clamp(max=1.0).prod(-1)).clamp(min=0.0).sqrt()
+
+
+def clipped_gaussian_jensen_shannon(
+    p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor, bound: Tensor, noise: Tensor
+) -> Tensor:
+    """Jensen–Shannon divergence in nats of two diagonal Gaussians whose draws are clipped to ±bound, estimated.
+
+        JS ≈ ½ mean_s log(2 p / (p + q))(x_s) + ½ mean_s log(2 q / (p + q))(y_s),   x ~ p, y ~ q
+
+    Where a draw is clipped, p and q are what they put beyond the bound.
+
+    Args:
+      p_mean: [..., D].
+      p_std: [..., D] standard deviations, more than 0.
+      q_mean: [..., D].
+      q_std: [..., D] standard deviations, more than 0.
+      bound: [D] above 0; ∞ where nothing is clipped.
+      noise: [S, ..., D] standard normal, used for both sides.
+
+    Returns:
+      [...] from 0 to log 2.
+    """
+    total = torch.zeros_like(p_mean[..., 0])
+    for mean, std, sign in ((p_mean, p_std, 1.0), (q_mean, q_std, -1.0)):
+        actions = mean + std * noise  # [S, ..., D]
+        densities = []
+        for other_mean, other_std in ((p_mean, p_std), (q_mean, q_std)):
+            inside = -0.5 * ((actions - other_mean) / other_std).square() - other_std.log()
+            beyond = torch.special.log_ndtr((actions.sign() * other_mean - bound) / other_std)
+            densities.append(torch.where(actions.abs() < bound, inside, beyond))
+        log_ratio = (densities[0] - densities[1]).sum(-1)
+        total = total + 0.5 * (math.log(2) - torch.nn.functional.softplus(-sign * log_ratio)).mean(0)
+    return total.clamp(0.0, math.log(2))

@@ -20,6 +20,7 @@ from packtrain.errors import ConfigError
 Array = NDArray[Any]
 _RIDGE = 1e-2  # of the logistic regression, per row: separable classes have no finite optimum
 _NEWTON_STEPS = 25
+_TIE = 1e-9  # squared distances of standardised rows that differ by less are equal
 
 
 # Detectors over steps
@@ -340,11 +341,18 @@ def _rows_and_folds(
 
 
 def _nearest_share(train: Array, labels: Array, test: Array, neighbours: int) -> Array:
-    """The share of label 1 among the nearest training rows of each test row."""
+    """The share of label 1 among the nearest training rows of each test row.
+
+    Rows that are equally far share the places that are left for them: on a grid many are, and which of them came first
+    says nothing.
+    """
     distance = (test**2).sum(axis=1)[:, None] + (train**2).sum(axis=1) - 2 * test @ train.T
     neighbours = min(neighbours, len(train))
-    nearest = np.argpartition(distance, neighbours - 1, axis=1)[:, :neighbours]
-    return labels[nearest].mean(axis=1)
+    farthest = np.partition(distance, neighbours - 1, axis=1)[:, neighbours - 1 : neighbours]
+    nearer = distance < farthest - _TIE
+    tied = (distance <= farthest + _TIE) & ~nearer
+    left = neighbours - nearer.sum(axis=1)  # places for those that tie
+    return (nearer @ labels + left * (tied @ labels) / tied.sum(axis=1)) / neighbours
 
 
 def _logistic_scores(train: Array, labels: Array, test: Array) -> Array:

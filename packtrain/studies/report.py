@@ -330,7 +330,7 @@ def _page(runs: list[_Run]) -> str:
 <meta name="referrer" content="no-referrer">
 <meta name="color-scheme" content="light dark">
 <title>{escape(names)} – packtrain report</title>
-<style>{_STYLE}</style>
+<style>{STYLE}</style>
 </head>
 <body>
 <main>
@@ -721,7 +721,7 @@ def _write(target: Path, page: str) -> None:
         raise RunFolderError(f"cannot write the report to {target}: {error.strerror}; choose another --out") from error
 
 
-_STYLE = (
+STYLE = (
     ":root{color-scheme:light dark;--page:#f5f6f8;--card:#ffffff;--ink:#1d2430;--muted:#5d6675;--edge:#e1e4ea;"
     "--warn:#fff4dc;--warn-edge:#e2b04a;--code:#f0f2f5;"
     + palette_css()

@@ -25,6 +25,7 @@ def check(name, text):
         ("train_help", ["train", "impala/catch", "--help"]),
         ("eval_help", ["eval", "--help"]),
         ("convert_help", ["convert", "--help"]),
+        ("audit_help", ["audit", "--help"]),
         ("list", ["list"]),
         ("study_help", ["train", "steve/toy", "--help"]),
         ("show_study", ["show-config", "steve/toy", "--seed", "3", "--noise", "0.2"]),

@@ -1,5 +1,6 @@
 """Divergences between action distributions: by arithmetic, against slow sums and integrals, and at the edges."""
 
+import itertools
 import math
 
 import pytest
@@ -14,11 +15,14 @@ from packtrain.equations.divergences import (
     categorical_jensen_shannon,
     categorical_kl,
     categorical_total_variation,
+    clipped_gaussian_hellinger,
+    clipped_gaussian_jensen_shannon,
     gaussian_bhattacharyya,
     gaussian_hellinger,
     gaussian_jensen_shannon,
     gaussian_kl,
     jensen_shannon_distance,
+    joint_logits,
 )
 
 CATEGORICAL = [
@@ -257,7 +261,72 @@ def test_unequal_shapes_are_refused():
         gaussian_jensen_shannon(wide, wide, wide, wide, torch.ones(5, 3))
 
 
+# Gaussians that are clipped, and several choices at once
+
+PAIRS = [(0.1, 0.5, 0.0, 0.4), (-0.6, 0.3, 0.5, 1.2), (3.0, 0.5, 5.0, 0.9), (-2.0, 0.4, 1.5, 0.3)]
+INFINITE = torch.tensor([math.inf])
+
+
+def masses(mean, std, bound, cells=200_000):
+    """The probabilities of a clipped Gaussian: below, in narrow cells, above."""
+    edges = torch.linspace(-bound, bound, cells + 1, dtype=torch.float64)
+    inner = torch.special.ndtr((edges - mean) / std)
+    return torch.cat([inner[:1], inner.diff(), 1 - inner[-1:]])
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_clipped_gaussians_by_brute_force(pair):
+    """Mutations: σ for σ² in the spread of √(pq); no mass beyond the bounds; one of the two bounds forgotten."""
+    p, q = masses(pair[0], pair[1], 1.0), masses(pair[2], pair[3], 1.0)
+    sides = [torch.tensor([value], dtype=torch.float64) for value in pair]
+    bound = torch.tensor([1.0], dtype=torch.float64)
+    want = (1 - (p * q).sqrt().sum()).clamp(min=0).sqrt()
+    got = clipped_gaussian_hellinger(*sides, bound)
+    assert got.shape == ()
+    torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
+    middle = (p + q) / 2
+    terms = [torch.where(side > 0, side * (side / middle).log(), 0.0).sum() for side in (p, q)]
+    noise = torch.randn(40_000, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    estimate = clipped_gaussian_jensen_shannon(*sides, bound, noise)
+    torch.testing.assert_close(estimate, 0.5 * (terms[0] + terms[1]), atol=6e-3, rtol=0.02)
+
+
+def test_without_bounds_they_are_the_plain_ones_and_dimensions_multiply():
+    """Mutation: the sum of the dimensions' distances."""
+    made = torch.Generator().manual_seed(1)
+    p_mean, q_mean = (torch.randn(5, 3, generator=made) for _ in range(2))
+    p_std, q_std = (0.3 + torch.rand(5, 3, generator=made) for _ in range(2))
+    noise = torch.randn(4000, 5, 3, generator=made)
+    bound = INFINITE.expand(3)
+    torch.testing.assert_close(
+        clipped_gaussian_hellinger(p_mean, p_std, q_mean, q_std, bound),
+        gaussian_hellinger(p_mean, p_std, q_mean, q_std),
+    )
+    torch.testing.assert_close(
+        clipped_gaussian_jensen_shannon(p_mean, p_std, q_mean, q_std, bound, noise),
+        gaussian_jensen_shannon(p_mean, p_std, q_mean, q_std, noise),
+        atol=0.02,
+        rtol=0.05,
+    )
+
+
+def test_joint_logits_are_those_of_all_combinations():
+    """Mutation: the first choice varies fastest."""
+    p = torch.randn(4, 5, generator=torch.Generator().manual_seed(2))
+    joint = joint_logits(p, (2, 3))
+    for first, second in itertools.product(range(2), range(3)):
+        want = p[:, :2].log_softmax(-1)[:, first] + p[:, 2:].log_softmax(-1)[:, second]
+        torch.testing.assert_close(joint[:, 3 * first + second], want)
+
+
 def test_every_public_function_is_tested_here():
     public = {n for n, f in vars(divergences).items() if getattr(f, "__module__", "") == divergences.__name__}
-    tested = {f.__name__ for f in (*CATEGORICAL, *GAUSSIAN, gaussian_jensen_shannon, jensen_shannon_distance)}
+    others = (
+        gaussian_jensen_shannon,
+        jensen_shannon_distance,
+        clipped_gaussian_hellinger,
+        clipped_gaussian_jensen_shannon,
+        joint_logits,
+    )
+    tested = {f.__name__ for f in (*CATEGORICAL, *GAUSSIAN, *others)}
     assert {name for name in public if not name.startswith("_")} == tested

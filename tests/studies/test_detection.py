@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.errors import ConfigError
+from packtrain.studies import detection
 from packtrain.studies.detection import (
     advantage_gap,
     auroc,
@@ -108,6 +109,30 @@ def test_neighbours_see_a_change_of_spread_that_a_line_cannot():
     inner, outer = rng(8).normal(size=(10, 40, 2)), 3 * rng(9).normal(size=(10, 40, 2))
     assert occupancy_auroc(inner, outer, rng(), limit=400) > 0.75
     assert occupancy_auroc(inner, outer, rng(), limit=400, classifier="logistic") < 0.65
+
+
+def test_rows_that_are_equally_near_share_the_places_left():
+    """By brute force: the mean over all orders of those that tie. Mutation: the first of them in the array."""
+    made = rng(3)
+    train, test = made.integers(0, 3, (40, 2)).astype(float), made.integers(0, 3, (12, 2)).astype(float)
+    labels, places = made.integers(0, 2, 40), 7
+    want = []
+    for row in test:
+        distance = ((train - row) ** 2).sum(axis=1)
+        farthest = np.sort(distance)[places - 1]
+        tied, nearer = labels[distance == farthest], labels[distance < farthest]
+        want.append((nearer.sum() + (places - len(nearer)) * tied.mean()) / places)
+    np.testing.assert_allclose(detection._nearest_share(train, labels, test, places), want)
+
+
+def test_on_a_grid_occupancy_is_as_good_as_the_states_allow():
+    """Two states, the second visited by one in half of all steps, by the other in a tenth.
+
+    The best AUROC is .5 · .9 + (.5 · .1 + .5 · .9) / 2. Mutation: ties broken by position get 0.29.
+    """
+    one = (rng(1).random((40, 25, 1)) < 0.1).astype(float)
+    other = (rng(2).random((40, 25, 1)) < 0.5).astype(float)
+    assert occupancy_auroc(one, other, rng()) == pytest.approx(0.7, abs=0.03)
 
 
 @pytest.mark.parametrize("classifier", ["nearest", "logistic"])

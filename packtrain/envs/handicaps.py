@@ -1,0 +1,133 @@
+"""Less capable agents: a hand that slips, a hand that is coarse, an eye that is blurred; for studies of capability.
+
+Whoever acts is not told. What is noted as its action is what it chose, what the environment gets and is paid for is
+what came of it. Reward functions see what the environment sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from packtrain import trees
+from packtrain.config import configurable
+from packtrain.envs.boundary import space_leaves
+from packtrain.envs.columns import Columns, Outcome
+from packtrain.errors import ConfigError
+from packtrain.trees import Tree
+
+
+@configurable
+@dataclass(frozen=True)
+class Handicap:
+    """How actions and observations suffer on their way."""
+
+    action_noise: float = (
+        0.0  # a choice: how likely it is replaced by any; a number: standard deviation of what is added
+    )
+    action_levels: int | None = None  # values that a number can have, from bound to bound; None: all
+    observation_noise: float = 0.0  # standard deviation of what is added; of pictures, as a share of white
+
+    def __post_init__(self) -> None:
+        for name in ("action_noise", "observation_noise"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ConfigError(f"Handicap.{name} = {getattr(self, name)} must be finite and not negative")
+        if self.action_levels is not None and self.action_levels < 2:
+            raise ConfigError(f"Handicap.action_levels = {self.action_levels} must be at least 2, or None")
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing suffers."""
+        return not self.action_noise and self.action_levels is None and not self.observation_noise
+
+    def refuse_unless_it_fits(self, observation_space: gym.Space, action_space: gym.Space) -> None:
+        """ConfigError where it would do nothing, or cannot be done."""
+        actions = trees.flatten(space_leaves(action_space))
+        choices = [space for space in actions if not isinstance(space, gym.spaces.Box)]
+        if choices and self.action_noise > 1:
+            raise ConfigError(
+                f"Handicap.action_noise = {self.action_noise} must be at most 1 for actions of {choices[0]}"
+            )
+        if self.action_levels is not None:
+            for space in actions:
+                if not isinstance(space, gym.spaces.Box) or not space.is_bounded("both"):
+                    raise ConfigError(f"Handicap.action_levels needs actions that are bounded numbers, not {space}")
+        seen = trees.flatten(space_leaves(observation_space))
+        if self.observation_noise and not any(isinstance(space, gym.spaces.Box) for space in seen):
+            raise ConfigError(f"Handicap.observation_noise needs observations that are numbers, not {seen[0]}")
+
+
+class HandicappedColumns:
+    """Columns of any kind whose actions and observations suffer."""
+
+    def __init__(self, columns: Columns, handicap: Handicap, seed: int):
+        self._columns, self._handicap, self._seed = columns, handicap, seed
+        self._actions = space_leaves(columns.action_space)
+        self._observations = space_leaves(columns.observation_space)
+        self._rng = np.random.default_rng([seed, 1])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._columns, name)
+
+    def reset(self) -> Outcome:
+        """The first rows, and the same noise again."""
+        self._rng = np.random.default_rng([self._seed, 1])
+        return self._blurred(self._columns.reset())
+
+    def send(self, actions: Tree) -> None:
+        """Start one step, with what becomes of the actions."""
+        self._columns.send(trees.map(self._spoilt, actions, self._actions))
+
+    def recv(self) -> Outcome:
+        """Wait for that step."""
+        return self._blurred(self._columns.recv())
+
+    def _spoilt(self, actions: np.ndarray, space: gym.Space) -> np.ndarray:
+        handicap, rng = self._handicap, self._rng
+        if isinstance(space, gym.spaces.Box):
+            if handicap.action_levels is not None:
+                step = (space.high - space.low) / (handicap.action_levels - 1)
+                actions = space.low + np.round((np.clip(actions, space.low, space.high) - space.low) / step) * step
+            if handicap.action_noise:
+                actions = actions + handicap.action_noise * rng.standard_normal(np.shape(actions))
+            return np.clip(actions, space.low, space.high).astype(space.dtype)
+        if not handicap.action_noise:
+            return actions
+        given = np.asarray(actions)
+        slips = rng.random(given.shape) < handicap.action_noise
+        return np.where(slips, _any(space, given.shape, rng), given).astype(given.dtype)
+
+    def _blurred(self, outcome: Outcome) -> Outcome:
+        if not self._handicap.observation_noise:
+            return outcome
+        return outcome._replace(obs=trees.map(self._blur, outcome.obs, self._observations))
+
+    def _blur(self, obs: np.ndarray, space: gym.Space) -> np.ndarray:
+        if not isinstance(space, gym.spaces.Box):
+            return obs
+        noise = self._handicap.observation_noise * self._rng.standard_normal(obs.shape)
+        if space.dtype == np.uint8:
+            return np.clip(np.round(obs + 255 * noise), 0, 255).astype(np.uint8)
+        return np.clip(obs + noise, space.low, space.high).astype(space.dtype)
+
+    def snapshot(self) -> Tree | None:
+        """The columns' own, and where the noise stands."""
+        inner = self._columns.snapshot()
+        return None if inner is None else {"columns": inner, "noise": self._rng.bit_generator.state}
+
+    def restore(self, snapshot: Tree) -> None:
+        """Go back to a snapshot."""
+        self._columns.restore(snapshot["columns"])
+        self._rng.bit_generator.state = snapshot["noise"]
+
+
+def _any(space: gym.Space, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Choices, each as likely as any other."""
+    if isinstance(space, gym.spaces.Discrete):
+        return space.start + rng.integers(space.n, size=shape)
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return space.start + rng.integers(space.nvec, size=shape)
+    return rng.integers(2, size=shape)
