@@ -38,6 +38,7 @@ CHANGEABLE = (
 
 _signatures: dict[str, list[str]] = {}  # configurable → its parameters, to suggest spellings from
 _recording = True
+_building = False  # whether `build` is under way
 _state: Configuration | None = None  # the one being built, so that configurables can record what they were given
 
 
@@ -138,7 +139,7 @@ def configurable(target: T, module: str | None = None) -> T:
     if inspect.isclass(target):
         setattr(target, "__init__", _checked(target.__init__, name))  # noqa: B010  (mypy)
         return typing.cast(T, gin.configurable(name, module=module)(target))
-    return typing.cast(T, gin.configurable(name, module=module)(_checked(target, name)))
+    return typing.cast(T, gin.configurable(name, module=module)(_checked(target, name, is_function=True)))
 
 
 def bind(target: Callable, **given: Any) -> Any:
@@ -161,7 +162,8 @@ def unrecorded() -> Iterator[None]:
         _recording = before
 
 
-def _checked(function: Callable, name: str) -> Callable:
+def _checked(function: Callable, name: str, is_function: bool = False) -> Callable:
+    """With its values checked and noted; those of a function only while a configuration is built: a run may call it."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -174,7 +176,7 @@ def _checked(function: Callable, name: str) -> Callable:
                     f"{name}.{parameter} = {value!r} is not {_describe(hints[parameter])}; "
                     f"set in {_state.place(name, parameter) if _state else 'code'}"
                 )
-        if _state is not None and _recording:
+        if _state is not None and _recording and (_building or not is_function):
             bound.apply_defaults()
             scope = gin.current_scope_str()
             for parameter, value in bound.arguments.items():
@@ -405,8 +407,8 @@ def build(configuration: Configuration) -> Any:
 
     A shipped knob may go unused: a `--config` binding then took the place of the line that reads it.
     """
-    global _state
-    _state = configuration
+    global _state, _building
+    _state, _building = configuration, True
     try:
         built = gin.get_configurable(f"packtrain.{configuration.root}")()
     except Error as error:
@@ -414,6 +416,8 @@ def build(configuration: Configuration) -> Any:
     except (TypeError, ValueError) as error:
         text = str(error).splitlines()
         raise ConfigError(f"the configuration cannot be built: {text[0]}") from error
+    finally:
+        _building = False
     _refuse_unused(configuration)
     return built
 

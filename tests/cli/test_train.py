@@ -252,6 +252,29 @@ def test_an_evaluation_refuses_knobs_that_are_not_the_runs(capsys):
     assert "unknown flag '--entropy_cots' (did you mean 'entropy_cost'?)" in capsys.readouterr().err
 
 
+def test_a_reward_of_the_users_own(tmp_path, capsys):
+    """A function in a module beside the configuration. Mutation: what it is called with in a run taken for settings."""
+    code = """
+import numpy as np
+from packtrain.config import configurable
+from packtrain.envs.rewards import Step
+
+@configurable
+def left(step: Step) -> np.ndarray:
+    return (step.action == 0).astype(np.float32)
+"""
+    (tmp_path / "rewards_of_mine.py").write_text(code)
+    lines = ["import rewards_of_mine", "include 'impala/catch.gin'", "", "Environment.rewards = @Rewards()"]
+    lines += ["Rewards.functions = {'left': @left}", "Rewards.train = 'left'"]
+    (tmp_path / "left.gin").write_text("\n".join(lines) + "\n")
+    small = ["--output_dir", "run", "--num_actors", "4", "--batch_size", "4", "--eval_every", "0"]
+    for steps in ("400", "800"):  # the second goes on
+        assert main(["train", "left.gin", "--total_steps", steps, *small]) == 0
+    capsys.readouterr()
+    assert main(["eval", "run", "--num_episodes", "2", "--trust-config", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["rewards"]) == {"train", "true", "left"}
+
+
 def test_num_seeds_are_ordinary_run_folders(tmp_path):
     assert main([*command("impala/catch", 400, "many"), "--num_seeds", "2", "--seed", "5"]) == 0
     for k in (0, 1):
