@@ -87,6 +87,10 @@ def _configuration_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, metavar="N", help="of everything random (default: the configuration's, 0)")
 
 
+def _trust_flag(parser: Any, text: str) -> None:
+    parser.add_argument("--trust-config", "--trust_config", dest="trust_config", action="store_true", help=text)
+
+
 def _train_parser(known: dict[str, knobs.Knob], title: str) -> _Parser:
     parser = _Parser(prog="packtrain train", usage=f"packtrain train {title or 'CONFIG...'} [--KNOB VALUE]... [FLAGS]")
     _configuration_flags(parser)
@@ -108,13 +112,7 @@ def _train_parser(known: dict[str, knobs.Knob], title: str) -> _Parser:
         "--device", default="cpu", metavar="cpu|cuda|cuda:1", help="where the networks live (default: cpu)"
     )
     group.add_argument("--tensorboard", action="store_true", help="write RUN/tensorboard too")
-    group.add_argument(
-        "--trust-config",
-        "--trust_config",
-        dest="trust_config",
-        action="store_true",
-        help="let a configuration in a run folder import anything",
-    )
+    _trust_flag(group, "let a configuration in a run folder import anything")
     for later in ("--address", "--restarts", "--mode", "--num_episodes"):
         group.add_argument(later, help=argparse.SUPPRESS)
     group.add_argument("--video", action="store_true", help=argparse.SUPPRESS)
@@ -252,13 +250,7 @@ def _eval(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, metavar="N", help="of the environments (default: the run's)")
     parser.add_argument("--sampled", action="store_true", help="draw actions from the policy, as while training")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda", help="(default: cpu)")
-    parser.add_argument(
-        "--trust-config",
-        "--trust_config",
-        dest="trust_config",
-        action="store_true",
-        help="let the run's configuration import modules outside packtrain",
-    )
+    _trust_flag(parser, "let the run's configuration import modules outside packtrain")
     parser.add_argument("--video", action="store_true", help="film the first episodes, into RUN/videos")
     parser.add_argument("--video_episodes", type=int, metavar="N", help="how many are filmed (default: 1)")
     parser.add_argument(
@@ -402,13 +394,7 @@ of them, and "looks like the trusted one" otherwise. The exit code is 0 either w
         "--trusted_checkpoint", default="latest", metavar="latest|best|STEP", help="of --trusted (default: latest)"
     )
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda", help="(default: cpu)")
-    parser.add_argument(
-        "--trust-config",
-        "--trust_config",
-        dest="trust_config",
-        action="store_true",
-        help="let the runs' configurations import modules outside packtrain",
-    )
+    _trust_flag(parser, "let the runs' configurations import modules outside packtrain")
     parser.add_argument("--out", metavar="FILE", help="the page (default: audit.html in RUN)")
     parser.add_argument("--fail", action="store_true", help="leave with exit code 1 if the verdict is anomalous")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

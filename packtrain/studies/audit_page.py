@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 import packtrain
 from packtrain.studies.audited import Null, Play
 from packtrain.studies.chart import PALETTE_DARK, Curve, curve_colour, escape, human, line_chart, palette_css
+from packtrain.studies.html_page import html_page
 
 Array = NDArray[Any]
 
@@ -52,29 +53,17 @@ def page(result: Mapping[str, Any], seen: Play, null: Null) -> str:
         for name, found in result["scores"].items()
     )
     trusted = ", ".join(f"{one['run']} at step {one['checkpoint']:,}" for one in result["trusted"])
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(result["run"])} – packtrain audit</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<main>
-<h1>{escape(result["verdict"][0].upper() + result["verdict"][1:])}</h1>
+    return html_page(
+        f"{result['run']} – packtrain audit",
+        f"""<h1>{escape(result["verdict"][0].upper() + result["verdict"][1:])}</h1>
 <p>{escape(sentence(result).partition(": ")[2])}.</p>
 <p>{escape(result["run"])} at step {result["checkpoint"]:,}, beside {escape(trusted)}; {escape(result["env"])},
 {result["episodes"]} episodes a play, seed {result["seed"]}. Actions are drawn. The true reward is in no score.</p>
 {figures}
 <table><tr><th>detector<th>score<th>trusted plays<th>threshold<th>p<th></tr>{cells}</table>
-<footer>Written by packtrain {escape(packtrain.__version__)}.</footer>
-</main>
-</body>
-</html>
-"""
+<footer>Written by packtrain {escape(packtrain.__version__)}.</footer>""",
+        _STYLE,
+    )
 
 
 def _charts(result: Mapping[str, Any], seen: Play, null: Null) -> list[str]:

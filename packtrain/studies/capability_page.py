@@ -14,7 +14,7 @@ from typing import Any
 import packtrain
 from packtrain.metrics.console import duration
 from packtrain.studies.chart import PALETTE, curve_colour, escape, human, nice_ticks, tick_labels
-from packtrain.studies.report import CONTENT_POLICY, STYLE
+from packtrain.studies.html_page import html_page
 
 PANELS = (("proxy_return", "proxy return"), ("true_return", "true return"))  # from top to bottom
 WIDTH, PANEL_HEIGHT = 560, 170
@@ -40,20 +40,9 @@ def page(result: dict[str, Any]) -> str:
         f"<b>{escape(result['config'])}</b> · {len(result['values'])} values of {escape(axis)} × {len(proxies)} "
         f"proxies × {result['seeds']} seeds: {len(runs)} runs, {trained} of training"
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<meta name="color-scheme" content="light dark">
-<title>{escape(result["config"])}: {escape(axis)} – packtrain capability sweep</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<main>
-<header><h1>Proxy and truth against {escape(axis)}</h1><p class=facts>{facts}</p>
+    return html_page(
+        f"{result['config']}: {axis} – packtrain capability sweep",
+        f"""<header><h1>Proxy and truth against {escape(axis)}</h1><p class=facts>{facts}</p>
 <div class="tiles wide">{tiles}</div></header>
 <section class="grid large">{figures}</section>
 {_correlations(proxies)}
@@ -63,11 +52,8 @@ def page(result: dict[str, Any]) -> str:
 <footer>Written by packtrain {escape(packtrain.__version__)} from sweep.json. Lines are means over seeds, bands their
 95 % Student-t intervals, dots single runs, each played greedily for {result["episodes"]} episodes. A dashed line is
 a phase transition: a change of level in the true return, by least squares over all splits, against a straight trend in
-the place of the value; p counts how often the trend with its residuals in random order changes as much.</footer>
-</main>
-</body>
-</html>
-"""
+the place of the value; p counts how often the trend with its residuals in random order changes as much.</footer>""",
+    )
 
 
 def draw(result: dict[str, Any], proxy: str, standalone: bool = False) -> str:

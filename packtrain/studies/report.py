@@ -29,12 +29,9 @@ from packtrain.metrics.reading import (
     seed_folders,
     series,
 )
-from packtrain.studies.chart import PALETTE_DARK, Curve, curve_colour, escape, human, line_chart, palette_css
+from packtrain.studies.chart import Curve, curve_colour, escape, human, line_chart
+from packtrain.studies.html_page import html_page
 from packtrain.studies.statistics import align, mean_interval, thin
-
-CONTENT_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
-)
 
 Metric = tuple[str, str]
 """(kind, name), as in the rows."""
@@ -321,26 +318,12 @@ def _page(runs: list[_Run]) -> str:
         _texts("Configuration", [(run.name, run.config) for run in runs]),
         _texts("Log, last lines", _logs(runs)),
     ]
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<meta name="color-scheme" content="light dark">
-<title>{escape(names)} – packtrain report</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<main>
-{_header(runs)}
+    return html_page(
+        f"{names} – packtrain report",
+        f"""{_header(runs)}
 {"".join(sections)}
-<footer>Written by packtrain {escape(packtrain.__version__)} from {METRICS_FILE}. {_explanation(runs)}</footer>
-</main>
-</body>
-</html>
-"""
+<footer>Written by packtrain {escape(packtrain.__version__)} from {METRICS_FILE}. {_explanation(runs)}</footer>""",
+    )
 
 
 def _explanation(runs: list[_Run]) -> str:
@@ -719,60 +702,3 @@ def _write(target: Path, page: str) -> None:
         write_whole(target, page.encode())
     except OSError as error:
         raise RunFolderError(f"cannot write the report to {target}: {error.strerror}; choose another --out") from error
-
-
-STYLE = (
-    ":root{color-scheme:light dark;--page:#f5f6f8;--card:#ffffff;--ink:#1d2430;--muted:#5d6675;--edge:#e1e4ea;"
-    "--warn:#fff4dc;--warn-edge:#e2b04a;--code:#f0f2f5;"
-    + palette_css()
-    + "}@media (prefers-color-scheme:dark){:root{--page:#0f1318;--card:#181d24;--ink:#e5e9ef;--muted:#9aa4b2;"
-    "--edge:#2a313b;--warn:#33290f;--warn-edge:#8d6d22;--code:#11161c;"
-    + palette_css(PALETTE_DARK)
-    + "}}"
-    + """
-*{box-sizing:border-box}
-body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,
-"Helvetica Neue",Arial,sans-serif}
-main{max-width:1200px;margin:0 auto;padding:28px 20px 40px}
-h1{font-size:24px;line-height:1.25;margin:0;letter-spacing:-.01em;overflow-wrap:anywhere}
-h2{font-size:15px;margin:0 0 8px}
-.facts{margin:4px 0 16px;color:var(--muted)}
-.facts b{color:var(--ink);font-weight:600}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(160px,1fr));gap:12px}
-.tiles.wide{grid-template-columns:repeat(auto-fit,minmax(260px,1fr))}
-.tile,.card,figure,details{background:var(--card);border:1px solid var(--edge);border-radius:10px}
-.tile{padding:12px 16px;min-width:0}
-.tile.run{border-left-width:5px}
-.tile.main{grid-column:span 2}
-.value small{font-weight:400;letter-spacing:0}
-.label{font-size:13px;color:var(--muted);overflow-wrap:anywhere}
-.run .label{font-weight:600;color:var(--ink)}
-.value{font-size:26px;line-height:1.3;font-weight:650;font-variant-numeric:tabular-nums;letter-spacing:-.01em}
-.note{font-size:12px;line-height:1.45;color:var(--muted);overflow-wrap:anywhere}
-.grid{display:grid;gap:12px;margin-top:12px}
-.grid.large{grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr))}
-.grid.small{grid-template-columns:repeat(auto-fill,minmax(min(300px,100%),1fr))}
-figure{margin:0;padding:16px 16px 12px;min-width:0}
-figure svg{display:block;width:100%;height:auto}
-figure>svg{max-height:560px}
-figure>img,figure>video{display:block;max-width:100%;height:auto;margin:0 auto}
-.card,details{margin-top:12px;padding:14px 16px}
-summary{cursor:pointer;font-weight:600}
-details details{background:none;border:0;margin:0;padding:8px 0 0}
-details figure{background:none}
-details .scroll{margin-top:8px}
-.scroll{overflow-x:auto}
-table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;min-width:50%}
-th,td{text-align:left;padding:4px 24px 4px 0;border-top:1px solid var(--edge);vertical-align:top}
-tbody th{font-weight:500}
-thead th{border-top:0;color:var(--muted);font-weight:500}
-tr>td:first-child{color:var(--muted)}
-small{color:var(--muted);font-size:12px;margin-left:6px}
-pre,code{font:12px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace}
-pre{background:var(--code);border-radius:6px;padding:12px;margin:10px 0 0;overflow:auto;max-height:560px}
-.settings td{max-width:420px;overflow-wrap:anywhere}
-.warning{background:var(--warn);border:1px solid var(--warn-edge);border-radius:10px;padding:8px 14px;margin:12px 0 0;
-font-size:13px;overflow-wrap:anywhere}
-footer{margin-top:20px;color:var(--muted);font-size:12px}
-"""
-)
