@@ -401,27 +401,25 @@ of them, and "looks like the trusted one" otherwise. The exit code is 0 either w
     arguments = parser.parse_args(argv)
     if not arguments.trusted:
         raise ConfigError("an audit needs --trusted RUN: the policy to compare with")
-    if arguments.num_episodes < 1:
-        raise ConfigError(f"--num_episodes {arguments.num_episodes} must be at least 1")
     if "" in (arguments.run, arguments.out, *arguments.trusted):
         raise ConfigError("RUN, --trusted and --out need a name; one of them is empty")
     from packtrain.studies import audit, audit_page
 
     result = audit.audit(
         audit.Request(
-            Path(arguments.run).expanduser(),
-            tuple(Path(run).expanduser() for run in arguments.trusted),
-            arguments.num_episodes,
-            arguments.null_plays,
-            arguments.rate,
-            arguments.slip,
-            arguments.detector or audit.DETECTOR,
-            arguments.seed,
-            arguments.checkpoint,
-            arguments.trusted_checkpoint,
-            arguments.device,
-            arguments.trust_config,
-            Path(arguments.out).expanduser() if arguments.out else None,
+            run=Path(arguments.run).expanduser(),
+            trusted=tuple(Path(run).expanduser() for run in arguments.trusted),
+            num_episodes=arguments.num_episodes,
+            null_plays=arguments.null_plays,
+            rate=arguments.rate,
+            slip=arguments.slip,
+            detector=arguments.detector or audit.DETECTOR,
+            seed=arguments.seed,
+            checkpoint=arguments.checkpoint,
+            trusted_checkpoint=arguments.trusted_checkpoint,
+            device=arguments.device,
+            trust_config=arguments.trust_config,
+            out=Path(arguments.out).expanduser() if arguments.out else None,
         )
     )
     print(json.dumps(result) if arguments.json else audit_page.describe(result))

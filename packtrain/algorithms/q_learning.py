@@ -128,7 +128,7 @@ class QLearner:
         self._given: tuple[Trajectory, Tensor] | None = None  # what a captured update reads
         self._found: dict[str, Tensor] = {}  # and what it leaves
         self._launch: Captured | None = None
-        self._ended: list[torch.cuda.Event] = []  # the latest launches, the older one first
+        self._ended: torch.cuda.Event | None = None  # the latest launch
         self.updates = 0
         self.steps = 0
 
@@ -187,11 +187,10 @@ class QLearner:
 
     def _stay_near(self) -> None:
         """Wait for the launch before the last: with one in stock a GPU is busy, and others wait for two at most."""
-        ended = torch.cuda.Event(blocking=True)
-        ended.record()
-        self._ended.append(ended)
-        if len(self._ended) > 1:
-            self._ended.pop(0).synchronize()
+        before, self._ended = self._ended, torch.cuda.Event(blocking=True)
+        self._ended.record()
+        if before is not None:
+            before.synchronize()
 
     def _step_in_place(self) -> None:
         assert self._given is not None

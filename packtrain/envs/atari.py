@@ -24,7 +24,7 @@ from packtrain import knobs
 from packtrain.config import configurable
 from packtrain.cores import available_cores
 from packtrain.envs.boundary import Answer, Boundary
-from packtrain.envs.columns import Outcome
+from packtrain.envs.columns import Outcome, Unsaved
 from packtrain.errors import ConfigError, EnvError, EnvSetupError, MissingExtraError
 
 PLAYING_NICENESS = 5
@@ -110,10 +110,9 @@ def find_game(name: str) -> Game:
     return Game(kwargs["game"], "sticky" if name.startswith("ALE/") else "classic", kwargs["repeat_action_probability"])
 
 
-class AtariColumns:
+class AtariColumns(Unsaved):
     """B games in one AtariVectorEnv. Rows are single frames [84, 84]."""
 
-    savable = False  # ALE's vector environment has no way to save a game
     overlaps = True
     rows_last = True  # ALE makes new arrays for every step
 
@@ -241,13 +240,6 @@ class AtariColumns:
     def pictures_per_second(self) -> float:
         """As fast as a person plays."""
         return FRAMES_PER_SECOND / self._frame_skip
-
-    def snapshot(self) -> None:
-        """ALE's vector environment cannot be saved."""
-
-    def restore(self, snapshot: Any) -> None:
-        """Never called: there is no snapshot."""
-        raise NotImplementedError("Atari groups cannot be restored")
 
     def describe_busy(self) -> str:
         """The whole group: its threads share the work."""

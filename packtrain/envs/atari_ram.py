@@ -28,7 +28,7 @@ from packtrain.cores import available_cores
 from packtrain.envs import river_raid
 from packtrain.envs.atari import FIRE, FRAMES_PER_SECOND, PLAYING_NICENESS, SCREEN, Atari, Game, find_game
 from packtrain.envs.boundary import Answer, Boundary
-from packtrain.envs.columns import Outcome
+from packtrain.envs.columns import Outcome, Unsaved
 from packtrain.errors import ConfigError, EnvError, EnvSetupError, Error
 
 RAM_BYTES = 128
@@ -91,7 +91,7 @@ def find_settings(name: str, atari: Atari) -> tuple[Game, Atari]:
     return game, settings
 
 
-class AtariRamColumns:
+class AtariRamColumns(Unsaved):
     """B games in processes. Rows are single frames [84, 84]; `info` says what their consoles remember.
 
     `info["ram"]` is uint8 [B, 128], the console's memory at the moment of the row, `info["ram_before"]` that of the
@@ -107,7 +107,6 @@ class AtariRamColumns:
       groups: how many such groups share the cores.
     """
 
-    savable = False
     overlaps = True
     rows_last = True  # rows are copied out of the shared memory
 
@@ -244,13 +243,6 @@ class AtariRamColumns:
     def pictures_per_second(self) -> float:
         """As fast as a person plays."""
         return FRAMES_PER_SECOND / self._frame_skip
-
-    def snapshot(self) -> None:
-        """Games in processes are not saved."""
-
-    def restore(self, snapshot: Any) -> None:
-        """Never called: there is no snapshot."""
-        raise NotImplementedError("Atari groups cannot be restored")
 
     def describe_busy(self) -> str:
         """The first game of a process that has not answered."""

@@ -94,6 +94,19 @@ class Columns(Protocol):
         """Free what is held."""
 
 
+class Unsaved:
+    """What columns are that cannot be saved: a run that goes on begins new episodes."""
+
+    savable = False
+
+    def snapshot(self) -> None:
+        """There is none."""
+
+    def restore(self, snapshot: Any) -> None:
+        """Never called: there is no snapshot."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be restored")
+
+
 class FunctionalColumns:
     """B states of a functional core, stepped as arrays.
 

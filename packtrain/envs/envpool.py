@@ -18,7 +18,7 @@ from packtrain import knobs, trees
 from packtrain.cores import available_cores
 from packtrain.envs.atari import FIRE, FRAMES_PER_SECOND, Atari, Game, with_patient_threads
 from packtrain.envs.boundary import Answer, Boundary, space_leaves
-from packtrain.envs.columns import Outcome
+from packtrain.envs.columns import Outcome, Unsaved
 from packtrain.errors import ConfigError, EnvError, EnvSetupError, MissingExtraError
 from packtrain.trees import Tree
 from packtrain.types import Spec
@@ -88,10 +88,9 @@ def probe_task(name: str, kwargs: dict[str, Any], atari: Atari) -> Spec:
     return Spec(columns.observation_space, columns.action_space, frames_per_step=columns.frames_per_step)
 
 
-class EnvpoolColumns:
+class EnvpoolColumns(Unsaved):
     """B environments in one pool, all stepped at once."""
 
-    savable = False  # envpool has no way to save an environment
     overlaps = True
     rows_last = True  # envpool makes new arrays for every step
 
@@ -243,13 +242,6 @@ class EnvpoolColumns:
     def pictures_per_second(self) -> float:
         """As fast as a person plays."""
         return FRAMES_PER_SECOND / self.frames_per_step
-
-    def snapshot(self) -> None:
-        """A pool cannot be saved."""
-
-    def restore(self, snapshot: Any) -> None:
-        """Never called: there is no snapshot."""
-        raise NotImplementedError("pools of envpool cannot be restored")
 
     def describe_busy(self) -> str:
         """The whole group: its threads share the work."""
