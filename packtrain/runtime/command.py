@@ -22,6 +22,7 @@ import torch
 
 from packtrain import __version__, config, knobs, trees
 from packtrain.acting.planned import PlannedPolicy
+from packtrain.devices.queues import use_all_queues
 from packtrain.envs.boundary import space_leaves
 from packtrain.envs.picture import draw_without_screen
 from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunFolderError
@@ -336,6 +337,7 @@ def find_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"--device {name!r} is not one of cpu, cuda, cuda:N")
     if device.type == "cuda":
+        use_all_queues()
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             raise ConfigError(f"--device {name!r}: torch sees {count} CUDA devices here; try --device cpu")

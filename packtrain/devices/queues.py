@@ -1,0 +1,17 @@
+"""How many of a GPU's hardware queues a process uses."""
+
+from __future__ import annotations
+
+import os
+
+_NAME = "CUDA_DEVICE_MAX_CONNECTIONS"
+_MOST = "32"
+
+
+def use_all_queues() -> None:
+    """Let streams have hardware queues of their own. Before the first call to CUDA: later it does nothing.
+
+    A process has 8 queues by default, captured work takes several, and streams that share one wait for each other: a
+    decision of an actor for the updates that are in the queue before it. A value that the user has set stays.
+    """
+    os.environ.setdefault(_NAME, _MOST)
