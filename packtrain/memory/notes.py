@@ -6,6 +6,7 @@ device in one copy when somebody draws.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 class Notes:
     """The sequences of all columns. Not for two threads at a time."""
 
-    def __init__(self, sizes: Sequences, columns: int, context: int, device: torch.device):
+    def __init__(
+        self, sizes: Sequences, columns: int, context: int, device: torch.device, wait_until_read: Callable[[], None]
+    ):
         """No sequences yet.
 
         Args:
@@ -33,8 +36,10 @@ class Notes:
           columns: how many there are.
           context: C, rows in front of the first to learn from.
           device: where notes are drawn from.
+          wait_until_read: called before notes move to another place.
         """
         self._sizes, self._context, self._device = sizes, context, device
+        self._wait_until_read = wait_until_read
         self._length = sizes.length(columns)  # L
         slots = most_notes(sizes, columns)
         self.tree, self.keys = SumTree(slots, device), Keys(slots, device)
@@ -139,6 +144,7 @@ class Notes:
 
     def _make_room(self, room: int) -> None:
         room = min(self.tree.capacity, room)
+        self._wait_until_read()
         if self._device.type == "cuda":
             torch.cuda.synchronize()  # another stream may still read what gives way
         grow = lambda leaf: torch.cat([leaf, leaf.new_zeros(room - len(leaf), *leaf.shape[1:])])  # noqa: E731

@@ -160,7 +160,8 @@ class SequenceMemory:
     """Rings of rows, and notes of the sequences in them. Actors add through `sinks`, learners `sample`.
 
     Actor and learner may be two threads. What actors add goes where it lies at once where it is large (observations,
-    carries); the rest waits on the host for the next sample.
+    carries); the rest waits on the host for the next sample. With a `margin`, rows are given up so many rows before
+    they are overwritten, and in between slots are freed at least once: only then an actor waits for those who read.
     """
 
     replays = True  # what is sampled stays
@@ -175,14 +176,15 @@ class SequenceMemory:
                 f"sequence takes {context + sizes.rows}"
             )
         self.rings = Rings(self.columns, self.length, device, sizes.storage, sizes.compression)
-        self.notes = Notes(sizes, self.columns, self.context, device)
+        self.notes = Notes(sizes, self.columns, self.context, device, self._wait_until_read)
         self._structure: dict[str, Tree] = {}  # of observations, actions and carries
         self._rng = np.random.default_rng(0)
         self._draws = 0  # batches ever drawn
         self._adds = 0
         self.count = 0  # steps ever added
         self.segments: Segments | NoSegments = NoSegments()
-        self._lock = threading.Lock()
+        self._turn = threading.Condition(threading.Lock())
+        self._reads = False  # whether a learner reads, with actors free to write
         on_gpu, together = device.type == "cuda", sizes.together(self.columns)
         self._acted, self._learned = (torch.cuda.Event() if on_gpu else None for _ in range(2))
         # Rows that are no longer drawn before they are overwritten: see `acting`.
@@ -216,7 +218,8 @@ class SequenceMemory:
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
         """One thread at a time; on a GPU, what is done here comes after all that actors have begun."""
-        with self._lock, torch.no_grad():
+        with self._turn, torch.no_grad():
+            self._wait_until_read()
             if self._acted is not None:
                 self._acted.wait()
             try:
@@ -226,6 +229,26 @@ class SequenceMemory:
                     self._learned.record()
 
     @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Inside `learning`, for what only reads rows and notes that are on the device: actors may write beside it."""
+        if not self.margin or self.sizes.storage != "device":
+            yield
+            return
+        self._reads = True
+        self._turn.release()
+        try:
+            yield
+        finally:
+            self._turn.acquire()
+            self._reads = False
+            self._turn.notify_all()
+
+    def _wait_until_read(self) -> None:
+        """Inside a turn: let a learner come to the end of what it reads."""
+        while self._reads:
+            self._turn.wait()
+
+    @contextlib.contextmanager
     def acting(self) -> Iterator[None]:
         """One thread at a time.
 
@@ -233,7 +256,7 @@ class SequenceMemory:
         for an update each time. It need not, for it writes where no learner reads: to rows that were given up `margin`
         rows ago, and to slots that were freed. It waits when slots are freed, once in at most so many rows.
         """
-        with self._lock, torch.no_grad():
+        with self._turn, torch.no_grad():
             if not self.margin:
                 self._wait_for_learner()
             try:
@@ -243,6 +266,7 @@ class SequenceMemory:
                     self._acted.record()
 
     def _wait_for_learner(self) -> None:
+        self._wait_until_read()
         if self._learned is not None:
             self._learned.wait()
 
@@ -264,15 +288,8 @@ class SequenceMemory:
             if not self.ready():
                 return None
             self._upload()
-            sizes, size = self.sizes, self.sizes.batch_size
-            uniforms = (np.arange(size) + self._rng.random(size)) / size
-            slots, chances = self.notes.draw(sent(uniforms, self.device))
-            exponent = annealed_exponent(
-                self._draws, sizes.importance_exponent, sizes.importance_exponent_end, sizes.importance_steps
-            )
-            self._draws += 1
-            weights = importance_weights(chances, exponent).to(torch.float32)
-            return Sample(self._gather(slots), size * sizes.sequence_length, self.notes.keys.of(slots), weights)
+            with self._reading():
+                return self._draw()
 
     def set_priorities(self, keys: Tensor, priorities: Tensor) -> None:
         """What was learned of sequences.
@@ -283,7 +300,19 @@ class SequenceMemory:
         """
         with self.learning():
             self._upload()  # what is new has the largest error as it was when it came
-            self.notes.judge(keys, priorities)
+            with self._reading():  # notes on the device are the learner's, but for what actors upload in turns
+                self.notes.judge(keys, priorities)
+
+    def _draw(self) -> Sample:
+        sizes, size = self.sizes, self.sizes.batch_size
+        uniforms = (np.arange(size) + self._rng.random(size)) / size
+        slots, chances = self.notes.draw(sent(uniforms, self.device))
+        exponent = annealed_exponent(
+            self._draws, sizes.importance_exponent, sizes.importance_exponent_end, sizes.importance_steps
+        )
+        self._draws += 1
+        weights = importance_weights(chances, exponent).to(torch.float32)
+        return Sample(self._gather(slots), size * sizes.sequence_length, self.notes.keys.of(slots), weights)
 
     def _gather(self, slots: Tensor) -> Trajectory:
         column, start, front, steps = self.notes.where(slots)  # [B] each

@@ -612,9 +612,11 @@ def test_room_for_notes_grows_with_short_episodes() -> None:
     assert len(memory) > room and live(memory) == stream.items(sizes, 0, 200)
 
 
-def test_a_learner_draws_whole_rows_while_an_actor_writes() -> None:
+@pytest.mark.parametrize("margin", [0, 64])
+def test_a_learner_draws_whole_rows_while_an_actor_writes(margin) -> None:
     """Two threads on small rings. Mutation: no lock (rows of another lap, a tree that does not add up)."""
-    sizes, memory = make((2, 1), capacity=81)
+    sizes, memory = make((2, 1), capacity=300 if margin else 81)
+    memory.margin = margin
     stream, over, failed = Numbered((2, 1), 6), threading.Event(), []
 
     def act() -> None:
@@ -638,7 +640,68 @@ def test_a_learner_draws_whole_rows_while_an_actor_writes() -> None:
         sys.setswitchinterval(interval)
         over.set()
         actor.join()
-    assert not failed and live(memory) == stream.items(sizes, 0, 27)
+    assert not failed and live(memory) == stream.items(sizes, 0, memory.length - margin)
+
+
+def with_margin(groups=(2, 1), capacity=300):
+    """A memory as on a GPU: rows are given up early, so that actors may write while a learner reads."""
+    sizes, memory = make(groups, capacity=capacity)
+    memory.margin = sizes.together(sum(groups))
+    assert memory.margin < memory.length - sizes.rows
+    return sizes, memory
+
+
+def while_reading(memory, monkeypatch, call):
+    """Let something happen in the middle of every draw."""
+    draw = memory.notes.draw
+
+    def drawn(uniforms):
+        found = draw(uniforms)
+        call()
+        return found
+
+    monkeypatch.setattr(memory.notes, "draw", drawn)
+
+
+def test_actors_write_while_a_learner_reads(monkeypatch) -> None:
+    """Mutation: the turn kept while reading, where the actor's thread does not come to its end."""
+    sizes, memory = with_margin()
+    stream, rng = Numbered((2, 1), 0), np.random.default_rng(0)
+    run(memory, stream, 4 * 64 + 10, rng)
+
+    def write() -> None:
+        actor = threading.Thread(target=run, args=(memory, stream, 50, rng))
+        actor.start()
+        actor.join(10)
+        assert not actor.is_alive()
+
+    while_reading(memory, monkeypatch, write)
+    check(memory.sample(0), stream, sizes, 0)
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_nothing_is_freed_or_moved_while_a_learner_reads(monkeypatch, grows) -> None:
+    """Mutation: an actor that frees slots, or makes room for more, without waiting."""
+    sizes, memory = with_margin()
+    stream, rng, actors = Numbered((2, 1), 0), np.random.default_rng(0), []
+    run(memory, stream, 4 * 64 + 10, rng)
+
+    def write() -> None:
+        if grows:
+            monkeypatch.setattr(memory.notes, "unused", len(memory.notes.items))
+            memory.notes._freed.clear()
+        before = memory.notes.items
+        actors.append(threading.Thread(target=run, args=(memory, stream, 2000, rng)))
+        actors[0].start()
+        actors[0].join(0.3)
+        assert actors[0].is_alive() and memory._adds <= 5 * 64 and memory.notes.items is before
+
+    while_reading(memory, monkeypatch, write)
+    sample = memory.sample(0)
+    actors[0].join(30)
+    assert not actors[0].is_alive()
+    check(sample, stream, sizes, 0)
+    assert grows or live(memory) == stream.items(sizes, 0, memory.length - memory.margin)
 
 
 def test_another_seed_draws_other_sequences() -> None:
