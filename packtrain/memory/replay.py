@@ -1,8 +1,9 @@
 """Step 3 of the walk, for off-policy learners: single transitions in, uniform batches out, again and again.
 
 Transitions lie as float32 rows on the device that learns. What actors add is kept on the host and goes up in one copy
-for each leaf when somebody samples. Indices are drawn on the host, so that a resumed run draws the same ones, and many
-batches of them can be drawn at once: a learner that launches several updates together gathers from `fields` itself.
+for each leaf when somebody samples, without waiting for updates under way. Indices are drawn on the host, so that a
+resumed run draws the same ones, and many batches of them can be drawn at once: a learner that launches several updates
+together gathers from `fields` itself.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from packtrain import trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.memory.segments import NoSegments, Segments
+from packtrain.memory.storage import sent
 from packtrain.trees import Tree
 from packtrain.types import Row, Sample, Trajectory
 
@@ -106,7 +108,7 @@ class ReplayMemory:
             drawn += drawn // (_TENTH - 1)  # 0 … 8, 10 … 18, …
         else:
             drawn = self._rng.integers(rows, size=(batches, size))
-        return torch.from_numpy(drawn).to(self.device)
+        return sent(drawn, self.device)
 
     def batches(self, count: int, size: int | None = None, holdout: bool = False) -> dict[str, Tensor]:
         """Many batches at once: every field [count, B, ...], and "row", where each transition lies."""
@@ -211,9 +213,9 @@ class ReplayMemory:
             self._stored += count - capacity
             count = capacity
         self._make_room(min(capacity, self._stored + count), rows)
-        places = torch.from_numpy((self._stored + np.arange(count)) % capacity).to(self.device)
+        places = sent((self._stored + np.arange(count)) % capacity, self.device)
         for name, leaf in rows.items():
-            self.fields[name][places] = leaf.to(self.device)
+            self.fields[name][places] = sent(leaf.numpy(), self.device)
         self._stored += count
 
     def _make_room(self, wanted: int, like: dict[str, Tensor]) -> None:

@@ -68,6 +68,7 @@ class StackedNetwork(nn.Module):
         self.gains = nn.ParameterList(torch.ones(shape) for shape in hidden)
         self.shifts = nn.ParameterList(torch.zeros(shape) for shape in hidden)
         self._packed: tuple[list[Tensor], list[Tensor]] | None = None
+        self._packed_versions: list[int] | None = None
         self._look_up()
 
     @torch.no_grad()
@@ -76,12 +77,14 @@ class StackedNetwork(nn.Module):
 
         Half precision rounds to 10 bits, as TF32 does, but numbers beyond 65,504 are lost. max(x + b, 0) is
         max(x, −b) + b, and what is added there the next layer adds as well as this one: with biases folded so, a layer
-        is a product and a maximum.
+        is a product and a maximum. Nothing is done where nothing was written since.
         """
-        if not self._simple:
-            return
         count = len(self.weights)
         weights, biases = self._leaves[:count], self._leaves[count : 2 * count]
+        versions = [leaf._version for leaf in (*weights, *biases)]  # of these, not of what else lies there
+        if not self._simple or versions == self._packed_versions:
+            return
+        self._packed_versions = versions
         added = [biases[0]]
         for weight, bias in zip(weights[1:], biases[1:], strict=True):
             added.append(torch.baddbmm(bias, added[-1], weight))
@@ -99,7 +102,7 @@ class StackedNetwork(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> StackedNetwork:
         """Another device or dtype: the parameters may be others."""
         super()._apply(fn, recurse)
-        self._packed = None
+        self._packed = self._packed_versions = None
         self._look_up()
         return self
 

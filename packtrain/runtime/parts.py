@@ -165,6 +165,7 @@ class Parts:
         self._published = [(self.learners[name], use.publishes) for name, use in experiment.learners.items()]
         self.publish(0)
         self._version = -1
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._spread = [_Spread() for _ in sizes]
         self.collect_into(tuple(self.memories))
         single = next(iter(self.memories.values())).sinks if len(self.memories) == 1 else None
@@ -177,10 +178,8 @@ class Parts:
             spread.sinks = [self.memories[name].sinks[group] for name in names]
 
     def acting(self) -> contextlib.AbstractContextManager:
-        """Around a thread that acts: on a GPU, a stream of its own that goes before learning."""
-        if self.policy.device.type != "cuda":
-            return contextlib.nullcontext()
-        return torch.cuda.stream(torch.cuda.Stream(self.policy.device, priority=-1))
+        """Around what acts: on a GPU, a stream of its own that goes before learning. It may be entered twice."""
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     @property
     def updates(self) -> int:

@@ -123,6 +123,7 @@ class Training:
                 experiment, spec, device, count, experiment.seed, travelling, self.parts.precision
             )
         keep = self._resume(*saved) if saved else 0
+        _settle_gpu()  # the actor's stream goes on from what this one has made
         self._writers: list[Any] = [JsonlWriter(folder.metrics, keep)]
         if tensorboard:
             self._writers.append(TensorBoardWriter(folder.path / "tensorboard"))
@@ -139,10 +140,11 @@ class Training:
     # -- acting
 
     def act(self) -> None:
-        """One turn of the actor."""
+        """One turn of the actor. On a GPU, updates that are under way hold it up only where it wants their weights."""
         actor = self.parts.actor
         group = actor.next_group
-        actor.turn()
+        with self.parts.acting():
+            actor.turn()
         self.count_turn(group)
 
     def count_turn(self, group: int) -> None:
@@ -289,6 +291,7 @@ class Training:
         """Let the policy that a stage names act from now on."""
         assert isinstance(self.parts.policy, ActsAtRandom)
         self.parts.policy.random = stage.policy == "random"
+        _settle_gpu()  # the actor's stream reads it
 
     @property
     def acted(self) -> int:

@@ -185,6 +185,12 @@ def test_packed_weights_say_the_same_within_their_rounding(layers):
         network.pack()
         assert (network(x) - 2 * wanted).abs().max() < 8e-3 * scale
         assert places == [leaf.data_ptr() for leaf in network._packed[0]]  # captured updates read them there
+        network._packed[0][0].zero_()
+        network.pack()
+        assert not network._packed[0][0].any()  # nothing has changed, nothing is done
+        network.load_state_dict(network.state_dict())
+        network.pack()
+        assert network._packed[0][0].any()
     assert torch.equal(network(x).detach(), network._layers(x[0], network._leaves, torch.relu)[None])  # with a gradient
 
 
