@@ -48,6 +48,7 @@ class Notes:
         self._recent: list[Tensor] = []  # [rows, columns, ...] the carries before the latest rows
         self._errors = np.zeros((sizes.rows, columns), np.float32)  # "given" with the latest rows
         self._largest = torch.ones((), dtype=torch.float64, device=device)  # error
+        self.on_device = 0  # sequences that a draw knows of; what is new and what is given up waits for an upload
         self.unused = 0  # slots from here on have never been used
         self._freed: list[int] = []
         self._resting: list[int] = []  # given up since the last regular upload: free after the next
@@ -173,6 +174,7 @@ class Notes:
             chance = item_priority(torch.where(errors < 0, largest, errors), self._sizes.priority_exponent)
             self.tree.set(slots, chance)
             self._largest.copy_(largest[-1])
+            self.on_device += len(slots)
             self._new.clear()
         if self._leaving:
             leaving = np.concatenate(self._leaving)
@@ -180,6 +182,7 @@ class Notes:
             self.keys.take(slots)  # by nobody, so that old keys find nothing
             self.tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))
             self._resting += leaving.tolist()
+            self.on_device -= len(leaving)
             self._leaving.clear()
 
     def free(self) -> None:
@@ -219,6 +222,7 @@ class Notes:
         self._freed, self._resting = snapshot["freed"].tolist(), snapshot["resting"].tolist()
         self._errors, self._queue = snapshot["errors"].copy(), snapshot["queue"].copy()
         self._made, self._gone = snapshot["made"].copy(), snapshot["gone"].copy()
+        self.on_device = len(self)  # a snapshot is made after an upload
         self._largest.fill_(float(snapshot["largest"]))
         self.tree.restore(snapshot["tree"])
         self.keys.restore(snapshot["keys"])

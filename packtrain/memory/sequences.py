@@ -161,7 +161,8 @@ class SequenceMemory:
 
     Actor and learner may be two threads. What actors add goes where it lies at once where it is large (observations,
     carries); the rest waits on the host for the next sample. With a `margin`, rows are given up so many rows before
-    they are overwritten, and in between slots are freed at least once: only then an actor waits for those who read.
+    they are overwritten, and in between actors bring what waits and free slots at least once: only then an actor waits
+    for those who read, and these have nothing to bring.
     """
 
     replays = True  # what is sampled stays
@@ -287,7 +288,8 @@ class SequenceMemory:
         with self.learning():
             if not self.ready():
                 return None
-            self._upload()
+            if not self.margin or not self.notes.on_device:
+                self._upload()
             with self._reading():
                 return self._draw()
 
@@ -299,7 +301,8 @@ class SequenceMemory:
           priorities: [B] errors, 0 or above, as `sequence_priority` gives them; DivergedError if not finite.
         """
         with self.learning():
-            self._upload()  # what is new has the largest error as it was when it came
+            if not self.margin:
+                self._upload()  # what is new has the largest error as it was when it came
             with self._reading():  # notes on the device are the learner's, but for what actors upload in turns
                 self.notes.judge(keys, priorities)
 

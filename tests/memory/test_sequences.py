@@ -679,6 +679,22 @@ def test_actors_write_while_a_learner_reads(monkeypatch) -> None:
     check(memory.sample(0), stream, sizes, 0)
 
 
+def test_with_a_margin_actors_bring_what_waits() -> None:
+    """Mutations: a draw before the first sequences are there; one that brings them itself, again and again."""
+    sizes, memory = with_margin((1,), capacity=100)
+    stream, whole = Numbered((1,), 0, steps=[300]), sizes.steps + 1  # rows of the first sequence
+    for turn in range(1, 130):
+        stream.step(memory, 0)
+        sample = memory.sample(0)
+        assert (sample is None) == (turn < whole)
+        if sample is not None:
+            check(sample, stream, sizes, 0)
+            newest = sample.trajectory.obs["place"][sizes.burn_in, :, 1].max()
+            assert newest <= max(whole, turn // 64 * 64) - whole  # as of the first draw, or of the last 64th row
+            memory.set_priorities(sample.keys, torch.rand(len(sample.keys)))
+    assert len(live(memory)) == memory.notes.on_device == len(memory)
+
+
 @pytest.mark.parametrize("grows", [False, True])
 def test_nothing_is_freed_or_moved_while_a_learner_reads(monkeypatch, grows) -> None:
     """Mutation: an actor that frees slots, or makes room for more, without waiting."""
