@@ -9,8 +9,10 @@ from packtrain import trees
 from packtrain.acting.policy import NetworkPolicy
 from packtrain.acting.seat import Seat
 from packtrain.algorithms.impala import Impala
+from packtrain.cli import main
 from packtrain.devices.captured import WARM_UP, Captured
 from packtrain.memory.unroll import Unrolls
+from packtrain.metrics.reading import read_metrics, seed_folders
 from packtrain.networks.actor_critic import ActorCritic
 from packtrain.networks.perception import Conv
 from packtrain.types import Row, Spec
@@ -97,3 +99,19 @@ def test_captured_work_draws_new_numbers_each_time():
         call()
         drawn.append(tuple(out.tolist()))
     assert len(set(drawn)) == len(drawn) and call._graph is not None
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_run_in_turns_gives_the_same_numbers_twice_on_a_gpu(tmp_path, capsys, seeds):
+    """Acting has a stream of its own. Mutations: weights taken before they are there; a flag that is set too late."""
+    rows = []
+    for name in "ab":
+        argv = ["train", "steve/steve_pendulum", "--device", "cuda", "--runtime", "serial", "--total_steps", "700"]
+        argv += ["--log_every", "100", "--num_seeds", str(seeds), "--output_dir", str(tmp_path / name)]
+        assert main(argv) == 0, capsys.readouterr().err
+        folders = seed_folders(tmp_path / name)
+        rows.append([row for folder in folders for row in read_metrics(folder)])
+        assert len(folders) == seeds
+    for one, other in zip(*rows, strict=True):
+        for key in ("step", "episode_return", "critic_loss", "value_mean"):
+            assert one.get(key) == other.get(key), (one["step"], key)

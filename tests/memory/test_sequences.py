@@ -23,7 +23,8 @@ from packtrain.networks.recurrent import ResettingLSTM
 from packtrain.runtime import checkpoint
 from packtrain.types import Row
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 class Numbered:
@@ -151,10 +152,10 @@ def check(sample, stream, sizes, context) -> None:
     assert set(t.extras) == {"known", "weight", "reward/side"}
 
 
-def make(groups=(2,), context=0, seed=3, segments=None, **sizes):
+def make(groups=(2,), context=0, seed=3, segments=None, device=CPU, **sizes):
     given = dict(capacity=200, sequence_length=5, burn_in=3, stride=2, n_step=2, batch_size=16, extras=("known",))
     sizes = Sequences(**{**given, **sizes})
-    memory = sizes.build(list(groups), context, CPU)
+    memory = sizes.build(list(groups), context, device)
     memory.reseed(seed)
     if segments is not None:
         memory.attach(segments)
@@ -612,18 +613,20 @@ def test_room_for_notes_grows_with_short_episodes() -> None:
     assert len(memory) > room and live(memory) == stream.items(sizes, 0, 200)
 
 
-@pytest.mark.parametrize("margin", [0, 64])
-def test_a_learner_draws_whole_rows_while_an_actor_writes(margin) -> None:
+@pytest.mark.parametrize(("margin", "device"), [(0, CPU), (64, CPU), pytest.param(64, GPU, marks=NEEDS_GPU, id="gpu")])
+def test_a_learner_draws_whole_rows_while_an_actor_writes(margin, device) -> None:
     """Two threads on small rings. Mutation: no lock (rows of another lap, a tree that does not add up)."""
-    sizes, memory = make((2, 1), capacity=300 if margin else 81)
+    sizes, memory = make((2, 1), capacity=300 if margin else 81, device=device)
+    assert memory.margin == (margin if device == GPU else 0)
     memory.margin = margin
     stream, over, failed = Numbered((2, 1), 6), threading.Event(), []
 
     def act() -> None:
         try:
             rng = np.random.default_rng(6)
-            while not over.is_set():
-                run(memory, stream, 1, rng)
+            with torch.cuda.stream(torch.cuda.Stream(device) if device == GPU else None):
+                while not over.is_set():
+                    run(memory, stream, 1, rng)
         except Exception as error:
             failed.append(error)
 
@@ -635,7 +638,8 @@ def test_a_learner_draws_whole_rows_while_an_actor_writes(margin) -> None:
         while time.monotonic() < end and not failed:
             if (sample := memory.sample(0)) is not None:
                 memory.set_priorities(sample.keys, torch.rand(16))
-                check(sample, stream, sizes, 0)
+                trajectory = trees.map(lambda leaf: leaf.cpu(), sample.trajectory)
+                check(sample._replace(trajectory=trajectory), stream, sizes, 0)
     finally:
         sys.setswitchinterval(interval)
         over.set()
