@@ -156,6 +156,8 @@ class Parts:
         for name, memory in self.memories.items():
             if isinstance(memory, REPLAYED):
                 memory.reseed(seed_for(seed, "memory", name))
+            if isinstance(memory, SequenceMemory) and exact:
+                memory.margin = 0  # whatever has been acted can be drawn at once
         total = experiment.total_steps
         self.learners = {name: use.learner.build(network, total) for name, use in experiment.learners.items()}
         for name, learner in self.learners.items():

@@ -101,17 +101,20 @@ def test_captured_work_draws_new_numbers_each_time():
     assert len(set(drawn)) == len(drawn) and call._graph is not None
 
 
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_a_run_in_turns_gives_the_same_numbers_twice_on_a_gpu(tmp_path, capsys, seeds):
+@pytest.mark.parametrize(
+    ("config", "steps", "seeds"),
+    [("steve/steve_pendulum", 700, 1), ("steve/steve_pendulum", 700, 2), ("r2d2/catch", 9000, 1)],
+)
+def test_a_run_in_turns_gives_the_same_numbers_twice_on_a_gpu(tmp_path, capsys, config, steps, seeds):
     """Acting has a stream of its own. Mutations: weights taken before they are there; a flag that is set too late."""
     rows = []
     for name in "ab":
-        argv = ["train", "steve/steve_pendulum", "--device", "cuda", "--runtime", "serial", "--total_steps", "700"]
+        argv = ["train", config, "--device", "cuda", "--runtime", "serial", "--total_steps", str(steps)]
         argv += ["--log_every", "100", "--num_seeds", str(seeds), "--output_dir", str(tmp_path / name)]
         assert main(argv) == 0, capsys.readouterr().err
         folders = seed_folders(tmp_path / name)
         rows.append([row for folder in folders for row in read_metrics(folder)])
         assert len(folders) == seeds
     for one, other in zip(*rows, strict=True):
-        for key in ("step", "episode_return", "critic_loss", "value_mean"):
+        for key in ("step", "episode_return", "critic_loss", "total_loss", "value_mean"):
             assert one.get(key) == other.get(key), (one["step"], key)
