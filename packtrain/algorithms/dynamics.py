@@ -114,6 +114,10 @@ class DynamicsRule:
     def end(self) -> None:
         """Nothing."""
 
+    def publishes(self, before: int, after: int) -> bool:
+        """Whoever plans with the model has each version."""
+        return True
+
     def step(self, batch: Batch, kind: None) -> Tensor:
         """One update; metrics [R, M]."""
         parts = losses(self.model, self.settings, batch)

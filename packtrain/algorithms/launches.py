@@ -54,6 +54,9 @@ class Rule(Protocol):
     def end(self) -> None:
         """After the last update of a call: copies for whoever looks now."""
 
+    def publishes(self, before: int, after: int) -> bool:
+        """Whether those who act have other weights after so many updates than before."""
+
     def prepare(self, network: Any, memory: ReplayMemory, updates: int, prepared: dict[str, int]) -> dict[str, Tensor]:
         """Before a run's updates are drawn: what it needs to know of all its data.
 
@@ -134,7 +137,6 @@ class ReplayLearner:
     """What one run sees of its updates: its weights, its optimisers' state, its random numbers, its counters."""
 
     at_once = ROOM  # updates before others have a turn
-    publishes = True  # whether its weights as they are now are a version for those who act
 
     def __init__(
         self,
@@ -160,6 +162,7 @@ class ReplayLearner:
         self._run = 0
         self._generator = torch.Generator(self._device).manual_seed(seed)
         self.updates = 0
+        self._latest = 0  # updates of the last call
         self.steps = 0
         self._prepared: dict[str, int] = {}
         self._found: dict[str, Tensor] = {}  # metrics of the last preparation
@@ -177,6 +180,11 @@ class ReplayLearner:
     def reseed(self, seed: int) -> None:
         """Draw other numbers from now on."""
         self._generator.manual_seed(seed)
+
+    @property
+    def publishes(self) -> bool:
+        """Whether the updates of the last call have made a version for those who act."""
+        return self._launches.rule.publishes(self.updates - self._latest, self.updates)
 
     @property
     def rule(self) -> Rule:
@@ -271,6 +279,7 @@ def update(learners: Sequence[ReplayLearner], batches: Sequence[Batch]) -> list[
     count = len(next(iter(batches[0].values())))
     for learner in learners:
         learner.updates += count
+        learner._latest = count
     names = launches.rule.names
     each = zip(learners, means.unbind(), strict=True)
     return [dict(zip(names, own.unbind(), strict=True)) | learner._found for learner, own in each]

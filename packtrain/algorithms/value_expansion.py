@@ -208,6 +208,11 @@ class ValueRule:
         if self.settings.publish_period is None:
             self._copy("behaviour", "policy")
 
+    def publishes(self, before: int, after: int) -> bool:
+        """Whether the policy that acts was copied."""
+        period = self.settings.publish_period
+        return period is None or after // period > before // period
+
     def prepare(
         self, network: ControlNetwork, memory: ReplayMemory, updates: int, prepared: dict[str, int]
     ) -> dict[str, Tensor]:

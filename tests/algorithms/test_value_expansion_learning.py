@@ -541,6 +541,21 @@ def test_copies_are_made_exactly_when_their_periods_are_over(at_once):
     assert [n + rule.stop(n) for n in range(9)] == [2, 2, 3, 4, 5, 6, 8, 8, 9]
 
 
+@pytest.mark.parametrize("period", [1, 5, None])
+def test_a_version_is_published_when_the_policy_that_acts_has_changed(period):
+    """Mutations: at every call; only where a call ends with the period."""
+    network = build()
+    learner = learner_of(network, settings(TARGETS["steve"], publish_period=period, learning_rate=0.01))
+    published = []
+    for count in (2, 2, 2, 4, 1, 4, 3):
+        before = [leaf.clone() for leaf in network.behaviour.parameters()]
+        learner.update(inputs(learner, count))
+        changed = not all(map(torch.equal, before, network.behaviour.parameters()))
+        assert learner.publishes == changed
+        published.append(changed)
+    assert published == ([False, False, True, True, False, True, False] if period == 5 else [True] * 7)
+
+
 def test_what_has_no_period_is_copied_at_the_end_of_a_call():
     """Mutation: after every update."""
     network = build()
