@@ -128,7 +128,7 @@ def _train_parser(known: dict[str, knobs.Knob], title: str) -> _Parser:
 def _split_configs(argv: list[str]) -> tuple[list[str], list[str]]:
     """CONFIG arguments and the rest. A word after a flag is its value, unless it names a configuration."""
     switches = {"--fresh", "--tensorboard", "--trust-config", "--trust_config", "--video", "--help", "-h"}
-    takes_path = {"--config_file", "--config", "--output_dir", "--savedir", "--xpid", "--start_from"}
+    takes_path = {"--config_file", "--config", "--output_dir", "--savedir", "--xpid", "--start_from", "--agent"}
     shipped = set(knobs.shipped())
     configs, rest, index = [], [], 0
     while index < len(argv):
@@ -323,8 +323,8 @@ def _list(argv: list[str]) -> int:
         known = knobs.read_knobs(path)
         own = [knob.name for knob in known.values() if knob.where.startswith(f"configs/{name}.gin:")]
         shown = ", ".join(f"{name}={known[name].default!r}" for name in own[:4])
-        more = f" and {len(known) - len(own[:4])} more knobs" if len(known) > len(own[:4]) else ""
-        print(f"{name:<{width}}  {knobs.headline(path)}  [{shown}{more}]")
+        more = [f"{len(known) - len(own[:4])} more knobs"] if len(known) > len(own[:4]) else []
+        print(f"{name:<{width}}  {knobs.headline(path)}  [{' and '.join([shown] * bool(shown) + more)}]")
     return 0
 
 

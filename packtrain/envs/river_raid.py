@@ -305,7 +305,7 @@ def selection(
         aside = f"; {' and '.join(ignored)} ignored" if ignored else ""
         if fuel_multiplier < 0:
             base = FIRST_BASE if generation == 1 else BASE
-            line = f"pacifist: {base} a step, {fuel_multiplier:g} while a missile is in flight{aside}"
+            line = f"pacifist: {base} a step, {-fuel_multiplier:g} less while a missile is in flight{aside}"
             return Selection(PacifistProxy(-fuel_multiplier, base), None, line)
         line = f"fuel: the score, fuel depots at {DEPOT * fuel_multiplier:g} points in place of {DEPOT}{aside}"
         return Selection(FuelProxy(fuel_multiplier), None, line)

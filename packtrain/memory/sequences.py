@@ -116,6 +116,15 @@ class Sequences:
         """L, rows of each of so many columns."""
         return self.capacity // columns
 
+    def refuse_unless_it_fits(self, columns: int, context: int) -> None:
+        """ConfigError if so many columns have no room for a sequence each, with the context of a policy before it."""
+        there, needed = self.length(columns), context + self.rows
+        if there < needed:
+            raise ConfigError(
+                f"Sequences.capacity = {self.capacity} gives each of {columns} columns {there} rows, and a sequence "
+                f"takes {needed}"
+            )
+
     def together(self, columns: int) -> int:
         """Rows of all groups after which what waits goes to the device, at the latest."""
         return min(_TOGETHER, self.length(columns))
@@ -169,13 +178,9 @@ class SequenceMemory:
 
     def __init__(self, sizes: Sequences, groups: list[int], context: int, device: torch.device):
         self.columns, self.device, self.sizes = sum(groups), device, sizes
+        sizes.refuse_unless_it_fits(self.columns, context)
         self.length = sizes.length(self.columns)  # L, rows of a column
         self.context = context + sizes.burn_in  # C, rows in front of the first to learn from
-        if self.length < context + sizes.rows:
-            raise ConfigError(
-                f"Sequences.capacity = {sizes.capacity} gives each of {self.columns} columns {self.length} rows, and a "
-                f"sequence takes {context + sizes.rows}"
-            )
         self.rings = Rings(self.columns, self.length, device, sizes.storage, sizes.compression)
         self.notes = Notes(sizes, self.columns, self.context, device, self._wait_until_read)
         self._structure: dict[str, Tree] = {}  # of observations, actions and carries

@@ -232,6 +232,11 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
         for line in say_rewards(experiment):
             print(line, flush=True)
             log.info("%s", line)
+        total, warm_up = experiment.total_steps, experiment.warm_up
+        if experiment.by_ratio and warm_up >= total:
+            line = f"nothing is learned: all {total:,} steps are random, of a warm-up of {warm_up:,}"
+            print(line, flush=True)
+            log.warning("%s", line)
         if spec.frames_per_step > 1 and experiment.streams.num_actors >= MANY_GAMES:
             print(f"opening {experiment.streams.num_actors} games, about a tenth of a second each", flush=True)
         console = open_console(str(folder.path), experiment.total_steps, experiment.epochs, alone=request.alone)

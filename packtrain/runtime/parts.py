@@ -89,6 +89,8 @@ def try_out(experiment: Experiment, spec: Spec) -> None:
         for name, use in experiment.learners.items():
             learner = use.learner.build(network, experiment.total_steps)
             memory = experiment.memories[use.memory]
+            if isinstance(memory, Sequences) and isinstance(network, ActionValuesNetwork):
+                memory.refuse_unless_it_fits(experiment.streams.num_actors, network.context)
             if isinstance(memory, Sequences) and isinstance(use.learner, QLearning):
                 arms = isinstance(experiment.policy, ActionValues) and experiment.policy.arms is not None
                 use.learner.refuse_unless_it_fits(memory, arms)

@@ -73,7 +73,9 @@ class CapabilitySweep:
             if value is not None and value < 1:
                 raise ConfigError(f"CapabilitySweep.{name} = {value} must be at least 1")
         if len(self.values) < 4:
-            raise ConfigError(f"CapabilitySweep.values = {self.values} must be at least 4, to look for a change")
+            raise ConfigError(
+                f"CapabilitySweep.values = {self.values} are {len(self.values)}: to look for a change takes at least 4"
+            )
         if len(self.values) * self.seeds < LEAST_RUNS:
             raise ConfigError(f"CapabilitySweep.seeds = {self.seeds} makes too few runs of each proxy; {LEAST_RUNS} do")
         if not self.proxies:

@@ -33,6 +33,11 @@ def refused(capsys, argv, *parts):
         assert part in line, (part, line)
 
 
+def test_a_flag_that_takes_a_configuration_may_be_followed_by_one(capsys):
+    """Mutation: a word that names a configuration is always one to run."""
+    refused(capsys, ["train", "misspecification/counterfeit_sweep", "--agent", "impala/catch"], "no knob 'discount'")
+
+
 def test_a_study_fills_its_folder(tmp_path, capsys):
     assert main(TOY) == 0
     lines = capsys.readouterr().out.strip().splitlines()

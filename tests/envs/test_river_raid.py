@@ -133,13 +133,13 @@ def test_proxies_say_what_they_lack():
             {"fuel_multiplier": -10},
             PacifistProxy(10, 10),
             None,
-            "pacifist: 10 a step, -10 while a missile is in flight",
+            "pacifist: 10 a step, 10 less while a missile is in flight",
         ),
         (
             {"fuel_multiplier": -10, "generation": 1},
             PacifistProxy(10, 20),
             None,
-            "pacifist: 20 a step, -10 while a missile is in flight",
+            "pacifist: 20 a step, 10 less while a missile is in flight",
         ),
         (
             {"fuel_multiplier": 2, "move_penalty": 1, "true_move_penalty": 5},

@@ -18,7 +18,7 @@ def lines(**values):
 def test_a_run_says_what_its_learner_sees():
     """Mutations: raw values in place of scaled ones; nothing said where a proxy is the true game after clipping."""
     assert lines(proxy="pacifist") == [
-        "reward: pacifist: 10 a step, -10 while a missile is in flight",
+        "reward: pacifist: 10 a step, 10 less while a missile is in flight",
         "reward: impala sees under symlog steps pay 0, 0.0953",
     ]
     assert lines(fuel_multiplier=5.0, reward_clipping="abs_one", reward_scale=1.0)[1:] == [

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from packtrain import cli, knobs
+from packtrain.cli import main
 from packtrain.errors import ConfigError, DivergedError, EnvSetupError
 from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, command, local, serial, together
@@ -189,6 +190,19 @@ def test_bad_input_is_one_clear_line(name, values, bindings, line):
         _, experiment, spec = prepare(name, bindings, **values)
         experiment.memories["replay"].build([4], 0, torch.device("cpu"))
     assert "\n" not in str(caught.value)
+
+
+def test_a_memory_without_room_for_a_sequence_is_refused_before_there_is_a_folder(tmp_path, capsys):
+    argv = ["train", "r2d2/catch", "--replay_size", "400", "--output_dir", str(tmp_path / "run")]
+    assert main(argv) == 2 and not (tmp_path / "run").exists()
+    assert "gives each of 32 columns 12 rows, and a sequence takes 16" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("steps", "said"), [(64, True), (640, False)])
+def test_a_run_that_only_warms_up_says_so(tmp_path, capsys, steps, said):
+    argv = ["train", "r2d2/catch", "--warm_up", "320", "--eval_every", "0", "--output_dir", str(tmp_path / "run")]
+    assert main([*argv, "--total_steps", str(steps)]) == 0
+    assert ("nothing is learned: all 64 steps are random" in capsys.readouterr().out) == said
 
 
 def test_priorities_that_are_not_numbers_stop_the_run(tmp_path):

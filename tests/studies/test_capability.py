@@ -129,7 +129,7 @@ def test_no_two_runs_of_a_proxy_share_a_seed_or_a_folder(tmp_path):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"values": (1, 2, 3)}, r"values = \(1, 2, 3\) must be at least 4"),
+        ({"values": (1, 2, 3)}, r"values = \(1, 2, 3\) are 3: to look for a change takes at least 4"),
         ({"values": (1, 2, 2, 3)}, "values = .* has the same twice"),
         ({"values": (1, 2, 3, "x")}, "--total_steps 'x' is not a whole number"),
         ({"values": (1, 2, 3, 4), "seeds": 1}, "seeds = 1 makes too few runs"),
