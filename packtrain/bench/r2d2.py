@@ -78,8 +78,7 @@ def _parts(training: Training, secs: float, steps: float) -> list[Part]:
 
     def act() -> int:
         before = parts.actor.steps
-        with parts.acting():
-            training.act()
+        training.act()
         return parts.actor.steps - before
 
     def learn() -> int:

@@ -1,7 +1,7 @@
 """Which sequences a memory holds: where each lies, the carry before it, its chance to be drawn and its key.
 
 A note lies in a slot; the sum tree and the keys are over slots. What is new or gone waits on the host and goes to the
-device in one copy when somebody draws.
+device in one copy when somebody draws, or when actors bring it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ class Notes:
         self._recent: list[Tensor] = []  # [rows, columns, ...] the carries before the latest rows
         self._errors = np.zeros((sizes.rows, columns), np.float32)  # "given" with the latest rows
         self._largest = torch.ones((), dtype=torch.float64, device=device)  # error
-        self.on_device = 0  # sequences that a draw knows of; what is new and what is given up waits for an upload
         self.unused = 0  # slots from here on have never been used
         self._freed: list[int] = []
         self._resting: list[int] = []  # given up since the last regular upload: free after the next
@@ -61,6 +60,11 @@ class Notes:
     def __len__(self) -> int:
         """Sequences that can be drawn."""
         return int((self._made - self._gone).sum())
+
+    @property
+    def on_device(self) -> int:
+        """Sequences that a draw knows of: what is new, and what is given up, waits for an upload."""
+        return len(self) - sum(len(errors) for _, errors in self._new) + sum(map(len, self._leaving))
 
     # -- the learner's side
 
@@ -174,7 +178,6 @@ class Notes:
             chance = item_priority(torch.where(errors < 0, largest, errors), self._sizes.priority_exponent)
             self.tree.set(slots, chance)
             self._largest.copy_(largest[-1])
-            self.on_device += len(slots)
             self._new.clear()
         if self._leaving:
             leaving = np.concatenate(self._leaving)
@@ -182,7 +185,6 @@ class Notes:
             self.keys.take(slots)  # by nobody, so that old keys find nothing
             self.tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))
             self._resting += leaving.tolist()
-            self.on_device -= len(leaving)
             self._leaving.clear()
 
     def free(self) -> None:
@@ -222,7 +224,6 @@ class Notes:
         self._freed, self._resting = snapshot["freed"].tolist(), snapshot["resting"].tolist()
         self._errors, self._queue = snapshot["errors"].copy(), snapshot["queue"].copy()
         self._made, self._gone = snapshot["made"].copy(), snapshot["gone"].copy()
-        self.on_device = len(self)  # a snapshot is made after an upload
         self._largest.fill_(float(snapshot["largest"]))
         self.tree.restore(snapshot["tree"])
         self.keys.restore(snapshot["keys"])
