@@ -281,7 +281,7 @@ class Training:
         self.step += sample.steps
         while self._episodes:
             self._recorder.episodes(self._episodes.popleft())
-        if self._recorder.due(self.step):
+        if self._recorder.due(self.step) or self._is_last_row:
             self._write_train_row()
         return True
 
@@ -340,8 +340,13 @@ class Training:
         self.step = self.acted
         while self._episodes:
             self._recorder.episodes(self._episodes.popleft())
-        if self._recorder.due(self.step, without_updates=True):
+        if self._recorder.due(self.step, without_updates=True) or self._is_last_row:
             self._write_train_row()
+
+    @property
+    def _is_last_row(self) -> bool:
+        """Whether the run is over with steps that no row speaks of."""
+        return self.finished and self.step > self._row_step
 
     def _write_train_row(self, learned: dict[str, float] | None = None) -> None:
         row: dict[str, Any] = {"epoch": self.epoch} if self.experiment.by_epochs else {}

@@ -72,6 +72,15 @@ def test_so_many_updates_follow_every_step(tmp_path):
     assert run.finished and run.step >= 90
 
 
+@pytest.mark.parametrize("total, steps", [(90, [21, 42, 60, 81, 90]), (81, [21, 42, 60, 81]), (10, [12])])
+def test_the_last_steps_have_a_row_too(tmp_path, total, steps):
+    """Once. Mutations: rows at multiples of 20 only; a last row for steps that have one."""
+    run = training(tmp_path, "steve/ddpg_pendulum", total_steps=total, warm_up=min(40, total - 3))
+    serial.run(run)
+    run.close()
+    assert [row["step"] for row in rows(tmp_path)] == steps
+
+
 def test_random_steps_come_first_and_are_counted(tmp_path):
     """Mutation: leaving the policy random after the warm-up."""
     run = training(tmp_path, "steve/ddpg_pendulum", explore_chance=0.0, learning_rate=1e-9)  # stays where it is

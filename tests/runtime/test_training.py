@@ -10,7 +10,8 @@ import torch
 from packtrain import knobs
 from packtrain.errors import DivergedError, StalledError
 from packtrain.metrics.console import PlainConsole
-from packtrain.runtime import checkpoint, command, local
+from packtrain.metrics.reading import read_metrics
+from packtrain.runtime import checkpoint, command, local, serial
 from packtrain.runtime.evaluation import summary
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.gate import Busy, Gate
@@ -166,6 +167,16 @@ def test_an_actors_error_reaches_the_caller_first_cause_first(tmp_path):
         local.run(run)
     assert time.monotonic() - begin < 5
     run.close()
+
+
+@pytest.mark.parametrize("runtime", [local, serial])
+def test_the_last_steps_have_a_row_too(tmp_path, runtime):
+    """Also of a run shorter than `log_every`. Mutation: rows at multiples of it only."""
+    run = training(tmp_path, log_every=10_000)
+    runtime.run(run)
+    run.close()
+    rows = [row for row in read_metrics(tmp_path) if row["kind"] == "train"]
+    assert [row["step"] for row in rows] == [run.step] and rows[0]["episodes"] > 0
 
 
 def test_divergence_stops_the_run(tmp_path):
