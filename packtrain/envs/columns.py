@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import multiprocessing.connection
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -341,6 +342,12 @@ def make_gymnasium(spec: Any, kwargs: dict[str, Any], name: str) -> gym.Env:
     except gym.error.DependencyNotInstalled as error:
         raise EnvSetupError(f"{name!r} needs a package that is missing: {error}") from None
     except Exception as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown and unknown[1] in kwargs:
+            raise EnvSetupError(
+                f"{name!r} takes no {unknown[1]!r}, which Environment.kwargs = {kwargs} names; "
+                "--config 'Environment.kwargs = {}' leaves them out"
+            ) from error
         raise EnvSetupError(f"{name!r} cannot be made: {reason(error)}") from error
 
 

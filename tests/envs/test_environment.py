@@ -218,8 +218,14 @@ def test_spaces_that_cannot_be_stored_are_refused(register, options, text):
 
 
 def test_an_environment_that_cannot_be_made_is_named(register):
-    with pytest.raises(EnvSetupError, match="'CartPole-v1' cannot be made: TypeError.*no_such_option"):
+    with pytest.raises(EnvSetupError, match="'CartPole-v1' takes no 'no_such_option', which Environment.kwargs"):
         Environment("CartPole-v1", {"no_such_option": 1}).probe()
+
+    def breaks():
+        raise TypeError("f() got an unexpected keyword argument 'x'")  # of something else
+
+    with pytest.raises(EnvSetupError, match="'Test/Breaks-v0' cannot be made: TypeError: f"):
+        Environment(register("Test/Breaks-v0", lambda: breaks())).probe()
 
     def needs_a_package():
         raise gym.error.DependencyNotInstalled("box2d is not installed")
