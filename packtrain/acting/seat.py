@@ -78,6 +78,9 @@ class Seat:
             self._policy.begin()
         self.restore({"carry": self._policy.initial_carry(self._size), "window": None})
 
+    def know(self, snapshot: dict[str, Any]) -> None:
+        """Know what a seat of a policy of this kind has found out, by its snapshot; most have nothing to say."""
+
     def lasting(self) -> dict[str, Any]:
         """What outlives the episodes under way, where they cannot be saved."""
         return self._policy.snapshot(episodes=False) if isinstance(self._policy, Keeps) else {}

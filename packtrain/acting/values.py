@@ -27,10 +27,10 @@ from packtrain.equations.novelty import (
     MeanDistance,
     Moments,
     add_to_moments,
-    deviation,
     episodic_novelty,
     forget,
     ngu_reward,
+    rnd_reward,
 )
 from packtrain.equations.q_learning import combined_q
 from packtrain.networks.action_values import ActingNetwork, ActionValues, ActionValuesNetwork, Bandit, Novelty
@@ -119,6 +119,11 @@ class ValueSeat(Seat):
         extras = dict(decision.extras)  # a captured decision gives the same dictionary every time
         rewards = {**decision.row.last_reward, INTRINSIC: extras.pop(INTRINSIC)}
         return decision._replace(row=decision.row._replace(last_reward=rewards), extras=extras)
+
+    def know(self, snapshot: dict[str, Any]) -> None:
+        """Measure novelty as the columns of another seat have come to."""
+        assert isinstance(self._policy, GroupPolicy)
+        self._policy.measure_like(snapshot.get("own", {}))
 
 
 class GroupPolicy:
@@ -256,12 +261,14 @@ class GroupPolicy:
         if acting.distillation is not None:
             error = acting.distillation_error(rows.obs[-1])
             moments = Moments(*(own[f"error_{name}"] for name in Moments._fields))
-            updated = add_to_moments(forget(moments, novelty.window), error, step)
+            # Before the first update no scale of observations is known, and errors are of another size than later.
+            known = acting.obs_moments.number > 0
+            updated = add_to_moments(forget(moments, novelty.window), error, step * known)
             for old, new in zip(moments, updated, strict=True):
                 old.copy_(new)
             if acting.embedding is None:
-                return step * error / deviation(moments).clamp(min=1e-8).float()
-            reward = ngu_reward(reward, error, moments, novelty.largest)
+                return step * rnd_reward(error, moments)
+            reward = torch.where(known, ngu_reward(reward, error, moments, novelty.largest), reward)
         return reward
 
     def _episodic(self, embedding: Tensor, first: Tensor, novelty: Novelty) -> Tensor:
@@ -289,6 +296,12 @@ class GroupPolicy:
         own["memory"].scatter_(1, place, embedding.unsqueeze(1))
         own["number"].add_(1)
         return reward
+
+    def measure_like(self, own: dict[str, Tensor]) -> None:
+        """Take over the scales of novelty that another group has come to; of its columns' distances, the mean."""
+        for name, leaf in own.items():
+            if name in self.own and name.startswith(("error_", "distance_")):
+                self.own[name].copy_(leaf.mean().to(self.device))
 
     # -- saving
 

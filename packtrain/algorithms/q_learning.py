@@ -125,7 +125,7 @@ class QLearner:
             predictor = acting.distillation.predictor.parameters()
             self._optimisers["distillation"] = Adam(predictor, settings.distillation_learning_rate)
         self._slower, self._faster = (list(part.state_dict().values()) for part in (network.target, acting.values))
-        self._given: tuple[Trajectory, Tensor] | None = None  # what a captured update reads
+        self._given: tuple[Trajectory, Tensor, Tensor] | None = None  # what a captured update reads
         self._found: dict[str, Tensor] = {}  # and what it leaves
         self._launch: Captured | None = None
         self._ended: torch.cuda.Event | None = None  # the latest launch
@@ -148,10 +148,11 @@ class QLearner:
         weight = sample.importance_weight
         if weight is None:
             weight = torch.ones(sample.trajectory.first.shape[1], device=self._device)
-        if self.capture:
-            found = self._replay(sample.trajectory, weight)
-        else:
-            found = self._step(sample.trajectory, weight)
+        exploits = torch.zeros_like(weight, dtype=torch.bool)
+        if self.settings.exploit_share:
+            exploits = exploiting(self.updates, len(weight), self.settings.exploit_share).to(self._device)
+        step = self._replay if self.capture else self._step
+        found = step(sample.trajectory, weight, exploits)
         self.steps += sample.steps
         self.updates += 1
         if self.updates % self.settings.target_period == 0:
@@ -164,8 +165,8 @@ class QLearner:
         """Whether the weights as they are now are a version for those who act."""
         return self.updates % self.settings.publish_period == 0
 
-    def _step(self, trajectory: Trajectory, weight: Tensor) -> dict[str, Tensor]:
-        loss, found = value_loss(self.network, trajectory, weight, self.settings)
+    def _step(self, trajectory: Trajectory, weight: Tensor, exploits: Tensor) -> dict[str, Tensor]:
+        loss, found = value_loss(self.network, trajectory, weight, self.settings, exploits)
         norm = self._optimisers["values"].descend(loss)
         if norm is not None:
             found["grad_norm"] = norm
@@ -175,12 +176,12 @@ class QLearner:
             found[f"{name}_loss"] = own.detach()
         return found
 
-    def _replay(self, trajectory: Trajectory, weight: Tensor) -> dict[str, Tensor]:
+    def _replay(self, trajectory: Trajectory, weight: Tensor, exploits: Tensor) -> dict[str, Tensor]:
         """The same on tensors that stay in place."""
         if self._launch is None or self._given is None:
-            self._given = trees.map(torch.clone, trajectory), weight.clone()
+            self._given = trees.map(torch.clone, trajectory), weight.clone(), exploits.clone()
             self._launch = Captured(self._step_in_place, self._device, "the update")
-        trees.map(lambda mine, given: mine.copy_(given), self._given, (trajectory, weight))
+        trees.map(lambda mine, given: mine.copy_(given), self._given, (trajectory, weight, exploits))
         self._launch()
         self._stay_near()
         return {name: leaf.clone() for name, leaf in self._found.items()}
@@ -221,8 +222,23 @@ class QLearner:
         self.steps, self.updates = int(state["steps"]), int(state["updates"])
 
 
+def exploiting(update: int, size: int, share: float) -> Tensor:
+    """Which of a batch are learned from as if arm 0 had made them, [B] bool: evenly over the batch, others each time.
+
+    What lies side by side in a memory lies so in a stratified batch too: the same places every time would be nearly the
+    same sequences.
+    """
+    phase = update * 0.6180339887498949 % 1  # the golden ratio's: evenly over all
+    turn = (torch.arange(size + 1, dtype=torch.float64) * share + phase).floor()
+    return turn[1:] > turn[:-1]
+
+
 def value_loss(
-    network: ActionValuesNetwork, trajectory: Trajectory, weight: Tensor, settings: QLearning
+    network: ActionValuesNetwork,
+    trajectory: Trajectory,
+    weight: Tensor,
+    settings: QLearning,
+    exploits: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a batch of sequences, its parts as detached 0-d tensors, and "priorities" [B].
 
@@ -231,10 +247,11 @@ def value_loss(
       trajectory: C = context + burn-in rows in front, T steps, those after the ones to learn from included.
       weight: [B] of each sequence in the loss.
       settings: numbers.
+      exploits: [B] bool, see `exploiting`; None: none of them.
     """
     steps = len(trajectory.reward)
     burn_in = len(trajectory.first) - 1 - steps - network.context
-    arm = _arms(network, trajectory, settings.exploit_share)
+    arm = _arms(network, trajectory, exploits)
     if _are_transitions(network, trajectory, settings, burn_in):
         online, target = _values_of_transitions(network, trajectory)
     else:
@@ -287,14 +304,12 @@ def value_loss(
     return loss, found
 
 
-def _arms(network: ActionValuesNetwork, trajectory: Trajectory, exploit_share: float) -> Tensor:
+def _arms(network: ActionValuesNetwork, trajectory: Trajectory, exploits: Tensor | None) -> Tensor:
     """Whose values are learned from each sequence, [B] int64; one an episode, and there is one episode."""
-    none = torch.zeros_like(trajectory.reward[0], dtype=torch.int64)
     if network.sizes.arms is None:
-        return none
-    turn = torch.arange(len(none) + 1, device=none.device) * exploit_share
-    exploits = turn[1:].floor() > turn[:-1].floor()  # evenly over the batch
-    return torch.where(exploits, none, trajectory.extras["arm"][0])
+        return torch.zeros_like(trajectory.reward[0], dtype=torch.int64)
+    arm = trajectory.extras["arm"][0]
+    return arm if exploits is None else arm.masked_fill(exploits, 0)
 
 
 def _values(

@@ -15,6 +15,7 @@ from packtrain.equations.scan import reverse_linear_scan
 from packtrain.equations.shapes import assert_equal_shapes
 
 TINY = 1e-8  # below which a standard deviation or a distance counts as none
+LEAST = 100  # errors, before their deviation is a unit for rewards
 
 
 class Moments(NamedTuple):
@@ -84,6 +85,17 @@ def rnd_error(prediction: Tensor, target: Tensor) -> Tensor:
     """The mean squared error of a prediction of random features, [..., F] → [...]; Burda et al. 2018, section 2.2."""
     assert prediction.shape == target.shape, f"shapes differ: {tuple(prediction.shape)} and {tuple(target.shape)}"
     return (prediction - target).square().mean(-1)
+
+
+def rnd_reward(error: Tensor, moments: Moments) -> Tensor:
+    """Errors in units of their standard deviation, same shape, float32; 0 while there are none to speak of.
+
+    That is before `LEAST` have been counted, and where they differ by less than a thousandth of their mean: a deviation
+    near 0 would make rewards without bounds.
+    """
+    scale = deviation(moments)
+    known = (moments.number >= LEAST) & (scale > 1e-3 * moments.mean.abs() + TINY)
+    return torch.where(known, error.double() / scale.clamp(min=TINY), 0.0).float()
 
 
 def count_bonus(visits: Tensor) -> Tensor:

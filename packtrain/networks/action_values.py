@@ -138,6 +138,11 @@ class Arms:
             raise ConfigError(f"Arms.count = {self.count} must be at least {least} with discounts = {self.discounts!r}")
         if self.largest_weight < 0:
             raise ConfigError(f"Arms.largest_weight = {self.largest_weight} must not be negative")
+        if self.bandit is not None and self.bandit.window <= self.count:
+            raise ConfigError(
+                f"Bandit.window = {self.bandit.window} episodes cannot compare Arms.count = {self.count}: "
+                "an arm that falls out of it is tried anew, and no other gets a turn"
+            )
 
     def weights(self) -> Tensor:
         """β of each, [N]."""

@@ -451,7 +451,7 @@ def evaluate(
         evaluator.policy.trace_epoch = sum(state["run"]["repeats"])
     for weights in state["weights"].values():  # none where nothing learns
         network.load_state_dict({**network.state_dict(), **weights})
-    known = state["actor"]["seats"][0] if "actor" in state else {}
+    known = state["actor"]["seats"][0] if "actor" in state else {"own": state["seats"][0]} if "seats" in state else {}
 
     def on_hang(error: EnvError) -> None:
         print(f"packtrain: error: {error}", file=sys.stderr, flush=True)

@@ -7,7 +7,6 @@ import statistics
 from typing import Any
 
 from packtrain.acting.actor import AnyPolicy
-from packtrain.acting.planned import PlannedSeat
 from packtrain.envs.stream import Episode, Stream
 from packtrain.types import Row
 
@@ -27,13 +26,12 @@ class Evaluator:
         """Start over with the weights the policy has now, from the same seeds every time.
 
         Args:
-          known: the snapshot of the seat of a planner, which has found something out about the world while it played.
-            It is copied: evaluations teach nobody, themselves included.
+          known: the snapshot of the seat of whoever trains and has found something out while it played. It is copied:
+            evaluations teach nobody, themselves included.
         """
         self.stream.restart()
         self._seat.begin()
-        if isinstance(self._seat, PlannedSeat):
-            self._seat.know(known or {})
+        self._seat.know(known or {})
         self._row = self.stream.start()
         self._played = [[] for _ in range(self.stream.size)]
         self.active = True

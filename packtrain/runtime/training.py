@@ -414,6 +414,8 @@ class Training:
                 self._evaluator.policy.version = self.parts.updates
                 self._evaluator.policy.trace_epoch = self.epoch
                 known = self.parts.actor.seats[0].snapshot()
+            elif isinstance(self.parts.policy, ValuePolicy):
+                known = {"own": self.parts.actor.seats[0].lasting()}  # type: ignore[union-attr]
             self._evaluator.begin(known)
             _settle_gpu()  # the actor's stream plays on with what this one has prepared
         if every:

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from packtrain.acting.values import INTRINSIC, GroupPolicy, ValuePolicy
+from packtrain.acting.values import INTRINSIC, GroupPolicy, ValuePolicy, ValueSeat
 from packtrain.equations.novelty import MeanDistance, episodic_novelty, no_mean_distance
+from packtrain.errors import ConfigError
 from packtrain.networks.action_values import ActionValues, Arms, Bandit, Epsilons, Novelty
 from packtrain.networks.embedding import ControllableEmbedding
 from packtrain.networks.novelty import RandomDistillation
@@ -134,6 +135,65 @@ def test_what_distillation_knows_well_is_less_new():
     error = policy.network.acting.distillation_error(same(4)).detach()
     reward = one.act(rows(same(4)), ())[2][INTRINSIC]
     assert float(reward[0]) == pytest.approx(float(error[0] / spread), rel=0.1) and reward.min() > 0
+
+
+@pytest.mark.parametrize("columns", [1, 4])
+def test_errors_that_do_not_differ_are_no_reward(columns):
+    """Alike, their deviation is 0, and dividing by it made rewards of 10¹⁰. Mutation: dividing by 1e-8 then."""
+    policy = make(columns, novelty=Novelty(None, RandomDistillation((), (), 8)))
+    policy.network.acting.count_observations(torch.randn(100, 3), torch.ones(100))
+    one = group(policy)
+    for _ in range(150):
+        assert one.act(rows(same(columns)), ())[2][INTRINSIC].abs().max() == 0
+    for _ in range(50):
+        reward = one.act(rows(torch.randn(columns, 3)), ())[2][INTRINSIC]
+    assert 0 < float(reward.max()) < 100
+
+
+@pytest.mark.parametrize("embedding", [None, ControllableEmbedding()])
+def test_errors_count_from_when_a_scale_of_observations_is_known(embedding):
+    """Before the first update they are of another size, and the usual error would remember it for long.
+
+    Mutations: counting them; multiplying the novelty of an episode by what they say.
+    """
+    policy = make(4, novelty=Novelty(embedding, RandomDistillation((), (), 8), neighbours=1))
+    alone = make(4, novelty=Novelty(embedding, None, neighbours=1)) if embedding else None
+    one, other = group(policy), alone and group(alone)
+    for _ in range(20):
+        shown = rows(torch.randn(4, 3))
+        reward = one.act(shown, ())[2][INTRINSIC]
+        expected = other.act(shown, ())[2][INTRINSIC] if other else torch.zeros(4)
+        torch.testing.assert_close(reward, expected)
+    assert float(one.own["error_number"]) == 0
+    policy.network.acting.count_observations(torch.randn(100, 3), torch.ones(100))
+    one.act(rows(torch.randn(4, 3)), ())
+    assert float(one.own["error_number"]) == 4
+
+
+def test_an_evaluation_measures_novelty_as_training_has_come_to():
+    """Mutations: scales that begin anew, so that the network is shown other numbers than it has learned from."""
+    network = {"use_last_intrinsic": True}
+    options = {"novelty": Novelty(ControllableEmbedding(), RandomDistillation((), (), 8), neighbours=1)}
+    policy, greedy = make(6, network=network, **options), make(3, True, network=network, **options)
+    for one in (policy, greedy):
+        one.network.acting.count_observations(torch.ones(50, 3).cumsum(0), torch.ones(50))
+    seat, other = ValueSeat(group(policy), 6), ValueSeat(group(greedy), 3)
+    for _ in range(20):
+        seat._policy.act(rows(5 * torch.randn(6, 3)), ())
+    other.begin()
+    other.know({"own": seat.lasting()})
+    mine, theirs = other._policy.own, seat._policy.own
+    for name in ("error_number", "error_mean", "error_m2"):
+        assert float(mine[name]) == float(theirs[name]) > 0
+    torch.testing.assert_close(mine["distance_mean"], theirs["distance_mean"].mean().expand(3))
+    assert int(mine["number"].max()) == 0, "what an episode remembers stays its own"
+
+
+def test_a_window_that_holds_no_more_episodes_than_there_are_arms_is_refused():
+    """It would forget each arm before it could be chosen again."""
+    Arms(4, bandit=Bandit(5))
+    with pytest.raises(ConfigError, match="Bandit.window = 4 episodes cannot compare Arms.count = 4"):
+        Arms(4, bandit=Bandit(4))
 
 
 def test_without_a_bandit_columns_have_fixed_arms():

@@ -7,7 +7,7 @@ import torch
 
 from packtrain import trees
 from packtrain.acting.values import INTRINSIC, GroupPolicy, ValuePolicy, ValueSeat
-from packtrain.algorithms.q_learning import QLearning, _values, novelty_losses, value_loss
+from packtrain.algorithms.q_learning import QLearning, _values, exploiting, novelty_losses, value_loss
 from packtrain.equations.rescale import rescale
 from packtrain.errors import ConfigError
 from packtrain.memory.sequences import Sequences
@@ -265,9 +265,10 @@ def test_novelty_learns_and_its_target_does_not():
         n_step=2, returns="retrace", embedding_learning_rate=0.003, distillation_learning_rate=0.003
     ).build(module, 1)
     target = [leaf.clone() for leaf in module.acting.distillation.target.parameters()]
-    found = [learner.learn(memory, 1) for _ in range(150)]
+    found = [learner.learn(memory, 1) for _ in range(300)]
     for name in ("embedding_loss", "distillation_loss"):
-        assert float(found[-1][name]) < 0.8 * float(found[0][name]), name
+        begin, end = (sum(float(one[name]) for one in span) / 10 for span in (found[:10], found[-10:]))
+        assert end < 0.8 * begin, (name, begin, end)
     assert all(torch.equal(a, b) for a, b in zip(target, module.acting.distillation.target.parameters(), strict=True))
     assert float(module.acting.obs_moments.number) > 150 * 16
     assert 0 < float(found[-1]["intrinsic_reward"])
@@ -289,16 +290,34 @@ def test_half_of_the_sequences_are_learned_as_if_arm_0_had_made_them():
     """Mutations: the same share at the front of the batch; the arm that the network is told left as it was."""
     module, memory = batch(NOVEL, Arms(3, 0.5))
     trajectory = memory.sample(0).trajectory
-    numbers = QLearning(n_step=2, returns="retrace", exploit_share=0.5)
+    numbers = QLearning(n_step=2, returns="retrace")
     zero = trajectory._replace(extras={**trajectory.extras, "arm": torch.zeros_like(trajectory.extras["arm"])})
-    plain = QLearning(n_step=2, returns="retrace")
     half, own, greedy = (
-        value_loss(module, given, torch.ones(16), settings)[1]["priorities"]
-        for given, settings in ((trajectory, numbers), (trajectory, plain), (zero, plain))
+        value_loss(module, given, torch.ones(16), numbers, exploits)[1]["priorities"]
+        for given, exploits in ((trajectory, exploiting(0, 16, 0.5)), (trajectory, None), (zero, None))
     )
     torch.testing.assert_close(half[1::2], greedy[1::2])
     torch.testing.assert_close(half[::2], own[::2])
     assert not torch.allclose(half[1::2], own[1::2]) and not torch.allclose(half[::2], greedy[::2])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.4, 0.5, 1.0])
+def test_every_place_of_a_batch_is_learned_as_arm_0s_equally_often(share):
+    """A batch is stratified: the same places are nearly the same sequences. Mutation: the same places every time."""
+    chosen = torch.stack([exploiting(update, 16, share) for update in range(1000)]).double()
+    assert (chosen.mean(0) - share).abs().max() < 0.01
+    assert (chosen.sum(1) - 16 * share).abs().max() <= 1
+
+
+def test_a_learner_relabels_its_share():
+    """Mutation: a learner that does not."""
+    module, memory = batch(NOVEL, Arms(3, 0.5))
+    learner = QLearning(n_step=2, returns="retrace", exploit_share=1.0).build(module, 1)
+    sample = memory.sample(0)
+    trajectory = sample.trajectory
+    zero = trajectory._replace(extras={**trajectory.extras, "arm": torch.zeros_like(trajectory.extras["arm"])})
+    wanted = value_loss(module, zero, torch.ones(16), learner.settings)[1]["priorities"]
+    torch.testing.assert_close(learner.update(sample)["priorities"], wanted)
 
 
 def test_the_target_follows_at_its_period():

@@ -58,7 +58,6 @@ def test_a_short_run_leaves_these_files_and_this_line(tmp_path, monkeypatch, cap
         "learners.safetensors",
         "manifest.json",
         "memories.safetensors",
-        "recorder.safetensors",
         "state.json",
         "weights.safetensors",
     ]

@@ -71,11 +71,11 @@ def test_novelty_finds_the_treasure_of_a_deep_sea(tmp_path, capsys, seed):
 
 
 @pytest.mark.long
-def test_novelty_opens_the_door(tmp_path, capsys):
-    """Random play solves one episode in 25,000; of about 1,900 here, explorers solve tens."""
-    train(tmp_path, capsys, "ngu/key_door", 0, episodes=16)
-    rows = [row for row in read_metrics(tmp_path / "run") if row["kind"] == "train"]
-    assert sum(row["episodes"] * (row.get("solved") or 0) for row in rows) >= 10
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_novelty_opens_the_door(tmp_path, capsys, seed):
+    """Random play solves one episode in 25,000; there are fewer than 4,000."""
+    result = train(tmp_path, capsys, "ngu/key_door", seed, episodes=16)
+    assert result["return_mean"] >= 0.9
 
 
 @pytest.mark.long

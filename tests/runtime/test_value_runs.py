@@ -22,7 +22,10 @@ SMALL = {
     **{"dueling_size": 8, "updates_per_step": 0.1, "log_every": 60, "eval_every": 0, "checkpoint_secs": 1000.0},
     **{"target_period": 5, "replay_size": 400},
 }
-NOVEL = {**SMALL, "arms": 3, "novelty_memory": 20, "neighbours": 2, "sequence_length": 8, "stride": 8}
+NOVEL = {
+    **{**SMALL, "arms": 3, "novelty_memory": 20, "neighbours": 2, "sequence_length": 8, "stride": 8},
+    **{"recurrent": True, "burn_in": 10},
+}
 BANDIT = ["Arms.bandit = @Bandit()", "Bandit.window = 6"]
 TIMES = ("wall_s", "steps_per_second", "actor_busy", "learner_busy", "rss_mb")
 
