@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their place, then renamed."""
+"""Files that are whole or not there, after a loss of power too: written beside their place, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ def write_whole(target: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, target)
     except BaseException:

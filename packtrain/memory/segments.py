@@ -7,6 +7,7 @@ to segments by name and SHA-256 and holds the rest itself, so that gigabytes are
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ class Segments:
         """What a checkpoint says of segments `first` to `end` − 1, which have been written."""
         return [{"number": number, **self._written[number]} for number in range(first, end)]
 
-    def read(self, description: dict[str, Any]) -> Rows:
-        """A segment as a checkpoint describes it, verified; CheckpointError if it is not there or not whole."""
+    def read_verified(self, description: dict[str, Any]) -> bytes:
+        """The bytes of a segment as a checkpoint describes it; CheckpointError if it is not there or not whole."""
         name = description["name"]
         if "/" in name or name.startswith("."):
             raise CheckpointError(f"a checkpoint refers to {name!r}, which is not a plain file name")
@@ -58,12 +59,53 @@ class Segments:
             raise CheckpointError(f"{path}, which the checkpoint refers to, cannot be read: {error.strerror}") from None
         if len(data) != description["bytes"] or hashlib.sha256(data).hexdigest() != description["sha256"]:
             raise CheckpointError(f"{path} is damaged: it is not what the checkpoint refers to")
+        return data
+
+    def read(self, description: dict[str, Any]) -> Rows:
+        """A segment as a checkpoint describes it, verified; CheckpointError if it is not there or not whole."""
+        data = self.read_verified(description)
         try:
             content = load(data)
         except SafetensorError as error:
-            raise CheckpointError(f"{path} does not read as a segment: {error}") from error
+            raise CheckpointError(
+                f"{self._folder / description['name']} does not read as a segment: {error}"
+            ) from error
         self._written[description["number"]] = {key: description[key] for key in ("name", "bytes", "sha256")}
         return content
+
+
+def drop_segments(folder: Path, newest: Any, others: Sequence[Any]) -> None:
+    """Delete what no snapshot of a memory refers to, of rows that the memory has let go.
+
+    Args:
+      folder: RUN/replay/NAME.
+      newest: the latest snapshot; what comes after the oldest segment in it may be about to be referred to.
+      others: every other one that is kept.
+    """
+    referred = {entry["name"] for tree in (newest, *others) for entry in _descriptions(tree)}
+    oldest = min((entry["number"] for entry in _descriptions(newest)), default=0)
+    for path in folder.glob("*.safetensors"):
+        if path.stem.isdecimal() and int(path.stem) < oldest and path.name not in referred:
+            path.unlink(missing_ok=True)
+
+
+def verify_segments(folder: Path, snapshot: Any) -> None:
+    """CheckpointError if something that a snapshot of a memory refers to is not there, or not whole."""
+    segments = Segments(folder)
+    for entry in _descriptions(snapshot):
+        segments.read_verified(entry)
+
+
+def _descriptions(tree: Any) -> Iterator[dict[str, Any]]:
+    """Every description of a segment in a tree."""
+    if isinstance(tree, dict):
+        if "sha256" in tree:
+            yield tree
+            return
+        tree = list(tree.values())
+    if isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _descriptions(item)
 
 
 class NoSegments:

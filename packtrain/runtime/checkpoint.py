@@ -10,6 +10,7 @@ A checkpoint is written beside its place, synced, and renamed. Nothing that is r
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import logging
@@ -25,6 +26,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from packtrain.errors import CheckpointError
+from packtrain.memory.segments import verify_segments
 
 SCHEMA = 1
 KEPT = 3
@@ -96,6 +98,15 @@ def load(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} does not read as a checkpoint: {type(error).__name__}: {error}") from error
 
 
+def peek(folder: Path, step: int, part: str) -> Any:
+    """A part of a checkpoint's state, unverified and with nothing in its arrays; {} if it has none.
+
+    CheckpointError if it cannot be read.
+    """
+    plain = _read_json(folder / str(step) / "state.json").get(part)
+    return {} if plain is None else _restore(plain, collections.defaultdict(lambda: torch.empty(0)))
+
+
 def steps(folder: Path) -> list[int]:
     """The steps that have a checkpoint, newest last; half-written ones are not among them."""
     if not folder.is_dir():
@@ -103,8 +114,12 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(child.name) for child in folder.iterdir() if child.name.isdecimal() and child.is_dir())
 
 
-def load_newest(folder: Path) -> tuple[int, dict[str, Any]] | None:
+def load_newest(folder: Path, with_replay: bool = False) -> tuple[int, dict[str, Any]] | None:
     """The newest checkpoint that is whole; damaged ones are skipped with a warning.
+
+    Args:
+      folder: RUN/checkpoints.
+      with_replay: what it refers to in RUN/replay must be whole too.
 
     Raises:
       CheckpointError: there are checkpoints, but none is whole.
@@ -113,7 +128,10 @@ def load_newest(folder: Path) -> tuple[int, dict[str, Any]] | None:
     found = steps(folder)
     for step in reversed(found):
         try:
-            return step, load(folder / str(step))
+            state = load(folder / str(step))
+            for name, snapshot in state.get("memories", {}).items() if with_replay else ():
+                verify_segments(folder.parent / "replay" / name, snapshot)
+            return step, state
         except CheckpointError as error:
             log.warning("skipping a damaged checkpoint: %s", error)
     if found:

@@ -205,7 +205,7 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
     console = None
     try:
         if isinstance(saved, str):
-            saved = checkpoint.load_newest(folder.checkpoints)
+            saved = checkpoint.load_newest(folder.checkpoints, with_replay=True)
         if saved is not None:
             refuse_other(folder.path, saved[1], configuration)
             if (end := finished(experiment, saved[1]["run"])) is not None:

@@ -241,6 +241,8 @@ class Parts:
             "weights": {name: learner.pop("network") for name, learner in learners.items()},
             "learners": learners,
         }
+        if isinstance(self.policy, ValuePolicy) and self.weights.version("policy") != self.updates:
+            state["acting"] = self.weights.snapshot("policy")  # its weights are older than the learner's
         actor = (actor or self.actor.snapshot()) if with_actor else None
         if actor is not None:
             state["actor"] = actor
@@ -265,6 +267,8 @@ class Parts:
                 weights = {**learner.network.state_dict(), **{n: w for n, w in weights.items() if n in _names(learner)}}
             learner.load_state_dict({**state["learners"][name], "network": weights})
         self.publish(self.updates)
+        if "acting" in state:
+            self.weights.restore("policy", state["acting"])
         if not self.learners:
             self._version = 0
         if "actor" not in state:

@@ -28,7 +28,7 @@ from packtrain.envs.stream import Stream
 from packtrain.errors import CheckpointError, DivergedError, SaveError
 from packtrain.memory.episodes import EpisodeMemory
 from packtrain.memory.replay import ReplayMemory
-from packtrain.memory.segments import Segments
+from packtrain.memory.segments import Segments, drop_segments
 from packtrain.memory.sequences import SequenceMemory
 from packtrain.metrics.console import PlainConsole, RichConsole
 from packtrain.metrics.planning import planning_row
@@ -115,7 +115,7 @@ class Training:
         self._wall_before, self._begin = 0.0, time.monotonic()
         self._row_step, self._row_time = 0, time.monotonic()
         self._next_eval, self._last_eval = 0, -1
-        self._evaluated: tuple[int, dict[str, Any]] | None = None
+        self._evaluated: tuple[int, dict[str, Any] | None] | None = None  # None in it: the disk refused
         self._evaluator, self._evaluation_network = None, None
         if experiment.evaluation.every or experiment.evaluation.every_epochs:
             count = experiment.evaluation.num_episodes
@@ -406,7 +406,11 @@ class Training:
             for learner in self.parts.learners.values():
                 self._evaluation_network.load_state_dict(learner.network.state_dict())  # type: ignore[union-attr]
             # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
-            self._evaluated = (self.step, self._state(with_actor=True))
+            try:
+                self._evaluated = (self.step, self._state(with_actor=True))
+            except OSError as error:  # of a segment of the replay; it is evaluated all the same
+                self._refused(error, required=False)
+                self._evaluated = (self.step, None)
             assert self._evaluator is not None
             known = None
             if isinstance(self._evaluator.policy, PlannedPolicy):
@@ -435,14 +439,14 @@ class Training:
             result = self._results.popleft()
             assert self._evaluated is not None
             step, state = self._evaluated
-            self._evaluated = None
             rewards = result.pop("rewards")
             result |= {f"reward/{name}": value for name, value in rewards.items() if name != "train"}
             self._write("eval", {"epoch": self.epoch, **result} if self.experiment.by_epochs else result, step)
-            if result["return_mean"] > self._best_score():
+            if state is not None and result["return_mean"] > self._best_score():
                 self._join_saving()
                 others = {name: value for name, value in rewards.items() if name != "train"}
                 self._guarded(partial(self._keep_best, step, state, result["return_mean"], others))()
+            self._evaluated = None  # only now: until then its segments are not to be deleted
 
     def _best_score(self) -> float:
         try:
@@ -479,7 +483,11 @@ class Training:
         A disk that refuses is a warning, since the checkpoint before stands; SaveError if this one is `required`.
         """
         with self.gate.held(self._patience) if with_actor else contextlib.nullcontext():
-            state = self._state(with_actor)
+            try:
+                state = self._state(with_actor)
+            except OSError as error:  # of a segment of the replay
+                self._refused(error, required)
+                return
         for name, weights in state["weights"].items():
             if not all(bool(torch.isfinite(leaf).all()) for leaf in trees.flatten(weights) if leaf.is_floating_point()):
                 raise DivergedError(f"the weights of {name!r} are not finite at step {self.step}: not saved")
@@ -490,26 +498,41 @@ class Training:
         def write() -> None:
             checkpoint.save(self.folder.checkpoints, step, state)
             checkpoint.prune(self.folder.checkpoints, self.experiment.run.keep_every)
+            self._drop_segments(state.get("memories", {}))
 
         if background:
             self._saving = threading.Thread(target=self._guarded(write), name="checkpoint")
             self._saving.start()
-        elif required:
-            try:
-                write()
-            except OSError as error:
-                raise SaveError(f"the checkpoint at step {step:,} could not be written: {error}") from error
         else:
-            self._guarded(write)()
+            self._guarded(write, required)()
 
-    def _guarded(self, write: Callable[[], None]) -> Callable[[], None]:
+    def _guarded(self, write: Callable[[], None], required: bool = False) -> Callable[[], None]:
         def run() -> None:
             try:
                 write()
             except OSError as error:
-                log.warning("checkpoint at step %d not written: %s; the one before it stands", self.step, error)
+                self._refused(error, required)
 
         return run
+
+    def _refused(self, error: OSError, required: bool) -> None:
+        """A disk has refused a checkpoint, or part of it."""
+        self._last_save = time.monotonic()
+        if required:
+            raise SaveError(f"the checkpoint at step {self.step:,} could not be written: {error}") from error
+        log.warning("checkpoint at step %d not written: %s; the one before it stands", self.step, error)
+
+    def _drop_segments(self, newest: dict[str, Any]) -> None:
+        """Delete segments of the replay that no checkpoint refers to any more, nor an evaluation under way."""
+        folder, evaluated = self.folder.checkpoints, self._evaluated
+        try:
+            others = [checkpoint.peek(folder, step, "memories") for step in checkpoint.steps(folder)]
+        except CheckpointError:
+            return  # who knows what it refers to
+        if evaluated is not None and evaluated[1] is not None:
+            others.append(evaluated[1].get("memories", {}))
+        for name, snapshot in newest.items():
+            drop_segments(self.folder.path / "replay" / name, snapshot, [other.get(name) for other in others])
 
     def _join_saving(self) -> None:
         if self._saving is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from typing import Any
 
 import torch
 from torch import nn
@@ -74,6 +75,23 @@ class Weights:
             if newest.number != have:
                 newest.copy(target, newest.leaves)
             return newest.number
+
+    def snapshot(self, name: str) -> dict[str, Any]:
+        """The newest version that can be read, and its number."""
+        with self._lock, torch.no_grad():
+            self._look(name)
+            newest = self._newest[name]
+            leaves = [torch.empty_like(leaf) for leaf in newest.leaves]
+            newest.copy(leaves, newest.leaves)
+            return {"number": newest.number, "leaves": leaves}
+
+    def restore(self, name: str, snapshot: dict[str, Any]) -> None:
+        """Make what a snapshot holds the newest version of what has been published before."""
+        with self._lock, torch.no_grad():
+            self._look(name)
+            newest = self._newest[name]
+            newest.copy(newest.leaves, [leaf.to(newest.leaves[0].device) for leaf in snapshot["leaves"]])
+            newest.number = int(snapshot["number"])
 
     def _look(self, name: str) -> None:
         """Let what was on its way be the newest, if it is there."""

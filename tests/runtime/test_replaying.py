@@ -1,6 +1,7 @@
 """Runs that replay: how many updates follow a step, what a resumed run repeats, and seeds that learn together."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from packtrain import cli, knobs
-from packtrain.errors import CheckpointError, ConfigError, EnvError, EnvSetupError
+from packtrain.errors import CheckpointError, ConfigError, EnvError, EnvSetupError, SaveError
 from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, command, local, serial, together
 from packtrain.runtime.folder import RunFolder
@@ -155,7 +156,7 @@ def test_a_memory_survives_environments_that_cannot_be_saved(tmp_path):
 
 def test_rows_are_in_segments_and_not_in_every_checkpoint(tmp_path, monkeypatch):
     """Mutation: not attaching the folder of segments."""
-    monkeypatch.setattr("packtrain.runtime.training.Segments", lambda folder: _segments(folder))
+    monkeypatch.setattr("packtrain.runtime.training.Segments", _segments)
     run = training(tmp_path, "steve/ddpg_pendulum")
     serial.run(run)
     run.save(required=True)
@@ -173,7 +174,61 @@ def test_rows_are_in_segments_and_not_in_every_checkpoint(tmp_path, monkeypatch)
         training(tmp_path, "steve/ddpg_pendulum", saved=checkpoint.load_newest(tmp_path / "checkpoints"))
 
 
-def _segments(folder):
+def test_segments_that_nothing_refers_to_are_deleted(tmp_path, monkeypatch):
+    """Mutations: deleting none; deleting what the oldest checkpoint that is kept needs."""
+    monkeypatch.setattr("packtrain.runtime.training.Segments", _segments)
+    run = training(tmp_path, "steve/ddpg_pendulum", replay_size=48, total_steps=400)
+    save_now_and_then(run)
+    files = {path.name for path in (tmp_path / "replay" / "replay").glob("*.safetensors")}
+    referred = referred_to(tmp_path)
+    assert referred and referred <= files and len(files - referred) <= 1
+    assert min(referred) > "00000004.safetensors", "the first have gone"
+
+
+def save_now_and_then(run):
+    for count, wish in enumerate(serial.wishes(run)):
+        serial._grant(run, wish)
+        if count % 15 == 14:
+            run.save(required=True)
+    run.close()
+
+
+def referred_to(path):
+    """The segments that checkpoints name."""
+    kept = [checkpoint.load(path / "checkpoints" / str(step)) for step in checkpoint.steps(path / "checkpoints")]
+    return {name for state in kept for name in re.findall(r"'name': '(\d+\.safetensors)'", str(state["memories"]))}
+
+
+def test_a_damaged_segment_is_a_reason_to_go_on_from_an_older_checkpoint(tmp_path, monkeypatch, caplog):
+    """Mutation: verifying the files of the checkpoint alone."""
+    monkeypatch.setattr("packtrain.runtime.training.Segments", _segments)
+    save_now_and_then(training(tmp_path, "steve/ddpg_pendulum"))
+    *_, older, newer = checkpoint.steps(tmp_path / "checkpoints")
+    last = max((tmp_path / "replay" / "replay").glob("*.safetensors"))
+    last.write_bytes(b"")
+    assert checkpoint.load_newest(tmp_path / "checkpoints")[0] == newer
+    assert checkpoint.load_newest(tmp_path / "checkpoints", with_replay=True)[0] == older
+    assert f"{last} is damaged" in caplog.text
+
+
+def test_a_disk_that_refuses_a_segment_is_a_warning(tmp_path, monkeypatch, caplog):
+    """As where it refuses another file of a checkpoint. Mutation: segments written outside what is guarded."""
+    monkeypatch.setattr("packtrain.runtime.training.Segments", _segments)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("packtrain.memory.segments.write_whole", full)
+    run = training(tmp_path, "steve/ddpg_pendulum", checkpoint_secs=0.001, eval_every=40, eval_episodes=1)
+    serial.run(run)
+    assert run.finished and "not written: [Errno 28] No space left on device" in caplog.text
+    assert [row["step"] for row in rows(tmp_path, "eval")][-1] == run.step, "it is evaluated all the same"
+    with pytest.raises(SaveError, match="could not be written"):
+        run.save(required=True)
+    run.close()
+
+
+def _segments(folder, *_):
     from packtrain.memory.segments import Segments
 
     return Segments(folder, rows=16)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from packtrain import cli, knobs
 from packtrain.cli import main
 from packtrain.errors import ConfigError, DivergedError, EnvSetupError
+from packtrain.memory.segments import Segments
 from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, command, local, serial, together
 from packtrain.runtime.folder import RunFolder
@@ -64,12 +65,15 @@ CASES = {
     "dqn": ("dqn/catch", ()),
     "ngu": ("ngu/key_door", BANDIT),
     "on disk": ("r2d2/catch", ("Sequences.storage = 'disk'",)),
+    "old weights": ("r2d2/catch", ("QLearning.publish_period = 7", "Epsilons.base_end = 0.1", "Epsilons.updates = 20")),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_path, case):
-    """Replay, priorities, bandit, novelty and counters come back. Mutations: seats' own state, or keys, not saved."""
+    """Replay, priorities, bandit, novelty and counters come back. Mutations: seats' own state, or keys, not saved;
+    acting with the learner's weights where they have not been published.
+    """
     name, bindings = CASES[case]
     wanted = finish(training(tmp_path / "whole", name, bindings))
     for stop in (33, 95, 117):
@@ -91,6 +95,26 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_pat
                 for folder in (path, tmp_path / "whole")
             )
             assert all(torch.equal(mine[leaf], theirs[leaf]) for leaf in theirs), (stop, file)
+
+
+def test_segments_that_nothing_refers_to_are_deleted(tmp_path, monkeypatch):
+    """Those of all groups of columns count on. Mutations: deleting none; deleting what a kept checkpoint needs."""
+    monkeypatch.setattr("packtrain.runtime.training.Segments", lambda folder: Segments(folder, rows=64))
+    run = training(tmp_path, total_steps=1600)
+    for count, wish in enumerate(serial.wishes(run)):
+        serial._grant(run, wish)
+        if count % 40 == 39:
+            run.save(required=True)
+    run.close()
+    (folder,) = (tmp_path / "replay").iterdir()
+    files = {path.name for path in folder.glob("*.safetensors")}
+    kept = [checkpoint.load(tmp_path / "checkpoints" / str(s)) for s in checkpoint.steps(tmp_path / "checkpoints")]
+    referred = {name for one in kept for name in re.findall(r"'name': '(\d+\.safetensors)'", str(one["memories"]))}
+    assert len(referred) >= 6 and referred <= files and len(files - referred) <= 2
+    assert min(referred) > "00000008.safetensors", "the first have gone"
+    again = training(tmp_path, total_steps=1600, saved=checkpoint.load_newest(tmp_path / "checkpoints", True))
+    assert again.acted > 1500
+    again.close()
 
 
 def test_updates_follow_steps_and_seeds_differ(tmp_path):
