@@ -90,6 +90,11 @@ class QLearning:
         """ConfigError if a memory does not keep what is learned from."""
         if self.returns == "n_step" and self.n_step != max(memory.n_step, 1):
             raise ConfigError(f"QLearning.n_step = {self.n_step} and Sequences.n_step = {memory.n_step} differ")
+        if memory.new_priority == "given":
+            raise ConfigError(
+                "Sequences.new_priority = 'given' wants an actor that gives 'priority' with its rows, and ActionValues "
+                "does not"
+            )
         for wanted, name in ((self.returns == "retrace", "behaviour_prob"), (arms, "arm")):
             if wanted and name not in memory.extras:
                 raise ConfigError(f"QLearning wants {name!r} kept: add it to Sequences.extras = {memory.extras}")
@@ -137,7 +142,8 @@ class QLearner:
         each: list[dict[str, Tensor]] = []
         for _ in range(count):
             sample = memory.sample(self.updates)
-            assert sample is not None and sample.keys is not None, "nothing to learn from yet"
+            if sample is None or sample.keys is None:
+                raise ConfigError("there is no whole sequence to learn from yet: more steps must be collected before")
             found = self.update(sample)
             memory.set_priorities(sample.keys, found.pop("priorities"))
             each.append(found)

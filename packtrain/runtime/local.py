@@ -47,10 +47,13 @@ def run(training: Training) -> None:
     sys.setswitchinterval(SWITCH_SECS)
     over = threading.Event()
     actor = threading.Thread(target=_act_until, args=(training, over, faults), name="actor", daemon=True)
+    stages = [stage for stage in training.experiment.schedule if not _is_over(training, stage)]
+    if stages:
+        _begin(training, stages[0])  # before the first turn
     with Watchdog(training.columns(), environment.step_deadline_secs, on_hang):
         actor.start()
         try:
-            for stage in training.experiment.schedule:
+            for stage in stages:
                 (_replay if training.experiment.by_ratio else _learn)(training, stage, faults)
             _last_evaluation(training, faults)
         except EnvError as error:  # met while saving or evaluating
@@ -119,15 +122,26 @@ def _learn(training: Training, stage: Collect | Update | Repeat, faults: list[Ba
             return
 
 
+def _is_over(training: Training, stage: Collect | Update | Repeat) -> bool:
+    """Whether a run that goes on has that many steps already."""
+    return training.experiment.by_ratio and isinstance(stage, Collect) and training.step >= (stage.steps or 0)
+
+
+def _begin(training: Training, stage: Collect | Update | Repeat) -> None:
+    """Let whom a stage names act."""
+    if training.experiment.by_ratio:
+        for inner in stage.stages if isinstance(stage, Repeat) else (stage,):
+            if isinstance(inner, Collect):
+                training.begin_stage(inner)
+
+
 def _replay(training: Training, stage: Collect | Update | Repeat, faults: list[BaseException]) -> None:
     """The learner's thread beside an actor's: as many updates as are due, one learner after the other."""
 
     def goes_on() -> bool:
         return training.stop is None and not training.finished and not faults
 
-    for inner in stage.stages if isinstance(stage, Repeat) else (stage,):
-        if isinstance(inner, Collect):
-            training.begin_stage(inner)
+    _begin(training, stage)
     if isinstance(stage, Collect):
         while goes_on() and training.step < (stage.steps or 0):
             with training.learner_busy.waiting():

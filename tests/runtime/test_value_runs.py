@@ -146,6 +146,24 @@ def test_acting_and_learning_at_once_keep_their_ratio_within_slack(tmp_path):
     run.close()
 
 
+def test_the_first_turns_are_random_and_none_after_a_resume(tmp_path):
+    """Mutations: an actor that starts before its stage; a warm-up that is begun again when it is over."""
+    for saved in (False, True):
+        state = checkpoint.load_newest(tmp_path / "checkpoints") if saved else None
+        run = training(tmp_path, total_steps=1600 if saved else 800, slack=4, warm_up=400, saved=state)
+        acted, act = [], run.parts.actor.turn
+
+        def turn(run=run, act=act, acted=acted):
+            acted.append((run.acted, bool(run.parts.policy.random)))
+            act()
+
+        run.parts.actor.turn = turn
+        local.run(run)
+        run.save(required=True)
+        run.close()
+        assert all(random == (steps < 400) for steps, random in acted if abs(steps - 400) > 40), acted[:5]
+
+
 def test_without_a_ratio_both_run_freely(tmp_path):
     run = training(tmp_path, total_steps=3000, updates_per_step=None)
     local.run(run)
@@ -208,6 +226,7 @@ def test_kills_lose_nothing(tmp_path):
         ("r2d2/catch", {}, ["QLearning.n_step = 2"], "QLearning.n_step = 2 and Sequences.n_step = 5 differ"),
         ("r2d2/catch", {}, ["Sequences.extras = ()", "QLearning.returns = 'retrace'"], "wants 'behaviour_prob' kept"),
         ("ngu/key_door", {}, ["Sequences.extras = ('behaviour_prob',)"], "wants 'arm' kept"),
+        ("r2d2/catch", {}, ["Sequences.new_priority = 'given'"], "wants an actor that gives 'priority' with its rows"),
         ("ngu/key_door", {"neighbours": 0}, [], "Novelty.neighbours = 0 must lie between 1 and"),
         ("r2d2/catch", {}, ["Experiment.policy = @Control()"], "Control and PredictiveControl learn from Replay"),
     ],
