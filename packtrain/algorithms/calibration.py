@@ -8,7 +8,7 @@ told at each depth. Both are known: the replay has the real states and rewards. 
     spread_d    = √ mean var T̂[d]                                 how wrong it says it is, over all members
     calibration_d = rank correlation of (mean T̂ − T)² and var T̂   1: unsure exactly where it is wrong
 
-T[d] = Σ_{t<d} γ^t r_t + γ^d mean Q'(x_d, a_d) with real states and rewards, T̂[d] the same with guessed ones.
+T[d] = κ Σ_{t<d} γ^t r_t + γ^d mean Q'(x_d, a_d) with real states and rewards, T̂[d] the same with guessed ones.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from packtrain.networks.control import ControlNetwork
 
 
 @torch.no_grad()
-def calibration(network: ControlNetwork, stretches: Batch, discount: float) -> dict[str, Tensor]:
+def calibration(
+    network: ControlNetwork, stretches: Batch, discount: float, reward_scale: float = 1.0
+) -> dict[str, Tensor]:
     """The four numbers of each depth, by name, as 0-d tensors.
 
     Args:
       network: of one run; its frozen model is asked, and its target critics.
       stretches: fields [N, H+1, ...] of N stretches of H+1 consecutive steps, none of which ended the task.
       discount: γ.
+      reward_scale: κ, in whose units critics speak.
     """
     model = network.frozen
     assert model is not None
@@ -41,8 +44,9 @@ def calibration(network: ControlNetwork, stretches: Batch, discount: float) -> d
     found: dict[str, Tensor] = {}
     guessed, real = paid.new_zeros(members, paid.shape[3], len(obs)), obs.new_zeros(len(obs))  # sums of rewards
     for depth in range(1, horizon + 1):
-        guessed = guessed + discount ** (depth - 1) * paid[0, depth - 1]
-        real = real + discount ** (depth - 1) * stretches["reward"][:, depth - 1]
+        weight = reward_scale * discount ** (depth - 1)
+        guessed = guessed + weight * paid[0, depth - 1]
+        real = real + weight * stretches["reward"][:, depth - 1]
         place, truth = places[depth][0], obs[:, depth]  # [K, N, D], [N, D]
         moved = (truth - obs[:, 0]).square().sum(-1).mean()
         found[f"model/error_{depth}"] = ((place - truth).square().sum(-1).mean() / moved.clamp(min=1e-12)).sqrt()

@@ -227,7 +227,8 @@ class ValueRule:
         prepared["next_calibration"] = updates + period
         stretches = memory.stretches(self._depths, STRETCHES)
         enough = len(stretches["reward"]) >= 16
-        return calibration(network, stretches, self.settings.discount) if enough else {}
+        settings = self.settings
+        return calibration(network, stretches, settings.discount, settings.reward_scale) if enough else {}
 
     def _copy(self, into: str, source: str) -> None:
         torch._foreach_copy_(self._leaves[into], self._leaves[source])

@@ -9,6 +9,7 @@ members that are best on held-out steps are asked, the elites.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
-from packtrain.networks.stacked import Initialisation, StackedMlp
+from packtrain.networks.stacked import Activation, Initialisation, StackedMlp
 
 NARROWEST, WIDEST = -10.0, 2.0  # logarithm of the variance of a normalised change
 
@@ -36,6 +37,7 @@ class Dynamics:
     normalise: bool = False  # inputs and changes, by running moments
     elites: int | None = None  # transition members that are asked; None: all
     initialisation: Initialisation = "glorot"
+    activation: Activation = "relu"
 
     def __post_init__(self) -> None:
         for name in ("transitions", "rewards", "hidden_size", "aux_hidden_size"):
@@ -73,13 +75,13 @@ class DynamicsNetwork(nn.Module):
     def __init__(self, sizes: Dynamics, obs_size: int, action_size: int, transitions: int):
         super().__init__()
         self.sizes = sizes
-        start = sizes.initialisation
-        body = StackedMlp(transitions, (sizes.hidden_size,) * sizes.num_layers, initialisation=start)
+        mlp = partial(StackedMlp, activation=sizes.activation, initialisation=sizes.initialisation)
+        body = mlp(transitions, (sizes.hidden_size,) * sizes.num_layers)
         aux = (sizes.aux_hidden_size,) * sizes.aux_num_layers
         step = 2 * obs_size + action_size
         self.transition = body.build(obs_size + action_size, obs_size * (1 + sizes.probabilistic))
-        self.reward = StackedMlp(sizes.rewards, aux, initialisation=start).build(step, 1)
-        self.termination = StackedMlp(transitions, aux, initialisation=start).build(step, 1)
+        self.reward = mlp(sizes.rewards, aux).build(step, 1)
+        self.termination = mlp(transitions, aux).build(step, 1)
         self.obs_mean, self.change_mean = (nn.Buffer(torch.zeros(1, 1, obs_size)) for _ in range(2))
         self.obs_std, self.change_std = (nn.Buffer(torch.ones(1, 1, obs_size)) for _ in range(2))
         self.reward_scale = nn.Buffer(torch.ones(1, 1))

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
 Initialisation = Literal["glorot", "original"]
+Activation = Literal["relu", "silu", "elu"]
 _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {  # and without a copy
     "relu": (torch.relu, torch.relu_),
     "silu": (nn.functional.silu, partial(nn.functional.silu, inplace=True)),
@@ -39,7 +40,7 @@ class StackedMlp:
 
     members: int = 1  # K
     hidden_sizes: tuple[int, ...] = (128, 128, 128)
-    activation: Literal["relu", "silu", "elu"] = "relu"
+    activation: Activation = "relu"
     layer_norm: bool = False  # after each hidden layer, before its activation
     initialisation: Initialisation = "glorot"
 

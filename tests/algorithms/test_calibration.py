@@ -2,6 +2,7 @@
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 
 from packtrain.algorithms.calibration import calibration, rank_correlation
@@ -39,12 +40,16 @@ def stretches(count=200, steps=4):
     return {"obs": obs, "action": action, "after": after, "reward": after.sum(-1)}
 
 
-def look(world):
+def look(world, scale=1.0):
+    """With critics that speak in units of `scale` rewards."""
     torch.manual_seed(0)
     network = Control(8, 1, 2, dynamics=Dynamics(2, 1, 4, 1, 4, 1)).build(SPEC)
     network.frozen = None
     object.__setattr__(network, "frozen", world)
-    return {name: float(value) for name, value in calibration(network, stretches(), 0.9).items()}
+    with torch.no_grad():
+        for leaf in (network.target.weights[-1], network.target.biases[-1]):
+            leaf.mul_(scale)
+    return {name: float(value) for name, value in calibration(network, stretches(), 0.9, scale).items()}
 
 
 def test_a_perfect_model_has_no_error_and_one_that_stands_still_has_all():
@@ -63,6 +68,14 @@ def test_a_model_that_is_unsure_where_it_is_wrong_is_calibrated():
     found = look(World(shift=0.4))
     assert found["model/calibration_1"] > 0.7 and found["model/target_spread_1"] > 0.1
     assert found["model/target_error_1"] < found["model/target_error_3"]
+
+
+def test_targets_are_in_the_units_of_critics():
+    """Mutation: rewards added as they are to values of scaled ones."""
+    whole, hundredth = look(World(shift=0.4)), look(World(shift=0.4), 0.01)
+    for name, value in whole.items():
+        expected = value * (0.01 if "target" in name else 1)
+        assert hundredth[name] == pytest.approx(expected, rel=1e-4, abs=0.01 * ("calibration" in name)), name
 
 
 def test_ranks_correlate():

@@ -204,6 +204,17 @@ def test_sizes_that_cannot_be_are_refused(values, line):
         Dynamics(**values)
 
 
+@pytest.mark.parametrize("activation", ["relu", "silu", "elu"])
+def test_all_three_ensembles_have_the_activation(activation):
+    """Mutation: only the transition's."""
+    model = Dynamics(2, 2, 8, 1, 8, 1, activation=activation).build(3, 2)
+    act = {"relu": torch.relu, "silu": torch.nn.functional.silu, "elu": torch.nn.functional.elu}[activation]
+    for network, inputs in ((model.transition, 5), (model.reward, 8), (model.termination, 8)):
+        x = torch.randn(1, 4, inputs)
+        wanted = act(x @ network.weights[0] + network.biases[0]) @ network.weights[1] + network.biases[1]
+        torch.testing.assert_close(network(x)[0], wanted)
+
+
 def test_the_defaults_are_steves():
     """Parameter counts of HalfCheetah in the paper's code: 17 observations, 6 actions, four of each."""
     model = Dynamics().build(17, 6)
