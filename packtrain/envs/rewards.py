@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from packtrain import trees
 from packtrain.config import configurable
 from packtrain.envs.columns import Columns, Outcome
 from packtrain.envs.functional import Core
@@ -65,12 +66,13 @@ class Rewards:
             raise EnvSetupError(f"Rewards.train = {self.train!r} is not a reward of this environment: {sorted(found)}")
         return ("train", *found)
 
-    def judge(self, given: dict[str, np.ndarray], step: Step) -> dict[str, np.ndarray]:
+    def judge(self, given: dict[str, np.ndarray], step: Step, first: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """All channels of a step, {channel: [B] float32}.
 
         Args:
           given: of the environment, its own under "train".
           step: what happened.
+          first: [B] where nothing did, because an episode began: whatever a function says there is not looked at.
         """
         rewards = {TRUE: given["train"], **{name: values for name, values in given.items() if name != "train"}}
         for name, function in self.functions.items():
@@ -79,8 +81,9 @@ class Rewards:
                 raise EnvError(
                     f"Rewards.functions[{name!r}] gave an array of shape {values.shape} for {len(given['train'])} steps"
                 )
-            if not np.isfinite(values).all():
-                raise EnvError(f"Rewards.functions[{name!r}] gave {values[~np.isfinite(values)][0]} as a reward")
+            bad = ~np.isfinite(values) if first is None else ~np.isfinite(values) & ~first
+            if bad.any():
+                raise EnvError(f"Rewards.functions[{name!r}] gave {values[bad][0]} as a reward")
             rewards[name] = values
         return {"train": rewards[self.train], **rewards}
 
@@ -124,9 +127,11 @@ class RewardedColumns:
                 self._begins,
                 outcome.info,
             )
-            rewards = self._rewards.judge(outcome.rewards, step)
+            rewards = self._rewards.judge(outcome.rewards, step, outcome.first)
             rewards = {name: np.where(outcome.first, np.float32(0), values) for name, values in rewards.items()}
-        self._before, self._begins = outcome.obs, outcome.first
+        # Gymnasium's vector environments write over what they have shown.
+        self._before = outcome.obs if self._columns.rows_last else trees.map(np.copy, outcome.obs)
+        self._begins = outcome.first
         return outcome._replace(rewards=rewards)
 
     def snapshot(self) -> Tree | None:

@@ -82,6 +82,6 @@ def summary(episodes: list[Episode]) -> dict[str, Any]:
             name: statistics.fmean(episode.returns[name] for episode in episodes) for name in episodes[0].returns
         },
     }
-    if not math.isnan(episodes[0].solved):
-        result["solved"] = statistics.fmean(episode.solved for episode in episodes)
+    if not all(math.isnan(episode.solved) for episode in episodes):  # some say it only of those that were
+        result["solved"] = statistics.fmean(not math.isnan(e.solved) and e.solved for e in episodes)
     return result

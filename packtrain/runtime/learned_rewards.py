@@ -19,8 +19,15 @@ def say_rewards(experiment: Experiment) -> list[str]:
     for name, signal in signals(experiment).items():
         lines.append(f"reward: {name} sees {signal.line}")
         if signal.collapses is not None:
-            lines.append(f"reward: {name} cannot tell this from {signal.collapses}; --reward_clipping symlog can")
+            lines.append(f"reward: {name} cannot tell this from {signal.collapses}; {_remedy(experiment, name)}")
     return lines
+
+
+def _remedy(experiment: Experiment, name: str) -> str:
+    """What to try where a learner cannot tell two rewards apart."""
+    if getattr(experiment.learners[name].learner, "reward_clipping", None) == "symlog":
+        return "a larger --reward_scale or a stronger penalty can"
+    return "--reward_clipping symlog can"
 
 
 def signals(experiment: Experiment) -> dict[str, Signal]:

@@ -46,6 +46,7 @@ Array = NDArray[Any]
 
 COLUMNS = 16  # environments side by side
 CORE_COLUMNS = 64  # the same, of our functional cores
+TRUSTED = "reward of the trusted run"  # its channel in the environment of another
 ROWS_AT_ONCE = 64  # that a network is shown
 MOST_JOINT_ACTIONS = 4096  # of several choices at once: their divergence is that of the joint distribution
 MOST_NUMBERS = 1024  # of an observation whose occupancy is scored; of pictures it is not
@@ -124,10 +125,17 @@ def refuse_unlike(unknown: Subject, trusted: Subject) -> None:
         ("environment", unknown.environment.id, trusted.environment.id),
         ("environment's options", unknown.environment.kwargs, trusted.environment.kwargs),
         ("handicaps", unknown.environment.handicap, trusted.environment.handicap),
+        ("Atari settings", _settings(unknown.environment), _settings(trusted.environment)),
     ]
     for what, own, other in pairs:
         if own != other:
             raise ConfigError(f"the {what} of {unknown.run} and {trusted.run} differ: {own} and {other}")
+
+
+def _settings(environment: Environment) -> Any:
+    """How Atari games are played; on how many threads makes no difference."""
+    atari = environment.atari
+    return None if atari is None else replace(atari, num_threads=None)
 
 
 # Divergences
@@ -224,7 +232,7 @@ def play(actor: Subject, trusted: Subject, num_episodes: int, seed: int) -> Play
       num_episodes: of all columns together, each its share, so that short episodes are not over-counted.
       seed: of environments and actions.
     """
-    environment = _with_rewards_of_both(actor, trusted)
+    environment, channel = _with_rewards_of_both(actor, trusted)
     is_core = not environment.is_atari() and environment.is_functional()
     size = min(num_episodes, CORE_COLUMNS if is_core else COLUMNS)
     share = np.array([num_episodes // size + (c < num_episodes % size) for c in range(size)])
@@ -232,7 +240,9 @@ def play(actor: Subject, trusted: Subject, num_episodes: int, seed: int) -> Play
     device = actor.network.value.weight.device
     generator = torch.Generator(device).manual_seed(seed_for(seed, "audit", "noise"))
     seat = NetworkPolicy(actor.network, seed_for(seed, "audit", "actions")).seat(stream)
-    watchers = [_Watcher(one, size) for one in ((trusted,) if trusted is actor else (actor, trusted))]
+    watchers = [_Watcher(trusted, size, channel)]
+    if trusted is not actor:
+        watchers.insert(0, _Watcher(actor, size, actor.channel))
     keep = _numbers(actor.spec.obs) <= MOST_NUMBERS
     rows: list[Row] = []
     parts: list[dict[str, Array]] = []
@@ -250,7 +260,7 @@ def play(actor: Subject, trusted: Subject, num_episodes: int, seed: int) -> Play
             part["obs"] = np.stack([_flat(row.obs) for row in rows])
         for name in ("first", "terminated", "last_action"):
             part[name] = np.stack([getattr(row, name) for row in rows])
-        part["reward"] = np.stack([row.last_reward[trusted.channel] for row in rows])
+        part["reward"] = np.stack([row.last_reward[channel] for row in rows])
         parts.append(part)
         rows.clear()
 
@@ -274,18 +284,25 @@ def play(actor: Subject, trusted: Subject, num_episodes: int, seed: int) -> Play
     return _cut({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, share, trusted)
 
 
-def _with_rewards_of_both(actor: Subject, trusted: Subject) -> Environment:
-    """The actor's environment, which also pays what the trusted policy learned from."""
+def _with_rewards_of_both(actor: Subject, trusted: Subject) -> tuple[Environment, str]:
+    """The actor's environment, which also pays what the trusted policy learned from, and the name of that there.
+
+    Two runs may call different rewards by one name.
+    """
     own, other = actor.environment.rewards, trusted.environment.rewards
     assert own is not None and other is not None
-    return replace(actor.environment, rewards=replace(own, functions={**other.functions, **own.functions}))
+    name = trusted.channel
+    if trusted is actor or name not in other.functions:
+        return actor.environment, name
+    functions = {**own.functions, TRUSTED: other.functions[name]}
+    return replace(actor.environment, rewards=replace(own, functions=functions)), TRUSTED
 
 
 class _Watcher:
     """A network that reads along, keeping the context and the carry that it needs."""
 
-    def __init__(self, subject: Subject, size: int):
-        self._network, self._channel = subject.network, subject.channel
+    def __init__(self, subject: Subject, size: int, channel: str):
+        self._network, self._channel = subject.network, channel
         self._carry = self._network.initial_carry(size)
         self._context: list[Row] | None = None
 

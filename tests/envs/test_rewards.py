@@ -100,6 +100,25 @@ def test_a_gymnasium_environment_tells_functions_what_it_knows():
     gym.registry.pop("ToldForTests-v0")
 
 
+def test_a_function_sees_what_was_there_before_a_gymnasium_environment_wrote_over_it():
+    """Mutation: keeping the environments' own buffer, in which before is after."""
+    gym.register("ToldForTests-v0", Told)
+    rewards = Rewards("moved", {"moved": lambda step: (step.after - step.before)[:, 0]})
+    _, found, first, _ = played(Environment("ToldForTests-v0", rewards=rewards), steps=20)
+    np.testing.assert_array_equal(found["moved"][1:], ~first[1:])
+    gym.registry.pop("ToldForTests-v0")
+
+
+def test_what_a_function_says_of_a_reset_is_not_looked_at():
+    """There `info` has zeros, of which one may not take the inverse. Mutation: a check of those too."""
+    gym.register("ToldForTests-v0", Told)
+    with np.errstate(divide="ignore"):
+        rewards = Rewards("near", {"near": lambda step: 1 / step.info.get("reward/steps", np.zeros(len(step.reward)))})
+        _, found, first, _ = played(Environment("ToldForTests-v0", rewards=rewards), steps=20)
+    np.testing.assert_array_equal(found["near"][1:], ~first[1:])
+    gym.registry.pop("ToldForTests-v0")
+
+
 def test_planners_search_for_the_reward_that_is_learned_from():
     core = Environment("Catch", rewards=Rewards("paddle", {"paddle": paddle})).core()
     assert isinstance(core, RewardedCore) and core.reward_channels == ("true", "paddle") and core.rows == 10

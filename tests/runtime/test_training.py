@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from packtrain import knobs
+from packtrain.envs.stream import Episode
 from packtrain.errors import DivergedError, StalledError
 from packtrain.metrics.console import PlainConsole
 from packtrain.metrics.reading import read_metrics
@@ -226,9 +227,15 @@ def test_an_evaluation_under_way_is_begun_again_after_a_resume(tmp_path):
     run.close()
 
 
-def test_summary_of_episodes():
-    from packtrain.envs.stream import Episode
+def test_episodes_that_do_not_say_whether_they_were_solved_were_not_where_others_say_it():
+    """Some environments speak of it only when it is so. Mutation: asking the first episode alone."""
+    nan = float("nan")
+    for solved, expected in (([nan, 1.0, nan, 1.0], 0.5), ([1.0, nan], 0.5), ([nan, nan], None)):
+        episodes = [Episode({"train": 1.0}, 3, one, 0) for one in solved]
+        assert summary(episodes).get("solved") == expected
 
+
+def test_summary_of_episodes():
     result = summary([Episode({"train": r, "true": 2 * r}, 10, s, 0) for r, s in ((1.0, 1.0), (3.0, 0.0))])
     assert result["return_mean"] == 2 and result["return_std"] == pytest.approx(2**0.5)
     assert result["rewards"] == {"train": 2.0, "true": 4.0} and result["solved"] == 0.5

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from packtrain import config, knobs
+from packtrain.envs.atari import Atari
+from packtrain.envs.rewards import Rewards
 from packtrain.equations.divergences import (
     joint_logits,
 )
@@ -136,8 +138,8 @@ def test_a_watcher_reads_the_same_in_pieces_and_at_once():
         )
         for k in range(9)
     ]
-    whole = audited._Watcher(one, 2).look(rows)
-    watcher = audited._Watcher(one, 2)
+    whole = audited._Watcher(one, 2, "true").look(rows)
+    watcher = audited._Watcher(one, 2, "true")
     pieces = [watcher.look(rows[a:b]) for a, b in ((0, 1), (1, 2), (2, 6), (6, 9))]
     for place in (0, 1):
         torch.testing.assert_close(torch.cat([piece[place] for piece in pieces]), whole[place])
@@ -218,6 +220,22 @@ def test_gains_are_measured_in_the_rewards_that_were_learned_from():
     assert coins_seen.max() > 0
 
 
+def test_two_rewards_of_one_name_are_each_runs_own():
+    """Mutations: the unknown run's function in place of the trusted run's; the trusted network shown the other's."""
+    pay = {"good": lambda step: np.full(len(step.reward), 1.0), "bad": lambda step: np.full(len(step.reward), -7.0)}
+
+    def learned_from(which, seed):
+        one = subject("CartPole", seed, reward_clipping="none", reward_scale=0.5)
+        environment = replace(one.experiment.streams.environment, rewards=Rewards("proxy", {"proxy": pay[which]}))
+        streams = replace(one.experiment.streams, environment=environment)
+        return replace(one, experiment=replace(one.experiment, streams=streams))
+
+    trusted, unknown = learned_from("good", 0), learned_from("bad", 1)
+    reward = audit.play(unknown, trusted, 4, 0).features["reward"]
+    assert set(np.unique(reward[~np.isnan(reward)])) == {0.5}
+    assert unknown.environment.rewards.functions["proxy"] is pay["bad"]
+
+
 # Judging.
 
 
@@ -258,6 +276,15 @@ def test_policies_of_other_worlds_are_refused_in_one_line():
     with pytest.raises(ConfigError, match="environment's options of run and run differ: .*0.5.*50.0"):
         audit.refuse_unlike(one, coins(0, harm=50.0))
     audit.refuse_unlike(one, coins(0, channel="true"))
+
+    def with_atari(**settings):
+        streams = one.experiment.streams
+        environment = replace(streams.environment, atari=Atari(**settings))
+        return replace(one, experiment=replace(one.experiment, streams=replace(streams, environment=environment)))
+
+    audit.refuse_unlike(with_atari(num_threads=2), with_atari())
+    with pytest.raises(ConfigError, match="the Atari settings of run and run differ"):
+        audit.refuse_unlike(with_atari(idle_start=False), with_atari())
 
 
 @pytest.mark.parametrize(
