@@ -90,6 +90,10 @@ class EpisodeMemory:
         """Steps that can be sampled."""
         return sum(len(ring) for ring in self._buckets.values())
 
+    def reseed(self, seed: int) -> None:
+        """Draw other steps from now on; `Episodes.seed` still tells two memories of one run apart."""
+        self._rng = np.random.default_rng([seed, self._sizes.seed])
+
     def bucket_sizes(self) -> dict[str, int]:
         """Steps in each bucket, under names for metrics."""
         return {

@@ -74,6 +74,8 @@ class LearnedModel:
                 f"{core.action_space}"
             )
         assert isinstance(space, gym.spaces.Box)
+        if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+            raise EnvSetupError(f"a learned model guesses whole numbers between bounds, and {space} has none")
         decoder: Decoder
         if classes:
             decoder = ClassDecoder(factors_of(core))

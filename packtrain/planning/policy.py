@@ -184,7 +184,7 @@ class PolicyPlanner:
 
     def plan(self, roots: Roots) -> Asking[Plan]:
         """Ask, and draw."""
-        answer = yield Request(NETWORK, roots.obs)
+        answer = yield Request(NETWORK, self._model.observe(roots.states))
         logits = answer["logits"]
         now = self._now.distribution(logits, self._model.legal(roots.states))
         extras = {"logits": logits, "prob": now.prob, "logp": now.logp, "entropy": now.entropy}

@@ -165,7 +165,7 @@ def root_prior(model: Model, agent: PolicyAgent | None, roots: Roots, actions: i
         possible = legal | ~legal.any(axis=1, keepdims=True)
     if not agent.heads(model.action_space):
         return Prior(agent.distribution(np.zeros(possible.shape), legal), possible, {})
-    answer = yield Request(NETWORK, roots.obs)
+    answer = yield Request(NETWORK, model.observe(roots.states))
     now = agent.distribution(answer["logits"], legal)
     extras = {"network_logits": answer["logits"], "network_entropy": now.entropy}
     if "value" in answer:

@@ -109,6 +109,11 @@ def _complete(state: dict[str, Any], experiment: Experiment) -> None:
         verified = VerifiedEdges()
         for memory in state["memories"].values():
             for bucket in [*memory["buckets"], *memory.get("held_out", [])]:
+                if bucket["ring"]["full"]:
+                    raise CheckpointError(
+                        "its memory has let go of steps that LearnedModel.verified_edges = 'run' would know; a larger "
+                        "replay_buffer_capacity keeps them"
+                    )
                 ring = {name: np.asarray(leaf) for name, leaf in bucket["ring"]["fields"].items()}
                 rows = np.flatnonzero(np.asarray(bucket["ring"]["is_step"]))
                 obs = np.asarray(ring["obs"], np.float32)

@@ -75,6 +75,10 @@ class Planning:
         networks: dict[str, nn.Module] = {name: self.network.build(spec.obs, wanted) for name, wanted in heads.items()}
         if self.model is not None:
             networks[MODEL] = self.model_network.build(spec.obs, spec.action, spec.factors)
+            if self.model.members > networks[MODEL].members:  # type: ignore[operator]
+                raise ConfigError(
+                    f"LearnedModel.members = {self.model.members}, and the network has {networks[MODEL].members}"
+                )
         return nn.ModuleDict(networks)
 
 

@@ -72,8 +72,9 @@ def make_policy(
     if isinstance(description, Planning):
         agent = description.agent
         if greedy:
-            trusting = getattr(agent, "trusting", None)  # whoever evaluates does not explore
-            agent = description.evaluation_agent or (agent if trusting is None else trusting())
+            agent = description.evaluation_agent or agent
+            trusting = getattr(agent, "trusting", None)  # whoever evaluates does not verify
+            agent = agent if trusting is None else trusting()
         return PlannedPolicy(agent, network, device, seed, traces, description.model)  # type: ignore[arg-type]
     return NetworkPolicy(network, seed, greedy)  # type: ignore[arg-type]
 
@@ -156,7 +157,7 @@ class Parts:
         self.policy = make_policy(experiment.policy, acting_network, device, own_seed, False, columns, traces)
         self.memories = {n: m.build(sizes, self.policy.context, device) for n, m in experiment.memories.items()}
         for name, memory in self.memories.items():
-            if isinstance(memory, REPLAYED):
+            if isinstance(memory, (*REPLAYED, EpisodeMemory)):
                 memory.reseed(seed_for(seed, "memory", name))
             if isinstance(memory, SequenceMemory) and exact:
                 memory.margin = 0  # whatever has been acted can be drawn at once

@@ -88,6 +88,8 @@ def SupervisedTrainer(  # noqa: N802  (the name that configurations use)
     _at_least(1, owner, n_steps_per_epoch=n_steps_per_epoch)
     _share(owner, discount=discount, priority_exponent=priority_exponent)
     targets = targets or {"value": "value"}
+    if "n_step" in targets.values():
+        raise ConfigError(f"SupervisedTrainer.targets = {targets}: n-step returns are TDTrainer's")
     memory = partial(Episodes, replay_buffer_capacity, batch_size, tuple(sampling_hierarchy))
     return _trainer(
         targets, memory, n_steps_per_epoch, discount=discount, n_step=None, priority_exponent=priority_exponent
@@ -118,6 +120,8 @@ def TDTrainer(  # noqa: N802
       priority_exponent: above 0, steps that surprised are drawn more often.
     """
     owner = "TDTrainer"
+    if head != "value":
+        raise ConfigError(f"TDTrainer.head = {head!r} must be 'value': what follows other actions is not known")
     _at_least(1, owner, temporal_diff_n=temporal_diff_n, batch_size=batch_size)
     _at_least(1, owner, replay_buffer_capacity=replay_buffer_capacity, n_steps_per_epoch=n_steps_per_epoch)
     _share(owner, gamma=gamma, priority_exponent=priority_exponent)

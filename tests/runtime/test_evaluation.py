@@ -1,16 +1,22 @@
 """Evaluations of planners that have verified something: they know what the run knows, and teach nobody."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from packtrain import trees
 from packtrain.cli import main
 from packtrain.metrics.reading import read_metrics
+from packtrain.planning.best_first import BestFirstSearchAgent
+from packtrain.planning.learned import LearnedModel
 from packtrain.runtime import checkpoint
 from packtrain.runtime.evaluation import Evaluator
+from packtrain.runtime.experiment import Planning
+from packtrain.runtime.parts import make_policy
 
 # The shortest solution has 3 steps, and that is all there is: only who knows the way gets there.
 KNOWING = """
@@ -71,6 +77,28 @@ def test_an_evaluation_knows_what_the_run_has_verified(capsys):
     capsys.readouterr()
     assert main(["eval", "control", "--num_episodes", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["solved"] < 1.0
+
+
+@pytest.mark.parametrize("changed", [None, {"top_level_epsilon": 0.0}])
+def test_whoever_evaluates_does_not_verify(changed):
+    """Mutation: an agent of the evaluation's own as it is given."""
+    agent = BestFirstSearchAgent(
+        bonus_quantile_threshold=0.9,
+        top_level_heuristic="solved_then_auxiliary_then_bonus",
+        expand_heuristic="bonus",
+        top_level_epsilon=0.02,
+    )
+    given = None if changed is None else replace(agent, **changed)
+    policy = make_policy(
+        Planning(agent, model=LearnedModel(), evaluation_agent=given),
+        torch.nn.ModuleDict(),
+        torch.device("cpu"),
+        0,
+        True,
+        1,
+    )
+    assert policy.agent.bonus_quantile_threshold is None
+    assert policy.agent.top_level_epsilon == (0.02 if changed is None else 0.0)
 
 
 def test_an_evaluation_teaches_nobody(monkeypatch):

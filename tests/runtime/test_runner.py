@@ -264,6 +264,12 @@ CALLED = "Runner.n_epochs = 1\nRunner.callback_classes = (@{},)\n"
             "TDTrainer.temporal_diff_n = 0 must be at least 1",
         ),
         (TRAINED.format("TDTrainer"), "TDTrainer.gamma = -0.5", "TDTrainer.gamma = -0.5 must lie in [0, 1]"),
+        (TRAINED.format("TDTrainer"), "TDTrainer.head = 'quality'", "TDTrainer.head = 'quality' must be 'value'"),
+        (
+            TRAINED.format("SupervisedTrainer"),
+            "SupervisedTrainer.targets = {'value': 'n_step'}",
+            "n-step returns are TDTrainer's",
+        ),
         (
             CALLED.format("EvaluationCallback"),
             "EvaluationCallback.eval_period = 0",

@@ -6,12 +6,14 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from packtrain.acting.joint import Joint
 from packtrain.cli import main
 from packtrain.errors import DivergedError
 from packtrain.metrics.reading import read_metrics
-from packtrain.runtime import checkpoint
+from packtrain.runtime import checkpoint, command
+from packtrain.runtime.parts import Parts
 from packtrain.runtime.training import Training
 
 CLOCKED = ("wall_s", "steps_per_second", "actor_busy", "learner_busy", "rss_mb")
@@ -92,6 +94,28 @@ def stop_at(monkeypatch, turn, look=None):
 
     monkeypatch.setattr(Joint, "turn", stopping)
     return made
+
+
+def test_shooting_asks_the_network_of_its_own_run(capsys):
+    """Mutation: asking of what roots show, in which there is no run."""
+    sizes = (
+        "n_envs = 2\nepisode_time_limit = 8\nn_epochs = 1\nn_model_precollect_episodes = 2\nn_model_pretrain_epochs = 1"
+    )
+    model = "members = 2\nmask_size = 2\nmodel_hidden_sizes = (8,)\nmodel_batch_size = 8\nmodel_n_steps_per_epoch = 2"
+    agent = "ShootingAgent.n_rollouts = 4\nShootingAgent.rollout_time_limit = 4\nShootingAgent.rollout_agent = @SoftmaxAgent()"
+    world = "Runner.env_class = @Hanoi\nHanoi.disks = 3\nRunner.agent_class = @ShootingAgent"
+    Path("given.gin").write_text("\n".join(["include 'tbv/base.gin'", sizes, model, world, agent, ""]))
+    assert train("runs") == 0
+
+
+def test_every_seed_draws_batches_of_its_own():
+    """Of every memory. Mutation: `Episodes.seed` alone, which is 0 in all of them."""
+    drawn = []
+    for seed in (0, 1):
+        _, experiment, spec = command.prepare([Path("given.gin")], [], {}, seed, True)
+        memories = Parts(experiment, spec, torch.device("cpu")).memories
+        drawn += [tuple(memory._rng.integers(10**9, size=3)) for memory in memories.values()]
+    assert len(set(drawn)) == len(drawn) >= 2
 
 
 def test_every_seed_has_a_folder_of_its_own(capsys):
