@@ -41,6 +41,25 @@ EvaluationCallback.eval_period = 3
 EvaluationCallback.n_envs = 2
 EvaluationCallback.episode_time_limit = 9
 """
+SHOOTING = """
+include 'tbv/base.gin'
+n_envs = 2
+episode_time_limit = 8
+n_epochs = 1
+n_model_precollect_episodes = 2
+n_model_pretrain_epochs = 1
+members = 2
+mask_size = 2
+model_hidden_sizes = (8,)
+model_batch_size = 8
+model_n_steps_per_epoch = 2
+Runner.env_class = @Hanoi
+Hanoi.disks = 3
+Runner.agent_class = @ShootingAgent
+ShootingAgent.n_rollouts = 4
+ShootingAgent.rollout_time_limit = 4
+ShootingAgent.rollout_agent = @SoftmaxAgent()
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -98,13 +117,7 @@ def stop_at(monkeypatch, turn, look=None):
 
 def test_shooting_asks_the_network_of_its_own_run(capsys):
     """Mutation: asking of what roots show, in which there is no run."""
-    sizes = (
-        "n_envs = 2\nepisode_time_limit = 8\nn_epochs = 1\nn_model_precollect_episodes = 2\nn_model_pretrain_epochs = 1"
-    )
-    model = "members = 2\nmask_size = 2\nmodel_hidden_sizes = (8,)\nmodel_batch_size = 8\nmodel_n_steps_per_epoch = 2"
-    agent = "ShootingAgent.n_rollouts = 4\nShootingAgent.rollout_time_limit = 4\nShootingAgent.rollout_agent = @SoftmaxAgent()"
-    world = "Runner.env_class = @Hanoi\nHanoi.disks = 3\nRunner.agent_class = @ShootingAgent"
-    Path("given.gin").write_text("\n".join(["include 'tbv/base.gin'", sizes, model, world, agent, ""]))
+    Path("given.gin").write_text(SHOOTING)
     assert train("runs") == 0
 
 
