@@ -37,19 +37,21 @@ EVALUATION_COLUMNS = 16
 REPLAYED = (ReplayMemory, SequenceMemory)  # memories whose steps outlive their episodes
 
 
-def open_streams(experiment: Experiment, spec: Spec, travelling: Travelling | None = None) -> list[Stream]:
-    """The experiment's environments, a stream a group."""
-    sizes, seed, environment = experiment.streams.group_sizes(), experiment.seed, experiment.streams.environment
+def open_streams(
+    experiment: Experiment, spec: Spec, travelling: Travelling | None = None, again: tuple[int, ...] = ()
+) -> list[Stream]:
+    """The experiment's environments, a stream a group; with other seeds where a run begins them `again`."""
+    sizes, environment = experiment.streams.group_sizes(), experiment.streams.environment
+    seeds = [seed_for(experiment.seed, "environments", g, *again) for g in range(len(sizes))]
     if isinstance(experiment.policy, Planning):
         together, limit = experiment.streams.together, experiment.streams.episode_time_limit
-        seeds = [seed_for(seed, "environments", g) for g in range(len(sizes))]
         return [
             Stream(environment.open_core(size, own, together, limit), size)
             for size, own in zip(sizes, seeds, strict=True)
         ]
     return [
-        Stream(environment.open(size, seed_for(seed, "environments", g), spec, travelling, len(sizes)), size)
-        for g, size in enumerate(sizes)
+        Stream(environment.open(size, own, spec, travelling, len(sizes)), size)
+        for size, own in zip(sizes, seeds, strict=True)
     ]
 
 
@@ -126,6 +128,7 @@ class Parts:
         streams: list[Stream] | None = None,
         exact: bool = False,
         traces: TraceWriter | None = None,
+        again: tuple[int, ...] = (),
     ):
         """Everything is made, nothing starts.
 
@@ -137,6 +140,8 @@ class Parts:
           streams: environments that are open already; their sizes are those of the experiment's groups.
           exact: nothing may be chosen by how fast it is today, so that the same run gives the same numbers.
           traces: writes searches down.
+          again: the steps after which a run goes on with environments that begin anew: what is random in them, and in
+            actions, is not what it was at its beginning.
         """
         seed = experiment.seed
         self._experiment, self._spec = experiment, spec
@@ -152,8 +157,8 @@ class Parts:
             self.precision = choose_precision(wanted, network, spec, device)
             network.precision = acting_network.precision = self.precision  # type: ignore[assignment]
         sizes = experiment.streams.group_sizes()
-        self.streams = streams or open_streams(experiment, spec, travelling)
-        columns, own_seed = experiment.streams.num_actors, seed_for(seed, "actions")
+        self.streams = streams or open_streams(experiment, spec, travelling, again)
+        columns, own_seed = experiment.streams.num_actors, seed_for(seed, "actions", *again)
         self.policy = make_policy(experiment.policy, acting_network, device, own_seed, False, columns, traces)
         self.memories = {n: m.build(sizes, self.policy.context, device) for n, m in experiment.memories.items()}
         for name, memory in self.memories.items():

@@ -85,7 +85,10 @@ class Training:
         if isinstance(experiment.policy, Planning) and experiment.policy.traces is not None:
             where, seed = folder.path / "traces", seed_for(experiment.seed, "traces")
             traces = TraceWriter(experiment.policy.traces, where, experiment.streams.environment.id, seed)
-        self.parts = Parts(experiment, spec, device, travelling, streams, exact, traces)
+        again: tuple[int, ...] = ()
+        if saved is not None and "actor" not in saved[1]:  # environments that could not be saved
+            again = (saved[1]["run"]["env_steps"],)
+        self.parts = Parts(experiment, spec, device, travelling, streams, exact, traces, again)
         for name, memory in self.parts.memories.items():
             where = folder.path / "replay" / name
             if isinstance(memory, SequenceMemory):

@@ -180,6 +180,23 @@ def test_the_last_steps_have_a_row_too(tmp_path, runtime):
     assert [row["step"] for row in rows] == [run.step] and rows[0]["episodes"] > 0
 
 
+def test_environments_that_begin_anew_do_not_repeat_themselves(tmp_path):
+    """Nor do actions. Mutation: the seeds of the beginning after every resume."""
+    begun = []
+    for total in (200, 400, 600):
+        saved = checkpoint.load_newest(tmp_path / "checkpoints")
+        assert saved is None or "actor" not in saved[1]
+        configuration, experiment, spec = prepare("impala/gym", total_steps=total)
+        console = PlainConsole("x", total)
+        run = Training(experiment, spec, RunFolder(tmp_path), configuration, torch.device("cpu"), console, saved)
+        shown = run.parts.streams[0].start().obs.copy()
+        begun.append((shown.tobytes(), run.parts.policy.generator.get_state().numpy().tobytes()))
+        serial.run(run)
+        run.save(required=True)
+        run.close()
+    assert len({obs for obs, _ in begun}) == len({noise for _, noise in begun}) == 3
+
+
 def test_divergence_stops_the_run(tmp_path):
     """Mutation: no check of the loss. NaN weights are not saved either."""
     run = training(tmp_path, log_every=20)
