@@ -214,9 +214,10 @@ class EpisodeMemory:
         }
         if self._sizes.n_step:
             fields |= n_step_parts(reward, attributes["terminated"], self._sizes.n_step, discount)
-        self._kept[key] = self._kept.get(key, 0) + 1
+        self._kept[key] = number = self._kept.get(key, 0) + 1
         share, room = self._sizes.validation_share, self._sizes.capacity // VALIDATION_ROOM
-        if share and self._kept[key] % round(1 / share) == 0 and length + 1 <= room:
+        held_out = math.floor(number * share + 1e-9) > math.floor((number - 1) * share + 1e-9)
+        if held_out and length + 1 <= room:
             self._held_out.setdefault(key, Ring(room)).add(episode["obs"], fields)
         else:
             self._buckets.setdefault(key, Ring(self._sizes.capacity)).add(episode["obs"], fields)

@@ -216,6 +216,15 @@ def test_every_fourth_episode_of_each_kind_is_held_out() -> None:
     assert drawn == learned and len(memory) == len(learned) and memory.episodes == 24
 
 
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.3, 0.4, 0.45, 0.5])
+def test_as_many_episodes_are_held_out_as_was_said(share) -> None:
+    """Mutation: every so many-th, a whole number: half of them for 0.4."""
+    memory = Episodes(4000, 8, validation_share=share).build([1], 0, CPU)
+    for index in range(100):
+        memory.add_episode(numbered(100 * index, 3, False))
+    assert len(numbers(memory.held_out(10_000))) == 3 * round(100 * share)
+
+
 def test_held_out_steps_are_spread_over_kinds_and_time() -> None:
     """At most so many, half of each kind, from early to late, the same every time. Mutation: the first ones only."""
     memory, starts = held_out_memory(60)
