@@ -86,7 +86,7 @@ class Training:
             where, seed = folder.path / "traces", seed_for(experiment.seed, "traces")
             traces = TraceWriter(experiment.policy.traces, where, experiment.streams.environment.id, seed)
         again: tuple[int, ...] = ()
-        if saved is not None and "actor" not in saved[1]:  # environments that could not be saved
+        if saved is not None and "actor" not in saved[1] and saved[1]["run"]["env_steps"]:  # they could not be saved
             again = (saved[1]["run"]["env_steps"],)
         self.parts = Parts(experiment, spec, device, travelling, streams, exact, traces, again)
         for name, memory in self.parts.memories.items():
