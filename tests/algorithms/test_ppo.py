@@ -331,7 +331,7 @@ CLOCKED = ("wall_s", "steps_per_second", "actor_busy", "learner_busy", "rss_mb")
 
 def train(folder, config, steps):
     sizes = ["--num_actors", "4", "--batch_size", "4", "--unroll_length", "10", "--hidden_size", "8"]
-    more = ["--disks", "2", "--log_every", "80", "--runtime", "serial", "--episode_time_limit", "7"]
+    more = ["--disks", "2", "--log_every", "1", "--runtime", "serial", "--episode_time_limit", "7"]
     if "rnd" in config:
         more += ["--predictor_sizes", "(8,)", "--target_sizes", "(8,)", "--predictor_share", "0.5"]
     assert main(["train", config, "--output_dir", str(folder), "--total_steps", str(steps), *sizes, *more]) == 0
@@ -339,7 +339,10 @@ def train(folder, config, steps):
 
 @pytest.mark.parametrize("config", ["tbv/ppo_hanoi", "tbv/rnd_hanoi", "tbv/count_hanoi"])
 def test_a_run_that_is_resumed_equals_one_that_was_not(tmp_path, config):
-    """Through checkpoints on disk: weights and rows. Mutation: anything the learner knows left out of its state."""
+    """Through checkpoints on disk: weights and rows, of which the end of a run makes one more where none is due.
+
+    Mutation: anything the learner knows left out of its state.
+    """
     train(tmp_path / "straight", config, 240)
     train(tmp_path / "stopped", config, 120)
     train(tmp_path / "stopped", config, 240)
