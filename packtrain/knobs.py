@@ -43,7 +43,7 @@ class Knob:
 
     def parse(self, text: str) -> Any:
         """The value a user typed after the flag; ConfigError if it is not of the knob's type."""
-        if text == "None" and self.default is None:
+        if text == "None" and (self.default is None or "None:" in self.comment):  # which says what it means
             return None
         if self.type is bool:
             if text.lower() in ("true", "1", "yes", "false", "0", "no"):

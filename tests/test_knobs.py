@@ -63,6 +63,15 @@ def test_wrong_types_are_refused(tmp_path, default, text):
         knobs.read_knobs(write(tmp_path, f"k = {default}\n"))["k"].parse(text)
 
 
+def test_none_can_be_typed_where_the_help_says_what_it_means(tmp_path):
+    """Mutation: only where it is the default."""
+    text = "a = 0.5  # how much; None: all of it; type: float\nb = 0.5  # how much\n"
+    found = knobs.read_knobs(write(tmp_path, text))
+    assert found["a"].parse("None") is None and found["a"].parse("0.25") == 0.25
+    with pytest.raises(ConfigError, match="--b 'None' is not a number"):
+        found["b"].parse("None")
+
+
 def test_a_file_that_includes_itself(tmp_path):
     with pytest.raises(ConfigError, match="includes itself"):
         knobs.read_knobs(write(tmp_path, "include 'c.gin'\n"))
