@@ -6,6 +6,7 @@ made once, by a run that ends there, and every variant begins from its checkpoin
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from packtrain.errors import CheckpointError, RunFolderError
 from packtrain.planning.verified import Edges, VerifiedEdges
 from packtrain.runtime import checkpoint
 from packtrain.runtime.experiment import Collect, Experiment, Planning, Repeat, Update
+
+log = logging.getLogger("packtrain")
 
 
 def branch(
@@ -106,14 +109,10 @@ def _complete(state: dict[str, Any], experiment: Experiment) -> None:
     for seat in state["actor"]["seats"]:
         if "verified" in seat:
             continue
-        verified = VerifiedEdges()
+        verified, forgotten = VerifiedEdges(), False
         for memory in state["memories"].values():
             for bucket in [*memory["buckets"], *memory.get("held_out", [])]:
-                if bucket["ring"]["full"]:
-                    raise CheckpointError(
-                        "its memory has let go of steps that LearnedModel.verified_edges = 'run' would know; a larger "
-                        "replay_buffer_capacity keeps them"
-                    )
+                forgotten |= bucket["ring"]["full"]
                 ring = {name: np.asarray(leaf) for name, leaf in bucket["ring"]["fields"].items()}
                 rows = np.flatnonzero(np.asarray(bucket["ring"]["is_step"]))
                 obs = np.asarray(ring["obs"], np.float32)
@@ -121,3 +120,8 @@ def _complete(state: dict[str, Any], experiment: Experiment) -> None:
                 parts = (obs[rows], ring["action"][rows], after, ring["reward"][rows], ring["terminated"][rows])
                 verified.add(Edges(np.zeros(len(rows), np.int64), *parts))
         seat["verified"] = verified.snapshot()
+        if forgotten:
+            log.warning(
+                "--start_from: the run's memory has let go of its oldest steps, so fewer transitions count as verified "
+                "than if this one had made them itself; a larger replay_buffer_capacity keeps them"
+            )

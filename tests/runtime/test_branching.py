@@ -188,6 +188,15 @@ def test_what_was_seen_counts_as_verified(base):
     assert len(recorded) == len(seen) and not recorded.snapshot()["contradicted"]
 
 
+def test_it_says_so_if_some_of_what_was_seen_is_forgotten(caplog):
+    """Mutation: a memory that has let go of steps taken for all that was seen."""
+    small = ("--model_replay_buffer_capacity", "30", "--validation_share", "0")
+    assert train("base", "--n_epochs", "0", "--n_model_precollect_episodes", "12", *small) == 0
+    more = ("--n_model_precollect_episodes", "12", "--verified_edges", "run", "--n_epochs", "0", *small)
+    assert train("run", "--start_from", "base", *more) == 0
+    assert "has let go of its oldest steps" in caplog.text
+
+
 def test_several_seeds_begin_where_several_stand(base, capsys):
     """Each from its own, and exactly so when they are stopped. Mutation: all from the first."""
     more = ("--start_from", str(base), "--num_seeds", "2", "--verified_edges", "run")
