@@ -109,13 +109,22 @@ def test_a_function_sees_what_was_there_before_a_gymnasium_environment_wrote_ove
     gym.registry.pop("ToldForTests-v0")
 
 
+class Pressed(Told):
+    """Ends when it is told to, so that columns begin at different times."""
+
+    def step(self, action):
+        obs, reward, _, truncated, info = super().step(action)
+        return obs, reward, bool(action), truncated, info
+
+
 def test_what_a_function_says_of_a_reset_is_not_looked_at():
     """There `info` has zeros, of which one may not take the inverse. Mutation: a check of those too."""
-    gym.register("ToldForTests-v0", Told)
+    gym.register("ToldForTests-v0", Pressed)
     with np.errstate(divide="ignore"):
         rewards = Rewards("near", {"near": lambda step: 1 / step.info.get("reward/steps", np.zeros(len(step.reward)))})
         _, found, first, _ = played(Environment("ToldForTests-v0", rewards=rewards), steps=20)
     np.testing.assert_array_equal(found["near"][1:], ~first[1:])
+    assert (first.any(1) & ~first.all(1)).any(), "some columns begin while others go on"
     gym.registry.pop("ToldForTests-v0")
 
 
