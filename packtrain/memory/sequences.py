@@ -86,6 +86,11 @@ class Sequences:
                 f"Sequences.burn_in = {self.burn_in} with {self.sequence_length} steps to learn from takes {self.rows} "
                 f"rows, more than Sequences.capacity = {self.capacity} can hold"
             )
+        if self.burn_in and self.burn_in >= self.sequence_length:
+            raise ConfigError(
+                f"Sequences.burn_in = {self.burn_in} must be less than "
+                f"Sequences.sequence_length = {self.sequence_length}: it lies in front of those steps"
+            )
         if self.capacity < self.batch_size * self.sequence_length:
             raise ConfigError(
                 f"Sequences.capacity = {self.capacity} is less than a batch of {self.batch_size} sequences of "

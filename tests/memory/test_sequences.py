@@ -166,7 +166,8 @@ def make(groups=(2,), context=0, seed=3, segments=None, device=CPU, **sizes):
 def settings_of_a_memory(draw):
     length, n_step = draw(st.integers(1, 6)), draw(st.integers(0, 4))
     n_step = n_step if length == 1 else min(n_step, length)
-    stride, burn_in, context = draw(st.integers(1, length)), draw(st.integers(0, 4)), draw(st.integers(0, 3))
+    stride, context = draw(st.integers(1, length)), draw(st.integers(0, 3))
+    burn_in = draw(st.integers(0, min(4, length - 1)))
     groups = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     least = context + burn_in + length + max(n_step, 1) + 1
     rows = least + draw(st.integers(0, 40))
@@ -756,6 +757,7 @@ def test_a_batch_comes_after_the_warm_up() -> None:
         ({"capacity": 0}, "Sequences.capacity = 0 must be at least 1"),
         ({"stride": 0}, "Sequences.stride = 0 must be at least 1"),
         ({"burn_in": -1}, "Sequences.burn_in = -1 must be at least 0"),
+        ({"burn_in": 5}, "Sequences.burn_in = 5 must be less than Sequences.sequence_length = 5"),
         ({"n_step": -1}, "Sequences.n_step = -1 must be at least 0"),
         ({"priority_exponent": -0.5}, "Sequences.priority_exponent = -0.5 must be at least 0"),
         ({"priority_exponent": float("nan")}, "Sequences.priority_exponent = nan must be at least 0"),

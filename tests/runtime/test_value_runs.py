@@ -25,7 +25,7 @@ SMALL = {
 }
 NOVEL = {
     **{**SMALL, "arms": 3, "novelty_memory": 20, "neighbours": 2, "sequence_length": 8, "stride": 8},
-    **{"recurrent": True, "burn_in": 10},
+    **{"recurrent": True, "burn_in": 7},
 }
 BANDIT = ["Arms.bandit = @Bandit()", "Bandit.window = 6"]
 TIMES = ("wall_s", "steps_per_second", "actor_busy", "learner_busy", "rss_mb")
@@ -215,6 +215,7 @@ def test_kills_lose_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("name", "values", "bindings", "line"),
     [
+        ("r2d2/catch", {"burn_in": 10}, [], "Sequences.burn_in = 10 must be less than Sequences.sequence_length = 10"),
         ("r2d2/catch", {"burn_in": 500}, [], "Sequences.burn_in = 500 with 10 steps to learn from takes"),
         ("r2d2/catch", {"replay_size": 30}, [], "Sequences.capacity = 30 is less than a batch of 4 sequences of 10"),
         ("r2d2/catch", {"n_step": 11}, [], "Sequences.n_step = 11 is more than Sequences.sequence_length = 10"),
