@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from packtrain.algorithms.launches import Batch, ReplayLearner
 from packtrain.algorithms.optimisers import Adam
 from packtrain.config import configurable
+from packtrain.devices.compiled import compiled, worthwhile
 from packtrain.errors import ConfigError
 from packtrain.memory.replay import ReplayMemory
 from packtrain.networks.control import ControlNetwork
@@ -43,6 +44,7 @@ class DynamicsLearning:
     bootstrap: bool = False  # each member never sees a random half of the data
     holdout: bool = False  # every tenth step is kept for validation, and elites are those members that are best on it
     validation_period: int = 1000  # updates
+    compile: bool | None = None  # the loss and its gradient; None: on a GPU
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "learning_rate", "validation_period"):
@@ -88,6 +90,8 @@ class DynamicsRule:
         self.optimisers: dict[str, Adam] = {
             "model": Adam(self.model.parameters(), settings.learning_rate, settings.weight_decay)
         }
+        compiles = worthwhile(network.log_temperature.device, settings.compile)
+        self._losses = compiled(losses) if compiles else losses
 
     def draws(self, count: int, generator: torch.Generator) -> Batch:
         """Who learns from which row, where that is random: each ensemble for itself."""
@@ -120,7 +124,7 @@ class DynamicsRule:
 
     def step(self, batch: Batch, kind: None) -> Tensor:
         """One update; metrics [R, M]."""
-        parts = losses(self.model, self.settings, batch)
+        parts = self._losses(self.model, self.settings, batch)
         total = parts["observation"] + parts["reward"] + parts["terminated"]
         self.optimisers["model"].descend(total.sum())
         return torch.stack([total, parts["observation"], parts["reward"], parts["terminated"]], -1).detach()

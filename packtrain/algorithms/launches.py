@@ -119,9 +119,8 @@ class Launches:
         if not self._laid:
             for name, leaf in given[0].items():
                 self._laid[name] = leaf.new_zeros(ROOM, self.runs, *leaf.shape[1:])
-        for name, place in self._laid.items():
-            for run, one in enumerate(given):
-                place[:count, run] = one[name]
+        places = [place[:count, run] for place in self._laid.values() for run in range(self.runs)]
+        torch._foreach_copy_(places, [one[name] for name in self._laid for one in given])
 
     def _stepper(self, kinds: tuple) -> Callable[[], None]:
         def steps() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -123,26 +123,29 @@ class Adam:
         Returns:
           The gradients' norm before it was scaled, where it may be.
         """
-        found = torch.autograd.grad(loss, self._parameters)
+        return self.follow(torch.autograd.grad(loss, self._parameters))
+
+    @torch.no_grad()
+    def follow(self, found: Sequence[Tensor]) -> Tensor | None:
+        """One step against gradients, one of each parameter; returns what `descend` does."""
         gradients = tuple(map(_laid_out_like, found, self._parameters))
-        with torch.no_grad():
-            norm = None if self._norm is None else self._clip(gradients, self._norm)
-            self._steps += 1
-            torch._fused_adam_(
-                self._parameters,
-                list(gradients),
-                self._first,
-                self._second,
-                [],
-                [self._steps] * len(gradients),
-                lr=self._rate,
-                beta1=0.9,
-                beta2=0.999,
-                weight_decay=self._decay,
-                eps=self._epsilon,
-                amsgrad=False,
-                maximize=False,
-            )
+        norm = None if self._norm is None else self._clip(gradients, self._norm)
+        self._steps += 1
+        torch._fused_adam_(
+            self._parameters,
+            list(gradients),
+            self._first,
+            self._second,
+            [],
+            [self._steps] * len(gradients),
+            lr=self._rate,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=self._decay,
+            eps=self._epsilon,
+            amsgrad=False,
+            maximize=False,
+        )
         return norm
 
     @staticmethod

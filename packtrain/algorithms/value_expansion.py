@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ from packtrain.algorithms.launches import Batch, ReplayLearner
 from packtrain.algorithms.optimisers import Adam
 from packtrain.algorithms.targets import OneStep, Target
 from packtrain.config import configurable
+from packtrain.devices.compiled import compiled, worthwhile
 from packtrain.equations.value_expansion import Targets, expanded_returns, model_use, td_targets
 from packtrain.errors import ConfigError
 from packtrain.memory.replay import ReplayMemory
@@ -67,6 +68,7 @@ class ValueExpansion:
     target_noise_clip: float = 0.5
     temperature: float | None = None  # of sac; None: learned, so that entropy is target_entropy per dimension
     target_entropy: float = -1.0  # nats per dimension of the action
+    compile: bool | None = None  # the functions of an update; None: on a GPU
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "reward_scale", "learning_rate", "policy_delay"):
@@ -141,6 +143,10 @@ class ValueRule:
         }
         if settings.core == "sac" and settings.temperature is None:
             self.optimisers["temperature"] = Adam([network.log_temperature], settings.learning_rate)
+        parts: list[Any] = [expand, critic_losses, policy_losses, measures]
+        if worthwhile(network.log_temperature.device, settings.compile):
+            parts = [compiled(part) for part in parts]
+        self._expand, self._critic_losses, self._policy_losses, self._measures = parts
 
     # -- what the launches ask
 
@@ -244,30 +250,43 @@ class ValueRule:
     def step(self, batch: Batch, kind: bool) -> Tensor:
         """One update; metrics [R, M]."""
         settings, network = self.settings, self.network
-        imagined, targets = expand(network, settings, batch)
-        critic_loss, value_mean = critic_losses(network, settings, batch, imagined, targets)  # [R] each
+        imagined, targets = self._expand(network, settings, batch)
+        critic_loss, value_mean = self._critic_losses(network, settings, batch, imagined, targets)  # [R] each
         self.optimisers["critic"].descend(critic_loss.sum())
-        zero = torch.zeros_like(critic_loss)
-        policy_loss, regulariser = zero, zero
+        policy_loss = regulariser = None
         if kind:
-            policy_loss, regulariser, log_prob = policy_losses(network, settings, batch)
+            policy_loss, regulariser, log_prob = self._policy_losses(network, settings, batch)
             self.optimisers["policy"].descend((policy_loss + regulariser).sum())
             if "temperature" in self.optimisers:
                 wanted = settings.target_entropy * network.action_size
-                surplus = (log_prob.mean(-1) + wanted).detach()
-                self.optimisers["temperature"].descend(-(network.log_temperature * surplus).sum())
+                surplus = log_prob.detach().mean(-1) + wanted
+                self.optimisers["temperature"].follow([-surplus])  # down −log temperature · surplus
         if settings.target_period is None:
             self._follow("target", "critic")
             if settings.core == "td3" and kind:
                 self._follow("target_policy", "policy")
-        often = settings.policy_delay  # means over updates count those without a step of the policy as 0
-        metrics = [
-            *(critic_loss, often * policy_loss, often * regulariser, temperature_of(network, settings), value_mean),
-            targets.target[0].mean(-1),
-        ]
-        if self._depths > 1:
-            metrics += [model_use(targets).mean(-1), *targets.weight[0].mean(-1).unbind()]
-        return torch.stack([metric.detach() for metric in metrics], -1)
+        losses = [None if loss is None else loss.detach() for loss in (critic_loss, policy_loss, regulariser)]
+        return self._measures(network, settings, losses, value_mean, targets)
+
+
+@torch.no_grad()
+def measures(
+    network: ControlNetwork,
+    settings: ValueExpansion,
+    losses: list[Tensor | None],
+    value_mean: Tensor,
+    targets: Targets,
+) -> Tensor:
+    """The metrics of an update in the order of `ValueRule.names`, [R, M]; losses of what made no step are None."""
+    often = settings.policy_delay  # means over updates count those without a step of the policy as 0
+    critic_loss, policy_loss, regulariser = (torch.zeros_like(value_mean) if loss is None else loss for loss in losses)
+    found = [
+        *(critic_loss, often * policy_loss, often * regulariser, temperature_of(network, settings), value_mean),
+        targets.target[0].mean(-1),
+    ]
+    if targets.weight.shape[1] > 1:
+        found += [model_use(targets).mean(-1), *targets.weight[0].mean(-1).unbind()]
+    return torch.stack(found, -1)
 
 
 def temperature_of(network: ControlNetwork, settings: ValueExpansion) -> Tensor:

@@ -1,7 +1,7 @@
 """How fast value expansion learns, beside the floor of its own products.
 
 On a GPU: STEVE at the paper's sizes, an update of the model and one of critic and policy, for 1 and 8 seeds at once,
-kernel by kernel, compiled, and captured. On a CPU: plain DDPG with 2 × 256 units and batches of 256, beside
+kernel by kernel, compiled, captured, and both. On a CPU: plain DDPG with 2 × 256 units and batches of 256, beside
 Stable-Baselines3 where it is installed, in alternating rounds.
 
 The floor is what the products alone would take: their operations are counted in one update, and products of the size
@@ -12,7 +12,6 @@ products are slower than that, so every product of an update is also noted with 
 from __future__ import annotations
 
 import contextlib
-import logging
 import statistics
 import time
 from collections.abc import Callable
@@ -34,12 +33,19 @@ from packtrain.bench.measure import machine
 from packtrain.config import unrecorded
 from packtrain.cores import available_cores
 from packtrain.devices.allocator import keep_large_blocks
+from packtrain.errors import ConfigError
 from packtrain.networks.control import Control
 from packtrain.networks.dynamics import Dynamics
 from packtrain.types import Spec
 
 OBS, ACTIONS = 17, 6  # HalfCheetah's
 RUNS = (1, 8)
+WAYS = {  # whether updates are compiled, and whether they are captured
+    "eager": (False, False),
+    "compiled": (True, False),
+    "captured": (False, True),
+    "both": (True, True),
+}
 COUNT = 32  # updates a call
 ROUNDS = 5
 TARGET = 360_000  # updates of 100,000 frames
@@ -58,11 +64,11 @@ def run(secs: float, device: str = "cpu") -> dict[str, Any]:
 def _on_gpu(secs: float, device: torch.device) -> dict[str, Any]:
     torch.set_float32_matmul_precision("high")
     control = Control(dynamics=Dynamics())
-    descriptions = (DynamicsLearning(), ValueExpansion(target=Steve()))
+    flops = _operations_of_a_pair(control, device)
     cases = []
     for runs in RUNS:
-        for way in ("eager", "compiled", "captured"):
-            cases.append(_gpu_case(control, descriptions, runs, way, secs, device))
+        for way in WAYS:
+            cases.append(_gpu_case(control, runs, way, flops, secs, device))
     best = max((case for case in cases if "rate" in case), key=lambda case: case["rate"] * case["runs"])
     lines = [
         "STEVE at the paper's sizes: pairs of an update of the model and one of critic and policy",
@@ -88,19 +94,16 @@ def _on_gpu(secs: float, device: torch.device) -> dict[str, Any]:
     }
 
 
-def _gpu_case(
-    control: Control, descriptions: tuple[Any, ...], runs: int, way: str, secs: float, device: torch.device
-) -> dict[str, Any]:
-    each = [_learners(control, descriptions, device, seed, way == "captured") for seed in range(runs)]
+def _gpu_case(control: Control, runs: int, way: str, flops: float, secs: float, device: torch.device) -> dict[str, Any]:
+    compiles, captures = WAYS[way]
+    try:
+        each = [_learners(control, _both(compiles), device, seed, captures) for seed in range(runs)]
+    except ConfigError as error:  # a compiler that is not there
+        return {"runs": runs, "way": way, "why": f"not here: {error}"}
     if runs > 1:
         launches.join(each)
     kinds = [list(same) for same in zip(*each, strict=True)]  # the model's learners, then the critics'
     batches = [[_batch(learner, device) for learner in same] for same in kinds]
-    flops = sum(_operations(partial(launches.update, same, own)) for same, own in zip(kinds, batches, strict=True))
-    if way == "compiled":
-        problem = _compile(kinds)
-        if problem:
-            return {"runs": runs, "way": way, "why": problem}
 
     def pairs() -> int:
         for same, own in zip(kinds, batches, strict=True):
@@ -109,28 +112,22 @@ def _gpu_case(
 
     rate = _rate(pairs, secs, device)
     tflops = _products(device, 4 * runs, 512, secs / 4)
-    bound = tflops * 1e12 / (flops / COUNT)
+    bound = tflops * 1e12 / (runs * flops)
     return {
         **{"runs": runs, "way": way, "rate": rate, "bound": bound, "ratio": rate / bound},
-        **{"gflop": flops / COUNT / runs / 1e9, "tflops": tflops},
+        **{"gflop": flops / 1e9, "tflops": tflops},
     }
 
 
-def _compile(kinds: list[list[ReplayLearner]]) -> str | None:
-    """Compile the step of each rule; why not, if it cannot be."""
-    quiet = logging.getLogger("torch")
-    level = quiet.level
-    quiet.setLevel(logging.CRITICAL)
-    try:
-        for same in kinds:
-            rule = same[0].rule
-            rule.step = torch.compile(rule.step, dynamic=False)  # type: ignore[method-assign]
-            launches.update(same, [_batch(learner, next(learner.network.parameters()).device) for learner in same])
-    except Exception as error:  # a compiler that is not there, or does not know an operator: the bench says so
-        return f"not here: {str(error).splitlines()[0][:80]}"
-    finally:
-        quiet.setLevel(level)
-    return None
+def _both(compiles: bool) -> tuple[Any, ...]:
+    """The learners of model and critic."""
+    return DynamicsLearning(compile=compiles), ValueExpansion(target=Steve(), compile=compiles)
+
+
+def _operations_of_a_pair(control: Control, device: torch.device) -> float:
+    """Floating-point operations of the products in an update of the model and one of critic and policy."""
+    learners = _learners(control, _both(False), device, 0, False)
+    return sum(_operations(partial(one.update, _batch(one, device))) for one in learners) / COUNT
 
 
 def _learners(

@@ -1,9 +1,8 @@
 """Step 3 of the walk, for off-policy learners: single transitions in, uniform batches out, again and again.
 
-Transitions lie as float32 rows on the device that learns. What actors add is kept on the host and goes up in one copy
-for each leaf when somebody samples, without waiting for updates under way. Indices are drawn on the host, so that a
-resumed run draws the same ones, and many batches of them can be drawn at once: a learner that launches several updates
-together gathers from `fields` itself.
+Transitions lie as rows of one block on the device that learns, numbers as float32. What actors add is kept on the host
+and goes up in one copy when somebody samples, without waiting for updates under way. Indices are drawn on the host, so
+that a resumed run draws the same ones, and many batches of them can be drawn at once.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from torch import Tensor
 from packtrain import trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
+from packtrain.memory.packed import Layout
 from packtrain.memory.segments import NoSegments, Segments
 from packtrain.memory.storage import sent
 from packtrain.trees import Tree
@@ -62,14 +62,15 @@ class Replay:
 
 
 class ReplayMemory:
-    """A ring of transitions. Actors add through `sinks`; learners take from `sample`, or from `fields` by `indices`."""
+    """A ring of transitions. Actors add through `sinks`; learners take `sample` or `batches`."""
 
     replays = True  # what is sampled stays
 
     def __init__(self, sizes: Replay, groups: list[int], device: torch.device):
         self._sizes, self.device = sizes, device
         self._structure: dict[str, Tree] = {}  # leaf by leaf: what a field is made of
-        self.fields: dict[str, Tensor] = {}  # [room, ...] on the device; replaced by larger ones while it grows
+        self._layout: Layout | None = None  # known from the first transition on
+        self._block = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [room, W], replaced while it grows
         self.count = 0  # transitions ever added, those that wait included
         self._waiting: collections.deque[dict[str, np.ndarray]] = collections.deque()  # not on the device yet
         self._stored = 0  # transitions on the device, ever
@@ -85,6 +86,11 @@ class ReplayMemory:
     def attach(self, segments: Segments) -> None:
         """Keep full segments of rows there, so that checkpoints need not hold them."""
         self._segments = segments
+
+    @property
+    def fields(self) -> dict[str, Tensor]:
+        """Every field by its name, [room, ...] on the device."""
+        return {} if self._layout is None else self._layout.views(self._block)
 
     def __len__(self) -> int:
         """Transitions that can be drawn."""
@@ -113,7 +119,7 @@ class ReplayMemory:
     def batches(self, count: int, size: int | None = None, holdout: bool = False) -> dict[str, Tensor]:
         """Many batches at once: every field [count, B, ...], and "row", where each transition lies."""
         rows = self.indices(count, size, holdout)
-        return {**{name: leaf[rows] for name, leaf in self.fields.items()}, "row": rows}
+        return {**self._at(rows), "row": rows}
 
     def filled(self) -> dict[str, Tensor]:
         """Every field of all transitions that are there, [N, ...]."""
@@ -132,7 +138,7 @@ class ReplayMemory:
             return {name: leaf[:0].unsqueeze(1).expand(-1, steps, *leaf.shape[1:]) for name, leaf in fields.items()}
         places = torch.linspace(0, last - 1, min(most, last), device=self.device).long()
         places = places[:, None] + stride * torch.arange(steps, device=self.device)  # [N, steps]
-        found = {name: leaf[places] for name, leaf in fields.items()}
+        found = self._at(places)
         follows = (found["after"][:, :-1] == found["obs"][:, 1:]).flatten(1).all(1)
         whole = follows & ~found["terminated"].bool().any(1)
         return {name: leaf[whole] for name, leaf in found.items()}
@@ -152,7 +158,7 @@ class ReplayMemory:
 
     def gather(self, rows: Tensor) -> Trajectory:
         """Transitions as a trajectory [1, B]."""
-        taken = {name: leaf[rows] for name, leaf in self.fields.items()}
+        taken = self._at(rows)
         tree = lambda name: trees.pack(self._structure[name], [taken[leaf] for leaf in self._leaves(name)])  # noqa: E731
         obs = trees.map(lambda a, b: torch.stack([a, b]), tree("obs"), tree("after"))
         action = trees.map(lambda leaf: leaf[None], tree("action"))
@@ -171,6 +177,11 @@ class ReplayMemory:
             carry=(),
             extras={},
         )
+
+    def _at(self, places: Tensor) -> dict[str, Tensor]:
+        """Every field of the rows at places of any shape, which must be there."""
+        assert self._layout is not None
+        return self._layout.views(self._block[places])
 
     def _leaves(self, name: str) -> list[str]:
         """The fields that a tree is kept in, leaf by leaf."""
@@ -203,37 +214,36 @@ class ReplayMemory:
         waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]  # an actor may add at the same time
         if not waiting:
             return
-        rows = {name: np.concatenate([part[name] for part in waiting]) for name in waiting[0]}
-        self._store({name: torch.from_numpy(leaf) for name, leaf in rows.items()})
+        self._store({name: np.concatenate([part[name] for part in waiting]) for name in waiting[0]})
 
-    def _store(self, rows: dict[str, Tensor]) -> None:
-        count, capacity = len(rows["reward"]), self._sizes.capacity
-        if count > capacity:  # only the newest are left anyway
-            rows = {name: leaf[-capacity:] for name, leaf in rows.items()}
-            self._stored += count - capacity
-            count = capacity
-        self._make_room(min(capacity, self._stored + count), rows)
+    def _store(self, rows: dict[str, np.ndarray]) -> None:
+        if self._layout is None:
+            self._layout = Layout(rows)
+            self._block = self._block.new_zeros(0, self._layout.words)
+        packed, capacity = self._layout.pack(rows), self._sizes.capacity
+        if len(packed) > capacity:  # only the newest are left anyway
+            self._stored += len(packed) - capacity
+            packed = packed[-capacity:]
+        count = len(packed)
+        self._make_room(min(capacity, self._stored + count))
         places = sent((self._stored + np.arange(count)) % capacity, self.device)
-        for name, leaf in rows.items():
-            self.fields[name][places] = sent(leaf.numpy(), self.device)
+        self._block[places] = sent(packed, self.device)
         self._stored += count
 
-    def _make_room(self, wanted: int, like: dict[str, Tensor]) -> None:
-        room = len(self.fields["reward"]) if self.fields else 0
+    def _make_room(self, wanted: int) -> None:
+        assert self._layout is not None
+        room = len(self._block)
         if wanted <= room:
             return
-        room = min(self._sizes.capacity, max(wanted, 2 * room, _FIRST_ROOM))
-        grown = {}
-        for name, leaf in like.items():
-            grown[name] = torch.zeros(room, *leaf.shape[1:], dtype=leaf.dtype, device=self.device)
-            if name in self.fields:
-                grown[name][: len(self.fields[name])] = self.fields[name]
-        self.fields = grown
+        grown = min(self._sizes.capacity, max(wanted, 2 * room, _FIRST_ROOM))
+        block = torch.zeros(grown, self._layout.words, dtype=torch.int64, device=self.device)
+        block[:room] = self._block
+        self._block = block
 
     def _rows(self, first: int, end: int) -> dict[str, Tensor]:
         """Rows by their numbers since the beginning, which are still there, on the host."""
         places = torch.from_numpy(np.arange(first, end) % self._sizes.capacity).to(self.device)
-        return {name: leaf[places].cpu() for name, leaf in self.fields.items()}
+        return {name: leaf.cpu().contiguous() for name, leaf in self._at(places).items()}
 
     # -- saving
 
@@ -253,8 +263,8 @@ class ReplayMemory:
             "count": self.count,
             "rng": self._rng.bit_generator.state,
             "segments": self._segments.described(first, whole) if first < whole else [],
-            "head": self._rows(*head) if self.fields else {},
-            "tail": self._rows(*tail) if self.fields else {},
+            "head": self._rows(*head) if self._layout else {},
+            "tail": self._rows(*tail) if self._layout else {},
             "structure": {name: trees.map(lambda leaf: leaf[:0], tree) for name, tree in self._structure.items()},
             "sinks": [sink.snapshot() for sink in self.sinks],
         }
@@ -266,13 +276,14 @@ class ReplayMemory:
           snapshot: what `snapshot` gave.
           same_episodes: whether the environments go on too; if not, their next rows answer nothing.
         """
-        self.fields, self._waiting, self._structure = {}, collections.deque(), dict(snapshot["structure"])
+        self._layout, self._block = None, self._block.new_zeros(0, 0)
+        self._waiting, self._structure = collections.deque(), dict(snapshot["structure"])
         self.count = int(snapshot["count"])
         parts = [snapshot["head"], *(self._segments.read(each) for each in snapshot["segments"]), snapshot["tail"]]
         rows = [part for part in parts if part and len(part["reward"])]
         self._stored = self.count - sum(len(part["reward"]) for part in rows)
         for part in rows:
-            self._store(dict(part))
+            self._store({name: leaf.numpy() for name, leaf in part.items()})
         self._rng.bit_generator.state = snapshot["rng"]
         for sink, state in zip(self.sinks, snapshot["sinks"], strict=True):
             sink.restore(state if same_episodes else {})

@@ -143,6 +143,9 @@ class DynamicsNetwork(nn.Module):
     @torch.no_grad()
     def take_elites(self, model: DynamicsNetwork) -> None:
         """Become a copy of a model that has only its elites."""
+        if self.transition.members == model.transition.members:  # all of them
+            torch._foreach_copy_(self._numbers(), model._numbers())
+            return
         for name, mine in [*self.named_parameters(), *self.named_buffers()]:
             theirs = model.get_parameter(name) if isinstance(mine, nn.Parameter) else model.get_buffer(name)
             if name.startswith(("transition.", "termination.")):
@@ -150,6 +153,9 @@ class DynamicsNetwork(nn.Module):
                 places = model.elites.reshape(*model.elites.shape, *[1] * (theirs.ndim - 1))
                 theirs = members.gather(1, places.expand(-1, -1, *theirs.shape[1:])).flatten(0, 1)
             mine.copy_(theirs)
+
+    def _numbers(self) -> list[Tensor]:
+        return [leaf for leaf in (*self.parameters(), *self.buffers()) if leaf.is_floating_point()]
 
     def _normal(self, obs: Tensor) -> Tensor:
         if not self.sizes.normalise:

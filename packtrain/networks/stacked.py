@@ -116,19 +116,38 @@ class StackedNetwork(nn.Module):
         leaves = self._leaves
         if not learns:
             leaves = [leaf.detach() for leaf in leaves]
-        if not torch.is_grad_enabled():
-            x = self._layers(x, leaves, self._in_place) if self._packed is None else self._halves(x, *self._packed)
+        if not torch.is_grad_enabled() and self._packed is not None:
+            x = self._halves(x, *self._packed)
+        elif torch.compiler.is_compiling():
+            x = self._fusable(x, leaves)
+        elif not torch.is_grad_enabled():
+            x = self._layers(x, leaves, self._in_place)
         elif self._simple:
             x = _Layers.apply(x, *leaves)
         else:
             x = self._layers(x, leaves, self._activation)
         return x.unflatten(0, (runs, self.members))
 
+    def _fusable(self, x: Tensor, leaves: list[Tensor]) -> Tensor:
+        """The same in parts that a compiler can join: what stands between two products becomes one kernel."""
+        count = len(self.weights)
+        for layer in range(count):
+            weight, bias = leaves[layer], leaves[count + layer]
+            if weight.shape[-1] == 1:  # a sum of products, which goes into the kernel before it
+                x = (x * weight.mT).sum(-1, keepdim=True) + bias
+            else:
+                x = torch.bmm(x, weight) + bias
+            if layer < count - 1:
+                if self.gains:
+                    gain, shift = leaves[2 * count + layer], leaves[3 * count - 1 + layer]
+                    x = nn.functional.layer_norm(x, x.shape[-1:]) * gain + shift
+                x = self._activation(x)
+        return x
+
     def _halves(self, x: Tensor, weights: list[Tensor], folded: list[Tensor]) -> Tensor:
         x = x.half()
         for weight, bias in zip(weights[:-1], folded[:-1], strict=True):
-            x = torch.bmm(x, weight)
-            torch.maximum(x, bias, out=x)
+            x = torch.maximum(torch.bmm(x, weight), bias)
         return torch.baddbmm(folded[-1], x, weights[-1]).float()
 
     def _layers(self, x: Tensor, leaves: list[Tensor], activation: Callable[[Tensor], Tensor]) -> Tensor:

@@ -1,5 +1,8 @@
 """Launches: many updates at once are those one at a time, joined runs are those alone, and both can be saved."""
 
+import shutil
+from dataclasses import replace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -37,17 +40,18 @@ CASES = {
 class Run:
     """One run: a network, a memory of its own, and the learners of model and critic."""
 
-    def __init__(self, seed, case="steve", steps=100, device=CPU):
+    def __init__(self, seed, case="steve", steps=100, device=CPU, **more):
         torch.manual_seed(seed)
         dynamics = Dynamics(3, 3, 8, 1, 6, 1, probabilistic=True, normalise=True, elites=2)
-        self.network = Control(8, 1, 3, stochastic=case == "sac", dynamics=dynamics).build(SPEC).to(device)
+        control = Control(8, 1, 3, layer_norm=case == "sac", stochastic=case == "sac", dynamics=dynamics)
+        self.network = control.build(SPEC).to(device)
         self.memory = Replay(1000, ROWS).build([1], 0, device)
         self.memory.reseed(seed)
         rng = np.random.default_rng(seed)
         normal = lambda *shape: rng.normal(size=(steps, *shape)).astype(np.float32)  # noqa: E731
         made = {"obs": normal(OBS), "action": np.tanh(normal(ACTIONS)), "reward": normal(), "after": normal(OBS)}
         self.memory.add(made | {name: rng.random(steps) < 0.2 for name in ("terminated", "truncated")})
-        self.learners = [settings.build(self.network, 0) for settings in (DYNAMICS, CASES[case])]
+        self.learners = [replace(settings, **more).build(self.network, 0) for settings in (DYNAMICS, CASES[case])]
         for place, learner in enumerate(self.learners):
             learner.reseed(10 * seed + place)
 
@@ -283,6 +287,24 @@ def test_more_than_there_is_room_for_is_refused():
     run = Run(1)
     with pytest.raises(AssertionError, match=f"{ROOM + 1} updates at once"):
         turn([run], 0, ROOM + 1)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("case", [pytest.param("mve", marks=pytest.mark.long), "sac"])
+def test_compiled_updates_are_the_plain_ones(case):
+    plain, compiled = ([Run(seed, case, compile=way) for seed in (1, 2)] for way in (False, True))
+    before = everything(plain[0])
+    for runs in (plain, compiled):
+        join([run.learners for run in runs])
+    told = [train(runs, [2, 3]) for runs in (plain, compiled)]
+    for one, other in zip(plain, compiled, strict=True):
+        same(everything(one), everything(other), rtol=1e-3, atol=1e-5)
+    assert not torch.equal(everything(plain[0])["critic.weights.0"], before["critic.weights.0"])
+    for one, other in zip(*told, strict=True):
+        for metrics, others in zip(one, other, strict=True):
+            assert {name: float(x) for name, x in metrics.items()} == pytest.approx(
+                {name: float(x) for name, x in others.items()}, rel=1e-3, abs=1e-5
+            )
 
 
 def test_captured_updates_are_the_plain_ones_on_a_gpu():
