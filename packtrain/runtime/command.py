@@ -130,7 +130,8 @@ def _train_together(requests: list[TrainRequest]) -> int:
         if not opened:
             return 0
         with _signals([one.training for one in opened]) as received:
-            together.run([None if one is None else one.training for one in each])
+            runs = [None if one is None else one.training for one in each]
+            together.run(runs, overlaps=requests[0].runtime == "local")
             for one in opened:
                 one.training.save(required=True)
         return [one.close(received) for one in opened][0]

@@ -1,16 +1,19 @@
 """Several seeds of one experiment in one process: each run has its own folder and networks, and all share the work.
 
 Runs that plan share a search, runs that replay share their updates: the networks of all lie side by side, and one
-launch updates them together.
+launch updates them together. With `slack` environments step on while a GPU is at the updates that were launched last.
 """
 
 from __future__ import annotations
 
+import collections
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from packtrain.acting.joint import Joint
 from packtrain.acting.planned import PlannedPolicy
@@ -31,14 +34,18 @@ def can_share(experiment: Experiment) -> bool:
     """
     policy = experiment.policy
     if experiment.by_ratio:
-        return not experiment.overlaps and not isinstance(policy, ActionValues)
+        ratios = [use.ratio for use in experiment.learners.values()]
+        return None not in ratios and not isinstance(policy, ActionValues)
     return isinstance(policy, Planning) and policy.model is not None and policy.traces is None
 
 
-def run(runs: Sequence[Training | None]) -> None:
+def run(runs: Sequence[Training | None], overlaps: bool = True) -> None:
     """Run all to their ends, or until `stop` is set in them. Run k has the seed of the first plus k, and is else equal.
 
-    None stands in the place of a run that has ended before: the others draw what they would have drawn beside it.
+    Args:
+      runs: None stands in the place of a run that has ended before: the others draw what they would have drawn beside
+        it.
+      overlaps: whether those that have slack may use it.
     """
     trainings = {place: training for place, training in enumerate(runs) if training is not None}
     place, first = next(iter(trainings.items()))
@@ -54,7 +61,7 @@ def run(runs: Sequence[Training | None]) -> None:
     with Watchdog(columns, environment.step_deadline_secs, on_hang):
         try:
             if first.experiment.by_ratio:
-                _replay(list(trainings.values()))
+                _replay(list(trainings.values()), overlaps and first.experiment.overlaps)
             else:
                 seed = seed_for(first.experiment.seed - place, "actions")
                 _plan(trainings, _joint(runs, first, seed))
@@ -64,15 +71,26 @@ def run(runs: Sequence[Training | None]) -> None:
             raise
 
 
-def _replay(trainings: Sequence[Training]) -> None:
+def _replay(trainings: Sequence[Training], overlaps: bool) -> None:
     """Act with each, and learn with all at once: they wish for the same updates in the same order."""
     names = list(trainings[0].parts.learners)
     launches.join([[training.parts.learners[name] for name in names] for training in trainings])
     for training in trainings:
         training.parts.moved()
         training.saves_itself = False
+        training.parts.weights.waits = not overlaps
+    launched = _Launched(trainings[0] if overlaps else None)
+    try:
+        _take_turns(trainings, launched)
+    finally:
+        for training in trainings:
+            training.parts.weights.waits = True
+
+
+def _take_turns(trainings: Sequence[Training], launched: _Launched) -> None:
     under_way = [serial.wishes(training) for training in trainings]
     while True:
+        launched.wait()
         wished = [_act_until_it_learns(training, own) for training, own in zip(trainings, under_way, strict=True)]
         if None in wished:  # the end, or a signal that reached some before they wished
             return
@@ -82,9 +100,38 @@ def _replay(trainings: Sequence[Training]) -> None:
         batches = [training.draw(*wish) for training in trainings]
         for training, metrics in zip(trainings, launches.update(learners, batches), strict=True):
             training.note_learned(wish.learner, metrics)
+        launched.add(wish)
         if trainings[0].save_due:
             for training in trainings:
                 training.save()
+
+
+class _Launched:
+    """Updates that a GPU may not be done with: as many as there is slack for.
+
+    Without slack those who act wait for the newest weights, and so for all updates.
+    """
+
+    def __init__(self, training: Training | None):
+        uses = training.experiment.learners.items() if training is not None and torch.cuda.is_available() else ()
+        self._slack = {name: use.slack for name, use in uses if use.slack is not None}
+        self._counts = dict.fromkeys(self._slack, 0)
+        self._queue: collections.deque[tuple[serial.Learn, torch.cuda.Event]] = collections.deque()
+
+    def add(self, wish: serial.Learn) -> None:
+        """These were launched last."""
+        if wish.learner in self._slack:
+            done = torch.cuda.Event()
+            done.record()
+            self._queue.append((wish, done))
+            self._counts[wish.learner] += wish.updates
+
+    def wait(self) -> None:
+        """Until no more of any learner are left than it has slack."""
+        while any(self._counts[name] > slack for name, slack in self._slack.items()):
+            wish, done = self._queue.popleft()
+            done.synchronize()
+            self._counts[wish.learner] -= wish.updates
 
 
 def same_updates(folders: Sequence[Path]) -> list[tuple[int, dict[str, Any]] | None]:

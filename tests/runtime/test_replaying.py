@@ -254,6 +254,46 @@ def test_seeds_that_learn_together_are_what_they_are_alone(tmp_path):
         run.close()
 
 
+def test_slack_changes_nothing_where_there_is_no_gpu(tmp_path):
+    """Acting then finds the newest weights, as it does without. Mutation: a turn less between acting and learning."""
+    ends = []
+    for slack in (None, 4):
+        runs = [training(tmp_path / f"{slack}_{seed}", seed=seed, slack=slack or "unset") for seed in range(2)]
+        assert together.can_share(runs[0].experiment) and runs[0].experiment.overlaps == (slack is not None)
+        together.run(runs)
+        assert all(run.parts.weights.waits for run in runs)
+        ends.append([weights(run) for run in runs])
+        for run in runs:
+            run.close()
+    for one, other in zip(*ends, strict=True):
+        assert all(torch.equal(leaf, other[name]) for name, leaf in one.items())
+
+
+def test_acting_runs_ahead_of_as_many_updates_as_there_is_slack_for(tmp_path, monkeypatch):
+    """Updates are events here that are done when somebody waits for them. Mutation: waiting for none, or for all."""
+    done, left = [], []
+
+    class Event:
+        def record(self):
+            left.append(self)
+
+        def synchronize(self):
+            done.append(self)
+
+    run = training(tmp_path, slack=4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    launched = together._Launched(run)
+    for _ in range(3):
+        launched.add(serial.Learn("model", 1))
+        launched.add(serial.Learn("value", 4))
+        launched.wait()
+    assert done == left[:4], "those of the last turn may be under way"
+    monkeypatch.undo()
+    assert not together._Launched(None)._slack
+    run.close()
+
+
 def test_seeds_whose_episodes_end_at_different_times_stay_in_step(tmp_path):
     """A reset is no step, so seeds do not act equally often; their updates must. Mutation: counting every step."""
     values = {"env": "InvertedPendulum-v5", "total_steps": 120}
