@@ -34,12 +34,23 @@ CHANGEABLE = (
     *("Run.", "Evaluation.", "EvaluationCallback.", "TraceCallback.", "ExplorationCallback."),
     *("Runner.n_epochs", "Runner.total_steps", "Runner.callback_classes"),
 )
-"""Parameters that may differ on resume: run length, logging, evaluation. Device and runtime are program flags."""
+_CHANGEABLE_ENDS = (".compile", ".slack")
+"""Parameters that may differ on resume: run length, logging, evaluation, and how the machine is used. Device and
+runtime are program flags."""
 
 _signatures: dict[str, list[str]] = {}  # configurable → its parameters, to suggest spellings from
 _recording = True
 _building = False  # whether `build` is under way
 _state: Configuration | None = None  # the one being built, so that configurables can record what they were given
+
+
+def _lasting(values: dict[str, str]) -> dict[str, str]:
+    """Those of the built values that may not change on resume."""
+    return {
+        name: text
+        for name, text in values.items()
+        if not name.startswith(CHANGEABLE) and not name.endswith(_CHANGEABLE_ENDS)
+    }
 
 
 @dataclass
@@ -70,7 +81,7 @@ class Configuration:
 
     def identity(self) -> dict[str, str]:
         """The built values that make this run this run; what may change on resume is left out."""
-        return {name: text for name, text in sorted(self.values.items()) if not name.startswith(CHANGEABLE)}
+        return _lasting(dict(sorted(self.values.items())))
 
     def difference(self, before: dict[str, str]) -> list[str]:
         """One line for each value that differs from an earlier identity.
@@ -78,7 +89,7 @@ class Configuration:
         A parameter that the earlier one does not know and nobody has set here is new in this release: its default is
         what the earlier run did.
         """
-        after = self.identity()
+        before, after = _lasting(before), self.identity()
         given = {f"{owner}.{parameter}" for owner, parameter in self.where}
         return [
             f"{name}: {before.get(name, 'absent')} → {after.get(name, 'absent')}"

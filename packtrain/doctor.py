@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -276,12 +277,14 @@ def check_open_files(limits: tuple[int, int] | None = None) -> Check:
 
 def check_compilers() -> Check:
     """The C and C++ compilers that torch.compile calls."""
-    c = _first_program(os.environ.get("CC"), "cc", "gcc", "clang")
-    cxx = _first_program(os.environ.get("CXX"), "g++", "clang++", "c++")
+    c = _first_program(os.environ.get("CC", "gcc"), "clang")
+    cxx = _first_program(os.environ.get("CXX", "g++"))
     lacking = [language for language, program in (("C", c), ("C++", cxx)) if program is None]
     if lacking:
         text = f"no {' and no '.join(lacking)} compiler: torch.compile will not work; install gcc and g++"
         return Check("compiler", "warn", text)
+    if Path("/dev/nvidia0").exists() and importlib.util.find_spec("triton") is None:
+        return Check("compiler", "warn", f"{c}, {cxx}; no Triton: torch.compile will not work on the GPU")
     return Check("compiler", "ok", f"{c}, {cxx}")
 
 

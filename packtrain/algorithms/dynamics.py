@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from packtrain.algorithms.launches import Batch, ReplayLearner
 from packtrain.algorithms.optimisers import Adam
 from packtrain.config import configurable
-from packtrain.devices.compiled import compiled, worthwhile
+from packtrain.devices.compiled import Compiled
 from packtrain.errors import ConfigError
 from packtrain.memory.replay import ReplayMemory
 from packtrain.networks.control import ControlNetwork
@@ -90,8 +90,7 @@ class DynamicsRule:
         self.optimisers: dict[str, Adam] = {
             "model": Adam(self.model.parameters(), settings.learning_rate, settings.weight_decay)
         }
-        compiles = worthwhile(network.log_temperature.device, settings.compile)
-        self._losses = compiled(losses) if compiles else losses
+        self._losses = Compiled(losses, network.log_temperature.device, settings.compile)
 
     def draws(self, count: int, generator: torch.Generator) -> Batch:
         """Who learns from which row, where that is random: each ensemble for itself."""

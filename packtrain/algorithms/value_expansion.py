@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from packtrain.algorithms.launches import Batch, ReplayLearner
 from packtrain.algorithms.optimisers import Adam
 from packtrain.algorithms.targets import OneStep, Target
 from packtrain.config import configurable
-from packtrain.devices.compiled import compiled, worthwhile
+from packtrain.devices.compiled import Compiled
 from packtrain.equations.value_expansion import Targets, expanded_returns, model_use, td_targets
 from packtrain.errors import ConfigError
 from packtrain.memory.replay import ReplayMemory
@@ -143,10 +143,9 @@ class ValueRule:
         }
         if settings.core == "sac" and settings.temperature is None:
             self.optimisers["temperature"] = Adam([network.log_temperature], settings.learning_rate)
-        parts: list[Any] = [expand, critic_losses, policy_losses, measures]
-        if worthwhile(network.log_temperature.device, settings.compile):
-            parts = [compiled(part) for part in parts]
-        self._expand, self._critic_losses, self._policy_losses, self._measures = parts
+        compiled = partial(Compiled, device=network.log_temperature.device, wanted=settings.compile)
+        self._expand, self._critic_losses = compiled(expand), compiled(critic_losses)
+        self._policy_losses, self._measures = compiled(policy_losses), compiled(measures)
 
     # -- what the launches ask
 

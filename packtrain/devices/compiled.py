@@ -11,10 +11,11 @@ import importlib.util
 import logging
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
@@ -26,49 +27,92 @@ T = TypeVar("T")
 _VARIANTS = 256  # of one function in a process: networks and settings it was compiled for
 
 
-def worthwhile(device: torch.device, wanted: bool | None) -> bool:
-    """Whether to compile for a device; where nobody said, on a GPU that can.
+class Compiled(Generic[P, T]):
+    """A function of tensors without side effects, compiled as a whole when it is first called, for those shapes."""
 
-    Raises:
-      ConfigError: somebody wants it, and it cannot be.
-    """
-    if wanted is False or (wanted is None and device.type != "cuda"):
-        return False
-    lacking = _lacking(device)
-    if lacking is None:
-        _say_once(logging.INFO, "updates are compiled when the first are made, which takes about a minute")
-        return True
-    if wanted:
+    def __init__(self, call: Callable[P, T], device: torch.device, wanted: bool | None):
+        """Nothing is compiled yet.
+
+        Args:
+          call: the function.
+          device: where its tensors are.
+          wanted: whether to compile it; None: on a GPU, and where that fails it runs as it is.
+        """
+        self._call, self._device, self._wanted = call, device, wanted
+        self._chosen: Callable[P, T] | None = None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the function returns.
+
+        Raises:
+          ConfigError: it is wanted compiled, and cannot be.
+        """
+        if self._chosen is not None:
+            return self._chosen(*args, **kwargs)
+        if not _worthwhile(self._device, self._wanted):
+            self._chosen = self._call
+            return self._chosen(*args, **kwargs)
+        made = _compiled(self._call)
+        try:
+            found = made(*args, **kwargs)
+        except (torch._dynamo.exc.TorchDynamoException, subprocess.SubprocessError, OSError, ImportError) as error:
+            why = str(error).strip().split("\n")[0]
+            if self._wanted:
+                raise ConfigError(f"compile = True does not work here: {why}") from error
+            _say_once(logging.WARNING, f"updates are not compiled, which would make them faster: {why}")
+            self._chosen = self._call
+            return self._chosen(*args, **kwargs)
+        self._chosen = made
+        return found
+
+
+def refuse_unless_possible(device: torch.device, wanted: bool | None) -> None:
+    """ConfigError if somebody wants work compiled where it cannot be."""
+    if wanted and (lacking := lacks(device)):
         raise ConfigError(f"compile = True needs {lacking}, which is not here; packtrain doctor says more")
-    _say_once(logging.WARNING, f"updates are not compiled, which would make them faster: {lacking} is not here")
-    return False
 
 
-def compiled(call: Callable[P, T]) -> Callable[P, T]:
-    """The same function of tensors, compiled as a whole when it is first called, for the shapes it is called with."""
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_private_folder())
-    options: Any = torch._dynamo.config
-    options.recompile_limit = max(options.recompile_limit, _VARIANTS)
-    return torch.compile(call, fullgraph=True, dynamic=False)
-
-
-def _lacking(device: torch.device) -> str | None:
-    if shutil.which(os.environ.get("CXX", "g++")) is None or shutil.which(os.environ.get("CC", "gcc")) is None:
-        return "a C and C++ compiler"
+def lacks(device: torch.device) -> str | None:
+    """What compiling for a device needs and this machine does not have."""
+    programs = ([os.environ.get("CC", "gcc"), "clang"], [os.environ.get("CXX", "g++")])  # where torch and Triton look
+    if not all(any(map(shutil.which, names)) for names in programs):
+        return "a C and a C++ compiler (gcc and g++, or CC and CXX)"
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "Triton"
     return None
 
 
+def _worthwhile(device: torch.device, wanted: bool | None) -> bool:
+    refuse_unless_possible(device, wanted)
+    if wanted is False or (wanted is None and device.type != "cuda"):
+        return False
+    if lacking := lacks(device):
+        _say_once(logging.WARNING, f"updates are not compiled, which would make them faster: no {lacking} here")
+        return False
+    _say_once(logging.INFO, "updates are compiled when the first are made, which takes about a minute")
+    return True
+
+
+def _compiled(call: Callable[P, T]) -> Callable[P, T]:
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_private_folder())
+    options: Any = torch._dynamo.config
+    options.recompile_limit = max(options.recompile_limit, _VARIANTS)
+    exact = torch.backends.cudnn.deterministic  # a run that must repeat chooses nothing by how fast it is today
+    return torch.compile(call, fullgraph=True, dynamic=False, options={"deterministic": exact})
+
+
 def _private_folder() -> Path:
     """Where torch keeps what it compiled, and runs it from: its own choice is a folder that others may have made."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "packtrain" / "compiled"
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "packtrain" / "compiled"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:  # a home that cannot be written
-        return Path(tempfile.mkdtemp(prefix="packtrain-compiled-"))
-    return folder
+        found = folder.stat()
+        if found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(folder, os.W_OK):
+            return folder
+    except (OSError, RuntimeError):  # a home that cannot be written, or none
+        pass
+    return Path(tempfile.mkdtemp(prefix="packtrain-compiled-"))
 
 
 @functools.cache

@@ -18,6 +18,7 @@ class Layout:
     def __init__(self, example: dict[str, np.ndarray]):
         """For fields of the dtypes of `example`, and its shapes [M, ...] without M."""
         self._shapes = {name: leaf.shape[1:] for name, leaf in example.items()}
+        self._kinds = {name: leaf.dtype for name, leaf in example.items()}
         self._dtypes = {name: torch.from_numpy(leaf[:0]).dtype for name, leaf in example.items()}
         sizes = [int(np.prod(leaf.shape[1:], dtype=int)) * leaf.itemsize for leaf in example.values()]
         ends = np.cumsum([-(-size // _WORD) * _WORD for size in sizes])
@@ -30,6 +31,7 @@ class Layout:
         count = len(next(iter(fields.values())))
         rows = np.zeros((count, self.words * _WORD), np.uint8)
         for name, leaf in fields.items():
+            assert leaf.dtype == self._kinds[name], f"{name} is of {leaf.dtype}, and was of {self._kinds[name]}"
             rows[:, self._bytes[name]] = np.ascontiguousarray(leaf).reshape(count, -1).view(np.uint8)
         return rows.view(np.int64)
 

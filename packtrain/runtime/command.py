@@ -22,6 +22,7 @@ import torch
 
 from packtrain import __version__, config, knobs, trees
 from packtrain.acting.planned import PlannedPolicy
+from packtrain.devices.compiled import refuse_unless_possible
 from packtrain.devices.queues import use_all_queues
 from packtrain.envs.boundary import space_leaves
 from packtrain.envs.picture import draw_without_screen
@@ -193,6 +194,8 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
     configuration, experiment, spec = prepare(*_described(request))
     device = find_device(request.device)
     refuse_too_large(experiment, spec, device)
+    for use in experiment.learners.values():
+        refuse_unless_possible(device, getattr(use.learner, "compile", None))
     if request.tensorboard:
         TensorBoardWriter.available()
     folder = RunFolder(beside(request.output) if request.fresh else request.output)
@@ -364,9 +367,10 @@ def refuse_other(path: Path, state: dict[str, Any], configuration: config.Config
 
 
 def _log_changes(before: dict[str, str], configuration: config.Configuration) -> None:
-    """Note in the log what was changed that may be: run length, logging, evaluation."""
+    """Note in the log what was changed that may be: run length, logging, evaluation, how the machine is used."""
+    lasting = configuration.identity()
     for name, text in sorted(configuration.values.items()):
-        if name.startswith(config.CHANGEABLE) and before.get(name) != text:
+        if name not in lasting and before.get(name) != text:
             log.info("now %s = %s, before %s", name, text, before.get(name, "absent"))
 
 

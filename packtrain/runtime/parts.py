@@ -144,7 +144,7 @@ class Parts:
             actions, is not what it was at its beginning.
         """
         seed = experiment.seed
-        self._experiment, self._spec = experiment, spec
+        self._experiment, self._spec, self.device = experiment, spec, device
         torch.manual_seed(seed_for(seed, "weights"))
         torch.backends.cudnn.benchmark = not exact  # batches keep their shape: let cuDNN try which kernels are fastest
         torch.backends.cudnn.deterministic = exact

@@ -317,7 +317,11 @@ class Training:
 
     @property
     def acting_is_ahead(self) -> bool:
-        """Whether acting is to wait for a learner: it is behind by more than its slack."""
+        """Whether acting is to wait for a learner, which is behind by more than its slack; or for the end."""
+        if self.acted < self.experiment.warm_up:
+            return False  # what is learned before anything is repeated comes after these
+        if self.acted >= self.experiment.total_steps:
+            return True
         uses = self.experiment.learners.items()
         return any(use.slack is not None and self.due(name) > use.slack for name, use in uses)
 

@@ -281,7 +281,8 @@ def test_acting_runs_ahead_of_as_many_updates_as_there_is_slack_for(tmp_path, mo
             done.append(self)
 
     run = training(tmp_path, slack=4)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert not together._Launched(run)._slack, "on a CPU nothing is under way"
+    run.parts.device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     launched = together._Launched(run)
     for _ in range(3):
@@ -324,6 +325,33 @@ def test_seeds_go_on_from_the_same_update(tmp_path):
             shutil.rmtree(tmp_path / "run" / "seed_0" / "checkpoints" / str(old))
     shutil.rmtree(tmp_path / "run" / "seed_1" / "checkpoints" / str(max(states[1]["run"]["step"], 90)))
     assert cli.main([*argv, "--total_steps", "99"]) == 2  # nothing in common is left
+
+
+def test_slack_below_what_is_learned_beforehand(tmp_path):
+    """Random steps come first, then pre-training, then both at once.
+
+    Mutations: an actor that waits for what comes after the warm-up; one that acts on during the last evaluation.
+    """
+    run = training(tmp_path, slack=4, pretrain=12, total_steps=90, eval_every=45)
+    assert not run.acting_is_ahead
+    local.run(run)
+    assert run.finished and run.step == 90
+    assert run.parts.learners["model"].updates >= 12
+    assert [row["step"] for row in rows(tmp_path, "eval")][-1] == 90
+    run.close()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_a_run_goes_on_with_another_use_of_the_machine(tmp_path, monkeypatch):
+    """Compiled or not, at once or in turns: the run is the same. And nobody needs a compiler to look at it."""
+    argv = ["train", "steve/ddpg_pendulum", "--output_dir", str(tmp_path / "run")]
+    argv += [f"--{name}={value}" for name, value in SMALL.items() if name != "total_steps"]
+    assert cli.main([*argv, "--total_steps", "60", "--compile", "True"]) == 0
+    monkeypatch.setenv("PATH", "")
+    assert cli.main(["eval", str(tmp_path / "run"), "--num_episodes", "1"]) == 0
+    assert cli.main([*argv, "--total_steps", "75", "--compile", "True"]) == 2
+    assert cli.main([*argv, "--total_steps", "75", "--slack", "4"]) == 0
+    assert cli.main([*argv, "--total_steps", "90", "--batch_size", "5"]) == 2
 
 
 def test_updates_that_do_not_wait_for_steps(tmp_path):
