@@ -1,4 +1,4 @@
-"""An experiment alive in one process: its parts, its books, and how it is saved. Runtimes decide the order."""
+"""An experiment alive in one process: its parts, its books, and what is saved of it. Runtimes decide the order."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import collections
 import contextlib
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import psutil
 import torch
 
-from packtrain import trees
 from packtrain.acting.control import ActsAtRandom
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
@@ -25,10 +21,10 @@ from packtrain.config import Configuration, Travelling
 from packtrain.devices.allocator import keep_large_blocks
 from packtrain.envs.columns import Columns
 from packtrain.envs.stream import Stream
-from packtrain.errors import CheckpointError, DivergedError, SaveError
+from packtrain.errors import DivergedError
 from packtrain.memory.episodes import EpisodeMemory
 from packtrain.memory.replay import ReplayMemory
-from packtrain.memory.segments import Segments, drop_segments
+from packtrain.memory.segments import Segments
 from packtrain.memory.sequences import SequenceMemory
 from packtrain.metrics.console import PlainConsole, RichConsole
 from packtrain.metrics.planning import planning_row
@@ -36,12 +32,12 @@ from packtrain.metrics.recorder import Recorder, means
 from packtrain.metrics.rolling import Rolling
 from packtrain.metrics.writers import JsonlWriter, TensorBoardWriter
 from packtrain.planning.traces import TraceWriter
-from packtrain.runtime import checkpoint
 from packtrain.runtime.experiment import Collect, Experiment, Planning, Repeat, Update
 from packtrain.runtime.explorer import Explorer
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.gate import Busy, Gate
 from packtrain.runtime.parts import REPLAYED, Parts, open_evaluator
+from packtrain.runtime.saving import Saving
 from packtrain.runtime.seeds import seed_for
 from packtrain.types import Spec
 
@@ -130,9 +126,10 @@ class Training:
         self._writers: list[Any] = [JsonlWriter(folder.metrics, keep)]
         if tensorboard:
             self._writers.append(TensorBoardWriter(folder.path / "tensorboard"))
-        self._last_save = time.monotonic()
+        self._saving = Saving(
+            folder, experiment.run.checkpoint_secs, experiment.run.keep_every, self._evaluated_memories
+        )
         self.saves_itself = True  # False where runs that learn together are saved at the same update
-        self._saving: threading.Thread | None = None
         self._process = psutil.Process()
 
     def columns(self) -> list[Columns]:
@@ -413,11 +410,10 @@ class Training:
             for learner in self.parts.learners.values():
                 self._evaluation_network.load_state_dict(learner.network.state_dict())  # type: ignore[union-attr]
             # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
-            try:
-                self._evaluated = (self.step, self._state(with_actor=True))
-            except OSError as error:  # of a segment of the replay; it is evaluated all the same
-                self._refused(error, required=False)
-                self._evaluated = (self.step, None)
+            state = None
+            with self._saving.guarded(self.step):  # segments of the replay are written; without, it is evaluated too
+                state = self._state(with_actor=True)
+            self._evaluated = (self.step, state)
             assert self._evaluator is not None
             known = None
             if isinstance(self._evaluator.policy, PlannedPolicy):
@@ -449,23 +445,15 @@ class Training:
             rewards = result.pop("rewards")
             result |= {f"reward/{name}": value for name, value in rewards.items() if name != "train"}
             self._write("eval", {"epoch": self.epoch, **result} if self.experiment.by_epochs else result, step)
-            if state is not None and result["return_mean"] > self._best_score():
-                self._join_saving()
+            if state is not None:
                 others = {name: value for name, value in rewards.items() if name != "train"}
-                self._guarded(partial(self._keep_best, step, state, result["return_mean"], others))()
+                self._saving.keep_if_best(state, result["return_mean"], others)
             self._evaluated = None  # only now: until then its segments are not to be deleted
 
-    def _best_score(self) -> float:
-        try:
-            best = checkpoint.best(self.folder.checkpoints)
-        except CheckpointError as error:
-            log.warning("%s; the next evaluation counts as the best", error)
-            best = None
-        return -math.inf if best is None else best["score"]
-
-    def _keep_best(self, step: int, state: dict[str, Any], score: float, rewards: dict[str, float]) -> None:
-        checkpoint.save(self.folder.checkpoints, step, state)
-        checkpoint.mark_best(self.folder.checkpoints, step, score, rewards)
+    def _evaluated_memories(self) -> dict[str, Any]:
+        """The memories of the state that is being evaluated."""
+        evaluated = self._evaluated
+        return {} if evaluated is None or evaluated[1] is None else evaluated[1].get("memories", {})
 
     @property
     def evaluating(self) -> bool:
@@ -477,7 +465,7 @@ class Training:
     @property
     def save_due(self) -> bool:
         """Whether it is time for a checkpoint."""
-        return time.monotonic() - self._last_save >= self.experiment.run.checkpoint_secs
+        return self._saving.due
 
     def save_if_due(self, background: bool) -> None:
         """Save when `checkpoint_secs` have passed, unless others decide when."""
@@ -489,62 +477,12 @@ class Training:
 
         A disk that refuses is a warning, since the checkpoint before stands; SaveError if this one is `required`.
         """
+        state = None
         with self.gate.held(self._patience) if with_actor else contextlib.nullcontext():
-            try:
+            with self._saving.guarded(self.step, required):  # segments of the replay are written
                 state = self._state(with_actor)
-            except OSError as error:  # of a segment of the replay
-                self._refused(error, required)
-                return
-        for name, weights in state["weights"].items():
-            if not all(bool(torch.isfinite(leaf).all()) for leaf in trees.flatten(weights) if leaf.is_floating_point()):
-                raise DivergedError(f"the weights of {name!r} are not finite at step {self.step}: not saved")
-        self._join_saving()
-        self._last_save = time.monotonic()
-        step = state["run"]["step"]
-
-        def write() -> None:
-            checkpoint.save(self.folder.checkpoints, step, state)
-            checkpoint.prune(self.folder.checkpoints, self.experiment.run.keep_every)
-            self._drop_segments(state.get("memories", {}))
-
-        if background:
-            self._saving = threading.Thread(target=self._guarded(write), name="checkpoint")
-            self._saving.start()
-        else:
-            self._guarded(write, required)()
-
-    def _guarded(self, write: Callable[[], None], required: bool = False) -> Callable[[], None]:
-        def run() -> None:
-            try:
-                write()
-            except OSError as error:
-                self._refused(error, required)
-
-        return run
-
-    def _refused(self, error: OSError, required: bool) -> None:
-        """A disk has refused a checkpoint, or part of it."""
-        self._last_save = time.monotonic()
-        if required:
-            raise SaveError(f"the checkpoint at step {self.step:,} could not be written: {error}") from error
-        log.warning("checkpoint at step %d not written: %s; the one before it stands", self.step, error)
-
-    def _drop_segments(self, newest: dict[str, Any]) -> None:
-        """Delete segments of the replay that no checkpoint refers to any more, nor an evaluation under way."""
-        folder, evaluated = self.folder.checkpoints, self._evaluated
-        try:
-            others = [checkpoint.peek(folder, step, "memories") for step in checkpoint.steps(folder)]
-        except CheckpointError:
-            return  # who knows what it refers to
-        if evaluated is not None and evaluated[1] is not None:
-            others.append(evaluated[1].get("memories", {}))
-        for name, snapshot in newest.items():
-            drop_segments(self.folder.path / "replay" / name, snapshot, [other.get(name) for other in others])
-
-    def _join_saving(self) -> None:
-        if self._saving is not None:
-            self._saving.join()
-            self._saving = None
+        if state is not None:
+            self._saving.write(state, background, required)
 
     def _state(self, with_actor: bool) -> dict[str, Any]:
         """Everything that must survive. The actor is held; what its stream has begun is waited for, and the copies."""
@@ -599,7 +537,7 @@ class Training:
 
     def close(self) -> None:
         """End everything that is held."""
-        self._join_saving()
+        self._saving.join()
         if self.explorer is not None:
             with contextlib.suppress(OSError):  # a picture is worth no failed run
                 self.explorer.draw()

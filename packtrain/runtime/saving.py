@@ -1,0 +1,118 @@
+"""How a run's checkpoints are written: when they are due, at once or in the background, and what gives way to them.
+
+A disk that refuses is a warning, since the checkpoint before stands, unless this one is required.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from packtrain import trees
+from packtrain.errors import CheckpointError, DivergedError, SaveError
+from packtrain.memory.segments import drop_segments
+from packtrain.runtime import checkpoint
+from packtrain.runtime.folder import RunFolder
+
+log = logging.getLogger("packtrain")
+
+
+class Saving:
+    """Writes the checkpoints of one run."""
+
+    def __init__(self, folder: RunFolder, secs: float, keep_every: int | None, in_use: Callable[[], dict[str, Any]]):
+        """The first is due after so many seconds.
+
+        Args:
+          folder: of the run.
+          secs: between two checkpoints.
+          keep_every: steps; one checkpoint in each such span stays for ever.
+          in_use: memories, as in a checkpoint, to whose segments somebody refers beside all checkpoints.
+        """
+        self._folder, self._secs, self._keep_every, self._in_use = folder, secs, keep_every, in_use
+        self._last = time.monotonic()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return time.monotonic() - self._last >= self._secs
+
+    def write(self, state: dict[str, Any], background: bool = False, required: bool = False) -> None:
+        """Write a checkpoint, and let old ones go.
+
+        Raises:
+          DivergedError: some weights are not finite.
+          SaveError: it is required, and the disk refused.
+        """
+        step = state["run"]["step"]
+        for name, weights in state["weights"].items():
+            if not all(bool(torch.isfinite(leaf).all()) for leaf in trees.flatten(weights) if leaf.is_floating_point()):
+                raise DivergedError(f"the weights of {name!r} are not finite at step {step}: not saved")
+        self.join()
+        self._last = time.monotonic()
+
+        def run() -> None:
+            with self.guarded(step, required):
+                checkpoint.save(self._folder.checkpoints, step, state)
+                checkpoint.prune(self._folder.checkpoints, self._keep_every)
+                self._drop_segments(state.get("memories", {}))
+
+        if background:
+            self._thread = threading.Thread(target=run, name="checkpoint")
+            self._thread.start()
+        else:
+            run()
+
+    def keep_if_best(self, state: dict[str, Any], score: float, rewards: dict[str, float]) -> None:
+        """Keep the state that an evaluation was made of, if none was better."""
+        if score <= self._best_score():
+            return
+        self.join()
+        step = state["run"]["step"]
+        with self.guarded(step):
+            checkpoint.save(self._folder.checkpoints, step, state)
+            checkpoint.mark_best(self._folder.checkpoints, step, score, rewards)
+
+    def join(self) -> None:
+        """Wait for what is written in the background."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    @contextmanager
+    def guarded(self, step: int, required: bool = False) -> Iterator[None]:
+        """Around what writes a checkpoint, or part of it: a disk that refuses is a warning, SaveError if required."""
+        try:
+            yield
+        except OSError as error:
+            self._last = time.monotonic()
+            if required:
+                raise SaveError(f"the checkpoint at step {step:,} could not be written: {error}") from error
+            log.warning("checkpoint at step %d not written: %s; the one before it stands", step, error)
+
+    def _best_score(self) -> float:
+        try:
+            best = checkpoint.best(self._folder.checkpoints)
+        except CheckpointError as error:
+            log.warning("%s; the next evaluation counts as the best", error)
+            best = None
+        return -math.inf if best is None else best["score"]
+
+    def _drop_segments(self, newest: dict[str, Any]) -> None:
+        """Delete segments of the replay that no checkpoint refers to any more, nor who else uses them."""
+        folder = self._folder.checkpoints
+        try:
+            others = [checkpoint.peek(folder, step, "memories") for step in checkpoint.steps(folder)]
+        except CheckpointError:
+            return  # who knows what it refers to
+        others.append(self._in_use())
+        for name, snapshot in newest.items():
+            drop_segments(self._folder.path / "replay" / name, snapshot, [other.get(name) for other in others])
