@@ -30,7 +30,7 @@ from packtrain.errors import ConfigError, Error
 
 T = TypeVar("T", bound=Callable)
 
-CHANGEABLE = (
+_CHANGEABLE = (
     *("Run.", "Evaluation.", "EvaluationCallback.", "TraceCallback.", "ExplorationCallback."),
     *("Runner.n_epochs", "Runner.total_steps", "Runner.callback_classes"),
 )
@@ -49,7 +49,7 @@ def _lasting(values: dict[str, str]) -> dict[str, str]:
     return {
         name: text
         for name, text in values.items()
-        if not name.startswith(CHANGEABLE) and not name.endswith(_CHANGEABLE_ENDS)
+        if not name.startswith(_CHANGEABLE) and not name.endswith(_CHANGEABLE_ENDS)
     }
 
 

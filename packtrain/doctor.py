@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import packtrain
+from packtrain.devices.compilers import find_compilers
 
 # The same as in pyproject.toml, which is not there in an installed package; a test compares them.
 OLDEST_PYTHON = (3, 11)
@@ -277,8 +278,7 @@ def check_open_files(limits: tuple[int, int] | None = None) -> Check:
 
 def check_compilers() -> Check:
     """The C and C++ compilers that torch.compile calls."""
-    c = _first_program(os.environ.get("CC", "gcc"), "clang")
-    cxx = _first_program(os.environ.get("CXX", "g++"))
+    c, cxx = find_compilers()
     lacking = [language for language, program in (("C", c), ("C++", cxx)) if program is None]
     if lacking:
         text = f"no {' and no '.join(lacking)} compiler: torch.compile will not work; install gcc and g++"
@@ -286,10 +286,6 @@ def check_compilers() -> Check:
     if Path("/dev/nvidia0").exists() and importlib.util.find_spec("triton") is None:
         return Check("compiler", "warn", f"{c}, {cxx}; no Triton: torch.compile will not work on the GPU")
     return Check("compiler", "ok", f"{c}, {cxx}")
-
-
-def _first_program(*names: str | None) -> str | None:
-    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def check_ray_auth() -> Check:

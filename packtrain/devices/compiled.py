@@ -10,7 +10,6 @@ import functools
 import importlib.util
 import logging
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
+from packtrain.devices.compilers import find_compilers
 from packtrain.errors import ConfigError
 
 log = logging.getLogger("packtrain")
@@ -74,8 +74,7 @@ def refuse_unless_possible(device: torch.device, wanted: bool | None) -> None:
 
 def lacks(device: torch.device) -> str | None:
     """What compiling for a device needs and this machine does not have."""
-    programs = ([os.environ.get("CC", "gcc"), "clang"], [os.environ.get("CXX", "g++")])  # where torch and Triton look
-    if not all(any(map(shutil.which, names)) for names in programs):
+    if None in find_compilers():
         return "a C and a C++ compiler (gcc and g++, or CC and CXX)"
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         return "Triton"

@@ -118,8 +118,10 @@ class LearnerUse:
     slack: int | None = None  # updates that acting may run ahead of, at the same time; None: both take turns
 
     def __post_init__(self) -> None:
-        if self.slack is not None and (self.slack < 1 or self.ratio is None):
-            raise ConfigError(f"LearnerUse.slack = {self.slack} must be at least 1, and needs LearnerUse.ratio")
+        if self.slack is not None and self.slack < 1:
+            raise ConfigError(f"LearnerUse.slack = {self.slack} must be at least 1, or None")
+        if self.slack is not None and self.ratio is None:
+            raise ConfigError(f"LearnerUse.slack = {self.slack} needs LearnerUse.ratio")
         if self.ratio is not None and self.ratio <= 0:
             raise ConfigError(f"LearnerUse.ratio = {self.ratio} must be above 0, or None")
 

@@ -114,8 +114,8 @@ class _Launched:
 
     def __init__(self, training: Training | None):
         on_gpu = training is not None and training.parts.device.type == "cuda"
-        uses = training.experiment.learners.items() if training is not None and on_gpu else ()
-        self._slack = {name: use.slack for name, use in uses if use.slack is not None}
+        uses = training.experiment.learners if training is not None and on_gpu else {}
+        self._slack = {name: use.slack for name, use in uses.items() if use.slack is not None}
         self._counts = dict.fromkeys(self._slack, 0)
         self._queue: collections.deque[tuple[serial.Learn, torch.cuda.Event]] = collections.deque()
 

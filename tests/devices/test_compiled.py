@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from packtrain.devices import compiled
+from packtrain.devices import compiled, compilers
 from packtrain.devices.compiled import Compiled, refuse_unless_possible
 from packtrain.errors import ConfigError
 
@@ -18,7 +18,7 @@ def machine(monkeypatch):
     """A machine that has these programs and modules."""
 
     def has(*names):
-        monkeypatch.setattr(compiled.shutil, "which", lambda name: name if name in names else None)
+        monkeypatch.setattr(compilers.shutil, "which", lambda name: name if name in names else None)
         monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda name: name if name in names else None)
 
     monkeypatch.delenv("CC", raising=False)

@@ -1,0 +1,20 @@
+"""Where torch finds compilers. Nothing but the standard library: the doctor asks where torch does not import."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import NamedTuple
+
+
+class Compilers(NamedTuple):
+    """Paths of the programs that torch.compile calls; None: there is none."""
+
+    c: str | None  # Triton builds its launchers with it
+    cxx: str | None  # what is compiled for a CPU
+
+
+def find_compilers() -> Compilers:
+    """Those of this machine: what CC and CXX name, else gcc or clang, and g++."""
+    c = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("clang")
+    return Compilers(c, shutil.which(os.environ.get("CXX", "g++")))
