@@ -86,7 +86,7 @@ class DynamicsRule:
         self.settings, self.model = settings, network.model
         own = self.model.sizes.transitions if settings.rows == "own" else 1
         self.batch_size = settings.batch_size * own
-        self.holdout = settings.holdout
+        self.holdout, self.compiles = settings.holdout, settings.compile is True
         self.optimisers: dict[str, Adam] = {
             "model": Adam(self.model.parameters(), settings.learning_rate, settings.weight_decay)
         }
@@ -217,7 +217,8 @@ def _shares(errors: Tensor, name: str, settings: DynamicsLearning, batch: Batch)
     members = errors.shape[1]
     shares: Tensor | float = 1.0
     if settings.rows == "random":
-        shares = members * nn.functional.one_hot(batch[f"member/{name}"], members).transpose(1, 2)
+        asked = batch[f"member/{name}"].unsqueeze(1)  # [R, 1, B]
+        shares = members * (asked == torch.arange(members, device=asked.device).unsqueeze(-1))
     if not settings.bootstrap:
         return shares
     rows = _against(_deal(batch["row"], members, settings), 2)

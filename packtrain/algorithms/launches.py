@@ -2,8 +2,8 @@
 
 A `Rule` is one update as a pure step over tensors that stay in place: R runs in front, everything random among its
 inputs. `Launches` takes the inputs of K updates, and steps through them; on a GPU groups of steps are captured and
-launched as one. A `ReplayLearner` is what one run sees of it. `join` lets the learners of several runs update together:
-they keep their own weights, optimiser states and counters, which then lie side by side.
+launched as one, on a CPU a step is taped. A `ReplayLearner` is what one run sees of it. `join` lets the learners of
+several runs update together: they keep their own weights, optimiser states and counters, which then lie side by side.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from packtrain.algorithms.optimisers import Adam
 from packtrain.devices.captured import Captured
+from packtrain.devices.taped import Taped
 from packtrain.errors import CheckpointError
 from packtrain.memory.replay import ReplayMemory
 from packtrain.networks.stacked import join as join_modules
 
-UNIT = 4  # updates in one launch, where nothing must happen between them
+UNIT = 4  # updates in one launch of a GPU, where nothing must happen between them
 ROOM = 32  # updates whose inputs are laid out at once
 Batch = dict[str, Tensor]
 
@@ -32,6 +33,7 @@ class Rule(Protocol):
     optimisers: dict[str, Adam]
     batch_size: int
     holdout: bool  # whether its batches leave every tenth step alone
+    compiles: bool  # whether torch is told to compile it wherever it runs
 
     def draws(self, count: int, generator: torch.Generator) -> Batch:
         """What one run's next updates need that is random, [count, ...] each."""
@@ -76,11 +78,12 @@ class Launches:
 
     def __init__(self, rule: Rule, runs: int, device: torch.device, capture: bool = True):
         self.rule, self.runs, self._device = rule, runs, device
-        self._capture = capture and device.type == "cuda"
-        self._laid: Batch = {}  # [ROOM, R, ...], where captured updates read
+        self._on_gpu = device.type == "cuda"
+        self._records = capture and (self._on_gpu or not rule.compiles)  # a tape does not see what is compiled
+        self._laid: Batch = {}  # [ROOM, R, ...], where recorded updates read
         self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self._sum = torch.zeros(runs, len(rule.names), device=device)
-        self._captured: dict[tuple, Captured] = {}
+        self._recorded: dict[tuple, Captured | Taped] = {}
 
     def update(self, given: Sequence[Batch], done: int) -> Tensor:
         """Updates on inputs [count, ...] of each run, after `done` earlier ones; mean metrics [R, M]."""
@@ -88,7 +91,7 @@ class Launches:
         assert count <= ROOM, f"{count} updates at once"
         self._sum.zero_()
         self.rule.begin()
-        if not self._capture:
+        if not self._records:
             for k in range(count):
                 if self.runs == 1:
                     batch = {name: leaf[k : k + 1] for name, leaf in given[0].items()}
@@ -103,17 +106,19 @@ class Launches:
         end = done + count
         while done < end:
             free = min(end - done, self.rule.stop(done))
-            kinds = tuple(self.rule.kind(done + k) for k in range(UNIT if free >= UNIT else 1))
-            if kinds not in self._captured:
-                name = (
-                    f"{len(kinds)} updates of {self.runs} runs" if len(kinds) > 1 else f"an update of {self.runs} runs"
-                )
-                self._captured[kinds] = Captured(self._stepper(kinds), self._device, name)
-            self._captured[kinds]()
+            kinds = tuple(self.rule.kind(done + k) for k in range(UNIT if self._on_gpu and free >= UNIT else 1))
+            if kinds not in self._recorded:
+                self._recorded[kinds] = self._record(kinds)
+            self._recorded[kinds]()
             done += len(kinds)
             self.rule.between(done)
         self.rule.end()
         return self._sum / count
+
+    def _record(self, kinds: tuple) -> Captured | Taped:
+        name = f"{len(kinds)} updates of {self.runs} runs" if len(kinds) > 1 else f"an update of {self.runs} runs"
+        steps = self._stepper(kinds)
+        return Captured(steps, self._device, name) if self._on_gpu else Taped(steps, name)
 
     def _lay(self, given: Sequence[Batch], count: int) -> None:
         if not self._laid:
@@ -152,7 +157,7 @@ class ReplayLearner:
           parts: names in it that this learner writes, and saves.
           rule: makes the rule for such a network, of one run or of several.
           seed: of what is random in updates.
-          capture: whether updates are captured on a GPU.
+          capture: whether updates are captured on a GPU, and taped on a CPU.
         """
         self.network, self._parts = network, parts
         self._make, self._capture = rule, capture
@@ -168,7 +173,7 @@ class ReplayLearner:
 
     @property
     def capture(self) -> bool:
-        """Whether updates are captured, on a GPU."""
+        """Whether updates are captured on a GPU, and taped on a CPU."""
         return self._capture
 
     @capture.setter

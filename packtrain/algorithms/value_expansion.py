@@ -126,6 +126,7 @@ class ValueRule:
     def __init__(self, settings: ValueExpansion, network: ControlNetwork):
         self.settings, self.network = settings, network
         self.batch_size, self.holdout = settings.batch_size, False
+        self.compiles = settings.compile is True
         self._depths = settings.target.horizon + 1
         self._leaves = {
             name: [leaf.detach() for leaf in getattr(network, name).parameters()]
@@ -437,7 +438,7 @@ def policy_losses(network: ControlNetwork, settings: ValueExpansion, batch: Batc
         worth = network.value(network.critic, obs, action, learns=False).mean(1)  # [R, B]
         temperature = temperature_of(network, settings).unsqueeze(-1)
         return (temperature * log_prob - worth).mean(-1), nothing, log_prob
-    before = network.policy(obs)[:, 0]
+    before = network.policy(obs).squeeze(1)
     worth = network.value(network.critic, obs, torch.tanh(before), learns=False).mean(1)
     regulariser = settings.policy_regulariser * before.square().mean((1, 2)) if settings.core == "ddpg" else nothing
     return -worth.mean(-1), regulariser, torch.zeros_like(worth)

@@ -1,8 +1,8 @@
 """How fast value expansion learns, beside the floor of its own products.
 
 On a GPU: STEVE at the paper's sizes, an update of the model and one of critic and policy, for 1 and 8 seeds at once,
-kernel by kernel, compiled, captured, and both. On a CPU: plain DDPG with 2 × 256 units and batches of 256, beside
-Stable-Baselines3 where it is installed, in alternating rounds.
+kernel by kernel, compiled, captured, and both. On a CPU: plain DDPG with 2 × 256 units and batches of 256, taped and
+not, beside Stable-Baselines3 where it is installed, in alternating rounds.
 
 The floor is what the products alone would take: their operations are counted in one update, and products of the size
 that most of them have are timed on the same device, in the same precision and with the same threads. On a CPU small
@@ -172,19 +172,14 @@ def _ddpg(secs: float, cores: int) -> dict[str, Any]:
     cpu = torch.device("cpu")
     control = Control(256, 2, 1, explore_chance=1.0)
     description = ValueExpansion(batch_size=256, rows="all", target_period=None, publish_period=None)
-    (learner,) = _learners(control, (description,), cpu, 0, False)
-    batch = _batch(learner, cpu)
-
-    def ours() -> int:
-        learner.update(batch)
-        return COUNT
-
-    flops = _operations(ours) / COUNT
-    products = _noted_products(ours)
+    ours, untaped = (_updates(control, description, capture) for capture in (True, False))
+    flops = _operations(untaped) / COUNT
+    products = _noted_products(untaped)
     theirs = _stable_baselines()
-    rates, floors, alone, others = [], [], [], []
+    rates, plain, floors, alone, others = [], [], [], [], []
     for _ in range(ROUNDS):  # in turns: a shared machine is not equally fast all the time
         rates.append(_rate(ours, secs / ROUNDS, cpu))
+        plain.append(_rate(untaped, secs / ROUNDS / 2, cpu))
         floors.append(1e12 * _products(cpu, 1, 256, secs / ROUNDS / 4) / flops)
         alone.append(_rate(products, secs / ROUNDS / 2, cpu))
         if theirs is not None:
@@ -198,6 +193,7 @@ def _ddpg(secs: float, cores: int) -> dict[str, Any]:
         f"floor  {floor:>8,.0f} updates/s: {flops / 1e9:.3f} GFLOP of products an update",
         f"ratio  {statistics.median(ratios):>8.2f}   the median of {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
         f"alone  {statistics.median(alone):>8,.0f} updates/s: the same products one after another, and nothing else",
+        f"plain  {statistics.median(plain):>8,.0f} updates/s: the same updates when they are not taped",
     ]
     more: dict[str, Any] = {}
     if others:
@@ -210,10 +206,26 @@ def _ddpg(secs: float, cores: int) -> dict[str, Any]:
     return {
         **{"bench": "steve", "rate": rate, "bound": floor, "ratio": statistics.median(ratios), "ratios": ratios},
         **more,
-        "parts": [{"name": "products", "gflop": flops / 1e9, "updates_per_second": statistics.median(alone)}],
+        "parts": [
+            {"name": "products", "gflop": flops / 1e9, "updates_per_second": statistics.median(alone)},
+            {"name": "untaped", "updates_per_second": statistics.median(plain)},
+        ],
         "lines": lines,
         "machine": machine(),
     }
+
+
+def _updates(control: Control, description: ValueExpansion, capture: bool) -> Callable[[], int]:
+    """A call that makes COUNT updates."""
+    cpu = torch.device("cpu")
+    (learner,) = _learners(control, (description,), cpu, 0, capture)
+    batch = _batch(learner, cpu)
+
+    def updates() -> int:
+        learner.update(batch)
+        return COUNT
+
+    return updates
 
 
 def _stable_baselines() -> Callable[[], int] | None:

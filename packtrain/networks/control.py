@@ -115,11 +115,11 @@ class ControlNetwork(nn.Module):
 
     def act(self, policy: nn.Module, obs: Tensor) -> Tensor:
         """The greedy action of a policy for [R, N, D]: [R, N, A]."""
-        return torch.tanh(policy(obs)[:, 0, :, : self.action_size])
+        return torch.tanh(policy(obs).squeeze(1)[..., : self.action_size])
 
     def draw(self, policy: nn.Module, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """A stochastic policy's actions [R, N, A] for standard normal noise, and their log-probabilities [R, N]."""
-        mean, spread = policy(obs)[:, 0].chunk(2, -1)
+        mean, spread = policy(obs).squeeze(1).chunk(2, -1)
         log_std = _LEAST + 0.5 * (_MOST - _LEAST) * (torch.tanh(spread) + 1)
         before = mean + noise * log_std.exp()
         # log(1 − tanh²x) = 2 (log 2 − x − softplus(−2x)), without the difference of nearly equal numbers.
@@ -129,4 +129,4 @@ class ControlNetwork(nn.Module):
 
     def value(self, critic: nn.Module, obs: Tensor, action: Tensor, learns: bool = True) -> Tensor:
         """What each critic says of the same pairs [R, N, ...], or of its own [R, K, N, ...]: [R, K, N]."""
-        return critic(torch.cat([obs, action], -1), learns)[..., 0]
+        return critic(torch.cat([obs, action], -1), learns).squeeze(-1)

@@ -115,22 +115,52 @@ def test_many_at_once_are_those_one_at_a_time(case):
 
 
 @pytest.mark.parametrize("case", list(CASES))
+def test_taped_updates_are_the_plain_ones(case):
+    """Of two joined runs, bit for bit. Mutations: a tape for all kinds of updates; a tape that outlives a join."""
+    both = [[Run(seed, case) for seed in (1, 2)] for _ in range(2)]
+    for run in both[1]:
+        train([run], [2])  # tapes of each alone, that nobody may play once they are joined
+    for run in both[0]:
+        for learner in run.learners:
+            learner.capture = False
+        train([run], [2])
+    for runs, records in zip(both, (False, True), strict=True):
+        join([run.learners for run in runs])
+        for learner in runs[0].learners:
+            assert learner._launches._records == records
+    told = [train(runs, [9, 2, 13]) for runs in both]
+    for plain, taped in zip(*both, strict=True):
+        same(plain, taped, **EXACT)
+    assert told[0] == told[1]
+    for learner in both[1][0].learners:
+        assert all(each._calls is not None for each in learner._launches._recorded.values())
+
+
+def test_compiled_updates_are_not_taped():
+    """A tape would not see them."""
+    run = Run(1, "steve", compile=True)
+    assert not any(learner._launches._records for learner in run.learners)
+
+
+@pytest.mark.parametrize("case", list(CASES))
 def test_steps_laid_out_for_a_launch_are_the_plain_ones(case):
     """The way through a GPU's launches, on a CPU: a cursor through inputs in place, units where nothing is due between.
 
     Mutations: a cursor that is not set back; units across a copy that is due; kinds of the first update for all.
     """
     plain, laid = Run(1, case), Run(1, case)
+    for learner in plain.learners:
+        learner.capture = False
     for learner in laid.learners:
-        learner._launches._capture = True
+        learner._launches._on_gpu = True
     first, second = (train([run], [9, 2, 13]) for run in (plain, laid))
     same(plain, laid, **EXACT)
     for (one,), (other,) in zip(first, second, strict=True):
         for name in one:
             torch.testing.assert_close(one[name], other[name])
-    units = {len(kinds) for kinds in laid.learners[0]._launches._captured}
+    units = {len(kinds) for kinds in laid.learners[0]._launches._recorded}
     assert units == {1, UNIT}  # the model's updates go by fours, and the rest one by one
-    kinds = set(laid.learners[1]._launches._captured)
+    kinds = set(laid.learners[1]._launches._recorded)
     if case in ("steve", "mve"):  # something is due after 3, 4, 5, 6, 8 …: four never fit
         assert kinds == {(True,)}
     elif case == "td3":
@@ -317,11 +347,11 @@ def test_captured_updates_are_the_plain_ones_on_a_gpu():
         for runs, capture in zip(both, (False, True), strict=True):
             join([run.learners for run in runs])
             for learner in runs[0].learners:
-                learner._launches._capture = capture
+                learner._launches._records = capture
             train(runs, [9, 13, 16, 16])
         for plain, captured in zip(*both, strict=True):
             same(plain, captured, atol=2e-3, rtol=2e-2)
-        assert any(each._graph is not None for each in both[1][0].learners[0]._launches._captured.values())
+        assert any(each._graph is not None for each in both[1][0].learners[0]._launches._recorded.values())
 
 
 def test_a_rule_is_all_that_launches_know():
@@ -329,6 +359,7 @@ def test_a_rule_is_all_that_launches_know():
 
     class Rule:
         names = ("total", "update")
+        compiles = False
 
         def __init__(self):
             self.seen = []
@@ -353,8 +384,7 @@ def test_a_rule_is_all_that_launches_know():
 
     for capture in (False, True):
         rule = Rule()
-        launch = Launches(rule, 2, CPU)
-        launch._capture = capture
+        launch = Launches(rule, 2, CPU, capture)
         given = [{"x": torch.arange(6.0).reshape(3, 2)}, {"x": 10 * torch.ones(3, 2)}]
         got = launch.update(given, 4)
         assert got.tolist() == [[5.0, 5.0], [20.0, 5.0]]  # (1 + 5 + 9) / 3; updates 4, 5, 6
