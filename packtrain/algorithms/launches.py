@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from packtrain.algorithms.optimisers import Adam
 from packtrain.devices.captured import Captured
-from packtrain.devices.taped import Taped
+from packtrain.devices.taped import Spare, Taped
 from packtrain.errors import CheckpointError
 from packtrain.memory.replay import ReplayMemory
 from packtrain.networks.stacked import join as join_modules
@@ -80,7 +80,8 @@ class Launches:
         self.rule, self.runs, self._device = rule, runs, device
         self._on_gpu = device.type == "cuda"
         self._records = capture and (self._on_gpu or not rule.compiles)  # a tape does not see what is compiled
-        self._laid: Batch = {}  # [ROOM, R, ...], where recorded updates read
+        self._laid: Batch = {}  # [room, R, ...], where recorded updates read
+        self._spare = Spare()
         self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self._sum = torch.zeros(runs, len(rule.names), device=device)
         self._recorded: dict[tuple, Captured | Taped] = {}
@@ -118,12 +119,16 @@ class Launches:
     def _record(self, kinds: tuple) -> Captured | Taped:
         name = f"{len(kinds)} updates of {self.runs} runs" if len(kinds) > 1 else f"an update of {self.runs} runs"
         steps = self._stepper(kinds)
-        return Captured(steps, self._device, name) if self._on_gpu else Taped(steps, name)
+        return Captured(steps, self._device, name) if self._on_gpu else Taped(steps, name, self._spare)
 
     def _lay(self, given: Sequence[Batch], count: int) -> None:
-        if not self._laid:
-            for name, leaf in given[0].items():
-                self._laid[name] = leaf.new_zeros(ROOM, self.runs, *leaf.shape[1:])
+        """Copy inputs to where recorded updates read them; for inputs of another kind everything is recorded anew."""
+        kinds = {name: (leaf.shape[1:], leaf.dtype) for name, leaf in given[0].items()}
+        laid = {name: (leaf.shape[2:], leaf.dtype) for name, leaf in self._laid.items()}
+        if kinds != laid or count > len(next(iter(self._laid.values()))):
+            room = ROOM if self._on_gpu else count
+            self._laid = {name: leaf.new_zeros(room, self.runs, *leaf.shape[1:]) for name, leaf in given[0].items()}
+            self._recorded.clear()
         places = [place[:count, run] for place in self._laid.values() for run in range(self.runs)]
         torch._foreach_copy_(places, [one[name] for name in self._laid for one in given])
 
@@ -178,6 +183,7 @@ class ReplayLearner:
 
     @capture.setter
     def capture(self, capture: bool) -> None:
+        assert self._launches.runs == 1, "this is decided before runs are joined"
         self._capture = capture
         self._launches = Launches(self._launches.rule, 1, self._device, capture)
 

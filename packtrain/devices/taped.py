@@ -1,13 +1,15 @@
-"""Work on a CPU recorded once and repeated: an update's operations without what stands around them.
+"""Work on a CPU recorded and repeated: an update's operations without what stands around them.
 
 An update of small networks is a hundred operations of microseconds, and half as much again passes in Python, in
-autograd and in making views. A tape notes what torch dispatches while the work runs once, drops what nobody uses, gives
+autograd and in making views. A tape notes what torch dispatches while the work runs, drops what nobody uses, gives
 every result a place that never moves, and from then on makes the same calls in the same order. Results are the same,
 bit for bit. Places are used again as soon as what lies there is not needed any more, so that little memory is touched.
 
-As with work captured on a GPU, inputs are copied into place before each run, numbers that Python computes are those of
-the first run, and what depends on data that only Python could look at cannot be taped. Code that does not go through
-torch's dispatcher is not seen: NumPy's, and functions that torch has compiled.
+As with work captured on a GPU, inputs are copied into place before each run, and what Python computes is not computed
+again. So the work is noted in its first two runs, and taped if they are the same: the same operations, on the same
+memory, with the same numbers from Python. What depends on data that only Python could look at cannot be taped, nor
+what draws random numbers. Code that does not go through torch's dispatcher is not seen: NumPy's, `Tensor.tolist`, and
+functions that torch has compiled.
 """
 
 from __future__ import annotations
@@ -23,19 +25,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 log = logging.getLogger("packtrain")
-_UNTAPED = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
-_ALWAYS_THE_SAME = (
-    "arange",
-    "full",
-    "full_like",
-    "new_full",
-    "new_ones",
-    "new_zeros",
-    "ones",
-    "ones_like",
-    "zeros",
-    "zeros_like",
-)
+_UNTAPED = {
+    torch.Tag.data_dependent_output: "looks at numbers",
+    torch.Tag.dynamic_output_shape: "has results whose size depends on numbers",
+    torch.Tag.inplace_view: "changes the shape of a tensor in place",
+    torch.Tag.nondeterministic_seeded: "draws random numbers",
+}
+_CONSTANT = set("arange full full_like new_full new_ones new_zeros ones ones_like zeros zeros_like".split())
+_OF_A_PLACE = {"dtype", "layout", "device", "pin_memory", "memory_format"}  # arguments that a given place answers
 # Torch's own functions take half as long to call as the dispatcher's, with the same arguments.
 _SHORTER = {
     **{f"aten.{name}.out": getattr(torch, name) for name in ("add", "addcmul", "baddbmm", "bmm", "cat", "div", "exp")},
@@ -49,17 +46,37 @@ _SHORTER = {
 }
 
 
-class Taped:
-    """A call without arguments, on a CPU, that is recorded when it first runs and repeated after that."""
+class Spare:
+    """Memory that nobody uses at the moment. Tapes that never run at the same time may share it."""
 
-    def __init__(self, call: Callable[[], None], name: str):
+    def __init__(self) -> None:
+        self._blocks: list[torch.UntypedStorage] = []
+
+    def take(self, size: int) -> torch.UntypedStorage:
+        """A block of so many bytes, or up to twice as many."""
+        fits = [place for place, block in enumerate(self._blocks) if size <= block.nbytes() <= 2 * size]
+        if not fits:
+            return torch.empty(size, dtype=torch.uint8).untyped_storage()
+        return self._blocks.pop(min(fits, key=lambda place: self._blocks[place].nbytes()))
+
+    def give(self, block: torch.UntypedStorage) -> None:
+        """It may be used again."""
+        self._blocks.append(block)
+
+
+class Taped:
+    """A call without arguments, on a CPU, that is noted in its first two runs and repeated after that."""
+
+    def __init__(self, call: Callable[[], None], name: str, spare: Spare | None = None):
         """Nothing runs yet.
 
         Args:
           call: reads and writes tensors that never move.
           name: for the log.
+          spare: where memory comes from, and goes when it is not needed.
         """
-        self._call, self._name = call, name
+        self._call, self._name, self._spare = call, name, spare or Spare()
+        self._first: _Outline | None = None
         self._calls: list[Callable[[], Any]] | None = None
         self._possible = True
 
@@ -79,12 +96,21 @@ class Taped:
         recorder = _Recorder()
         with torch.enable_grad(), recorder:
             self._call()
-        if recorder.obstacle is None:
-            self._calls = _played(recorder.noted)
-            log.info("%s is taped: %d operations of %d", self._name, len(self._calls), len(recorder.noted))
-        else:
-            log.warning("%s is not taped, which would make it faster: %s", self._name, recorder.obstacle)
+        obstacle = recorder.obstacle
+        if obstacle is None:
+            outline = _Outline(recorder.noted)
+            if self._first is None:
+                self._first = outline
+                return
+            if outline.steps == self._first.steps:
+                self._calls = _played(recorder.noted, self._spare)
+                log.info("%s is taped: %d operations of %d", self._name, len(self._calls), len(recorder.noted))
+            else:
+                obstacle = "it was not the same twice"
+        if obstacle is not None:
+            log.warning("%s is not taped, which would make it faster: %s", self._name, obstacle)
             self._possible = False
+        self._first = None
 
 
 class _Noted(NamedTuple):
@@ -112,10 +138,14 @@ class _Noted(NamedTuple):
         return _tensors((by_place, [value for name, value in self.kwargs.items() if name in named]))
 
     @property
+    def adds_memory(self) -> bool:
+        """Whether something it makes does not lie in the memory of what it is given."""
+        return not _memories(self.made) <= _memories(self.given)
+
+    @property
     def looks(self) -> bool:
-        """Whether all it makes lies in the memory of what it is given, and nothing is written: a view."""
-        memory = {_memory(leaf) for leaf in self.given}
-        return not self.written and all(_memory(leaf) in memory for leaf in self.made)
+        """Whether it is a view, or nothing."""
+        return not self.written and not self.adds_memory
 
 
 class _Recorder(TorchDispatchMode):
@@ -124,28 +154,62 @@ class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.noted: list[_Noted] = []
-        self.obstacle: str | None = None
+        self.obstacle: str | None = None  # why this cannot be repeated
+        self._literals: set[int] = set()  # memory of numbers that Python has made tensors of, new each time
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        if any(tag in function.tags for tag in _UNTAPED):
-            self.obstacle = f"{function} depends on what numbers are, or changes shapes"
-        self.noted.append(_Noted(function, args, kwargs, result))
+        if self.obstacle is None:
+            one = _Noted(function, args, kwargs, result)
+            why = self._why_not(one)
+            self.obstacle = None if why is None else f"{function} {why}"
+            self.noted.append(one)
         return result
 
+    def _why_not(self, one: _Noted) -> str | None:
+        if any(not _is_plain(leaf) for leaf in (*one.given, *one.made)):
+            return "has to do with tensors that are not plain memory"
+        if _is_literal(one):
+            self._literals |= _memories(one.made)
+        elif _memories(one.written) & self._literals:
+            return "changes numbers that are new each time"
+        if one.written and one.adds_memory:
+            return "both changes a tensor and makes one"
+        return next((why for tag, why in _UNTAPED.items() if tag in one.function.tags), None)
 
-def _played(noted: list[_Noted]) -> list[Callable[[], Any]]:
+
+class _Outline:
+    """What was called with which numbers and on which memory: two runs that are the same have the same `steps`."""
+
+    def __init__(self, noted: list[_Noted]):
+        own = _made_here(noted)
+        order: dict[int, int] = {}
+        literals = {_memory(one.made[0]): one.made[0].tolist() for one in noted if _is_literal(one)}
+        self._there = [leaf for one in noted for leaf in one.given if _memory(leaf) not in own]  # memory stays theirs
+
+        def place(leaf: Tensor) -> Any:
+            memory = _memory(leaf)
+            if memory in literals:
+                where: Any = literals[memory]
+            else:
+                where = ("own", order.setdefault(memory, len(order))) if memory in own else memory
+            return (where, leaf.dtype, leaf.storage_offset(), leaf.size(), leaf.stride())
+
+        self.steps = [(one.function, repr(tree_map_only(Tensor, place, one[1:]))) for one in noted]
+
+
+def _played(noted: list[_Noted], spare: Spare) -> list[Callable[[], Any]]:
     """The calls that repeat what was noted."""
     noted = _without_constants(noted)
     own = _made_here(noted)
     needed = [one for one in _needed(noted, own) if not one.looks]
-    last = {_memory(leaf): number for number, one in enumerate(needed) for leaf in (*one.given, *one.made)}
-    places = _Places(own)
+    last = {memory: number for number, one in enumerate(needed) for memory in _memories((*one.given, *one.made))}
+    places = _Places(own, spare)
     calls = []
     for number, one in enumerate(needed):
         calls.append(_call(one, places))
-        for memory in {_memory(leaf) for leaf in (*one.given, *one.made)}:
+        for memory in _memories((*one.given, *one.made)):
             if last[memory] == number:
                 places.free(memory)
     return calls
@@ -153,11 +217,10 @@ def _played(noted: list[_Noted]) -> list[Callable[[], Any]]:
 
 def _without_constants(noted: list[_Noted]) -> list[_Noted]:
     """Without making what is always the same and nobody writes to: it stays where it was made."""
-    written = {_memory(leaf) for one in noted for leaf in one.written}
+    written = {memory for one in noted for memory in _memories(one.written)}
 
     def constant(one: _Noted) -> bool:
-        name = one.function.overloadpacket.__name__
-        return name in _ALWAYS_THE_SAME and all(_memory(leaf) not in written for leaf in one.made)
+        return one.function.overloadpacket.__name__ in _CONSTANT and not _memories(one.made) & written
 
     return [one for one in noted if not constant(one)]
 
@@ -167,8 +230,8 @@ def _made_here(noted: list[_Noted]) -> set[int]:
     before: set[int] = set()
     own: set[int] = set()
     for one in noted:
-        before |= {_memory(leaf) for leaf in one.given} - own
-        own |= {_memory(leaf) for leaf in one.made} - before
+        before |= _memories(one.given) - own
+        own |= _memories(one.made) - before
     return own
 
 
@@ -176,20 +239,19 @@ def _needed(noted: list[_Noted], own: set[int]) -> list[_Noted]:
     """Without what makes or changes only memory that is not looked at afterwards."""
     found, live = [], set[int]()
     for one in reversed(noted):
-        touched = {_memory(leaf) for leaf in (one.written or one.made)}
+        touched = _memories(one.written or one.made)
         if touched - own or touched & live:
             found.append(one)
-            live |= {_memory(leaf) for leaf in (*one.given, *one.made)}
+            live |= _memories((*one.given, *one.made))
     return found[::-1]
 
 
 class _Places:
-    """Memory for what is made in the course of a tape."""
+    """Where what is made in the course of a tape lies."""
 
-    def __init__(self, own: set[int]):
-        self._own = own
+    def __init__(self, own: set[int], spare: Spare):
+        self._own, self._spare = own, spare
         self._taken: dict[int, torch.UntypedStorage] = {}
-        self._spare: dict[int, list[torch.UntypedStorage]] = {}  # by size
 
     def at(self, leaf: Tensor) -> Tensor:
         """Where a tensor lies whenever the tape runs."""
@@ -197,17 +259,14 @@ class _Places:
         if memory not in self._own:
             return leaf.detach()
         if memory not in self._taken:
-            size = leaf.untyped_storage().nbytes()
-            spare = self._spare.setdefault(size, [])
-            self._taken[memory] = spare.pop() if spare else torch.empty(size, dtype=torch.uint8).untyped_storage()
+            self._taken[memory] = self._spare.take(leaf.untyped_storage().nbytes())
         place = torch.empty(0, dtype=leaf.dtype)
         return place.set_(self._taken[memory], leaf.storage_offset(), leaf.size(), leaf.stride())
 
     def free(self, memory: int) -> None:
         """Nobody looks there again."""
         if memory in self._taken:
-            place = self._taken.pop(memory)
-            self._spare[place.nbytes()].append(place)
+            self._spare.give(self._taken.pop(memory))
 
 
 def _call(one: _Noted, places: _Places) -> Callable[[], Any]:
@@ -216,24 +275,33 @@ def _call(one: _Noted, places: _Places) -> Callable[[], Any]:
         return _shortest(one.function, args, kwargs)
     results = one.result if isinstance(one.result, tuple) else (one.result,)
     into = tree_map_only(Tensor, places.at, results)
-    found = _writes_into(one.function, into)
+    found = _writes_into(one.function, into, set(kwargs))
     if found is None:
         return partial(_call_and_copy, partial(one.function, *args, **kwargs), _tensors(into))
     function, names = found
-    taken = {place.name for place in function._schema.arguments}
-    kept = {name: value for name, value in kwargs.items() if name in taken}
+    kept = {name: value for name, value in kwargs.items() if name in _names(function)}
     return _shortest(function, args, {**kept, **dict(zip(names, into, strict=True))})
 
 
-def _writes_into(function: Any, results: tuple[Any, ...]) -> tuple[Any, list[str]] | None:
-    """The same operation that writes its results where it is told, and the names of its arguments for that."""
+def _writes_into(function: Any, results: tuple[Any, ...], given: set[str]) -> tuple[Any, list[str]] | None:
+    """The same operation that writes its results where it is told, and the names of its arguments for that.
+
+    Args:
+      function: the operation.
+      results: what it made.
+      given: names of arguments that it must have too.
+    """
     if None in results:
         return None
     packet = function.overloadpacket
     for name in packet.overloads():
         other = getattr(packet, name)
         names = [place.name for place in other._schema.arguments if _is_written(place)]
-        if len(names) == len(results) and _signature(other, names) == _signature(function, names):
+        if (
+            len(names) == len(results)
+            and _signature(other, names) == _signature(function, names)
+            and given <= _names(other) | _OF_A_PLACE
+        ):
             return other, names
     return None
 
@@ -241,6 +309,10 @@ def _writes_into(function: Any, results: tuple[Any, ...]) -> tuple[Any, list[str
 def _signature(function: Any, without: list[str]) -> list[tuple[str, str]]:
     places = function._schema.arguments
     return [(place.name, str(place.type)) for place in places if not place.kwarg_only and place.name not in without]
+
+
+def _names(function: Any) -> set[str]:
+    return {place.name for place in function._schema.arguments}
 
 
 def _shortest(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
@@ -256,8 +328,20 @@ def _is_written(place: Any) -> bool:
     return place.alias_info is not None and place.alias_info.is_write
 
 
+def _is_literal(one: _Noted) -> bool:
+    return one.function is torch.ops.aten.lift_fresh.default
+
+
+def _is_plain(leaf: Tensor) -> bool:
+    return leaf.layout == torch.strided and not leaf.is_conj() and not leaf.is_neg()
+
+
 def _memory(leaf: Tensor) -> int:
     return leaf.untyped_storage()._cdata
+
+
+def _memories(leaves: Any) -> set[int]:
+    return {_memory(leaf) for leaf in leaves}
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -28,6 +28,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Ten
     "silu": (nn.functional.silu, partial(nn.functional.silu, inplace=True)),
     "elu": (nn.functional.elu, partial(nn.functional.elu, inplace=True)),
 }
+_NARROW = 16  # columns: products of a CPU that give fewer of them are slow, those that give a few rows are not
 
 
 @dataclass(frozen=True)
@@ -151,15 +152,15 @@ class StackedNetwork(nn.Module):
         return torch.baddbmm(folded[-1], x, weights[-1]).float()
 
     def _layers(self, x: Tensor, leaves: list[Tensor], activation: Callable[[Tensor], Tensor]) -> Tensor:
-        count = len(self.weights)
-        for layer in range(count):
-            x = torch.baddbmm(leaves[count + layer], x, leaves[layer])
-            if layer < count - 1:
-                if self.gains:
-                    gain, shift = leaves[2 * count + layer], leaves[3 * count - 1 + layer]
-                    x = torch.addcmul(shift, nn.functional.layer_norm(x, x.shape[-1:]), gain)
-                x = activation(x)
-        return x
+        last = len(self.weights) - 1
+        for layer in range(last):
+            x = torch.baddbmm(leaves[last + 1 + layer], x, leaves[layer])
+            if self.gains:
+                gain, shift = leaves[2 * last + 2 + layer], leaves[3 * last + 2 + layer]
+                x = torch.addcmul(shift, nn.functional.layer_norm(x, x.shape[-1:]), gain)
+            x = activation(x)
+        answer = _Layers.apply if torch.is_grad_enabled() else _layer
+        return answer(x, leaves[last], leaves[2 * last + 1])
 
 
 class _Layers(torch.autograd.Function):
@@ -171,7 +172,7 @@ class _Layers(torch.autograd.Function):
         count = len(leaves) // 2
         inputs = [x]
         for layer in range(count):
-            x = torch.baddbmm(leaves[count + layer], x, leaves[layer])
+            x = _layer(x, leaves[layer], leaves[count + layer])
             if layer < count - 1:
                 x.relu_()
                 inputs.append(x)
@@ -187,14 +188,35 @@ class _Layers(torch.autograd.Function):
         found: list[Tensor | None] = [None] * (2 * count)
         for layer in reversed(range(count)):
             if ctx.needs_input_grad[1 + layer]:
-                found[layer] = torch.bmm(inputs[layer].mT, gradient)
+                found[layer] = _weight_gradient(inputs[layer], gradient)
             if ctx.needs_input_grad[1 + count + layer]:
                 found[count + layer] = gradient.sum(1, keepdim=True)
             if layer or ctx.needs_input_grad[0]:
-                gradient = torch.bmm(gradient, weights[layer].mT)
+                gradient = _input_gradient(gradient, weights[layer])
             if layer:  # in place: nobody else has seen it
                 torch.ops.aten.threshold_backward.grad_input(gradient, inputs[layer], 0, grad_input=gradient)
         return (gradient if ctx.needs_input_grad[0] else None, *found)
+
+
+def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """One layer of all members: x · weight + bias, [R·K, N, outputs]."""
+    if _is_wide(weight):
+        return torch.baddbmm(bias, x, weight)
+    return torch.baddbmm(bias.mT, weight.mT, x.mT).mT.contiguous()
+
+
+def _weight_gradient(x: Tensor, gradient: Tensor) -> Tensor:
+    """Of what `_layer` gave, towards its weight."""
+    return torch.bmm(x.mT, gradient) if _is_wide(gradient) else torch.bmm(gradient.mT, x).mT
+
+
+def _input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
+    """Towards its input."""
+    return torch.bmm(gradient, weight.mT) if weight.is_cuda or weight.shape[-1] > 1 else gradient * weight.mT
+
+
+def _is_wide(columns: Tensor) -> bool:
+    return columns.is_cuda or columns.shape[-1] >= _NARROW
 
 
 def join(modules: Sequence[M]) -> M:

@@ -389,3 +389,22 @@ def test_a_rule_is_all_that_launches_know():
         got = launch.update(given, 4)
         assert got.tolist() == [[5.0, 5.0], [20.0, 5.0]]  # (1 + 5 + 9) / 3; updates 4, 5, 6
         assert rule.seen == ["begin", 5, 6, 7, "end"]
+
+
+def test_inputs_of_another_kind_are_laid_out_anew():
+    """Mutations: inputs are laid where those of the first call were, whatever they are; tapes read there on."""
+
+    class Rule:
+        names, compiles = ("total",), False
+        kind = stop = lambda self, update: 1
+        begin = end = between = lambda self, *_: None
+
+        def step(self, batch, kind):
+            return torch.stack([leaf.float().sum((1, 2)) for leaf in batch.values()], -1).sum(-1, keepdim=True)
+
+    launch = Launches(Rule(), 1, CPU)
+    x, y = torch.arange(12.0).reshape(3, 2, 2), torch.ones(3, 4, 1)
+    for given in ({"x": x}, {"x": x}, {"x": x[:, :1]}, {"x": x, "y": y}, {"x": x.repeat(4, 1, 1)}, {"x": x.long()}):
+        for _ in range(3):
+            want = sum(float(leaf.sum()) / len(leaf) for leaf in given.values())
+            assert launch.update([given], 0).tolist() == [[want]]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from packtrain.devices import taped
-from packtrain.devices.taped import Taped
+from packtrain.devices.taped import Spare, Taped
 
 ROWS, WIDTH = 6, 4
 
@@ -93,11 +93,11 @@ def test_unused_work_and_views_cost_nothing():
         left.copy_((given.view(2, 2) * 3).flatten())
 
     tape = Taped(work, "work")
-    tape()
+    for value in (1.0, 2.0, 3.0):
+        given.fill_(value)
+        tape()
+        assert left.tolist() == [3 * value] * 4
     assert len(tape._calls) == 2  # the product, and the copy
-    given.fill_(2)
-    tape()
-    assert left.tolist() == [6.0] * 4
 
 
 def test_places_are_used_again():
@@ -109,11 +109,24 @@ def test_places_are_used_again():
             x = x + 1
         left.copy_(x)
 
-    tape = Taped(work, "work")
-    tape()
-    tape()
-    assert left.tolist() == [21.0] * 1000
-    assert len({call.keywords["out"].data_ptr() for call in tape._calls if "out" in call.keywords}) == 2
+    spare = Spare()
+    tapes = [Taped(work, "work", spare) for _ in range(2)]
+    for tape in 3 * tapes:
+        tape()
+        assert left.tolist() == [21.0] * 1000
+    calls = [call for tape in tapes for call in tape._calls if "out" in call.keywords]
+    assert len(calls) == 40
+    assert len({call.keywords["out"].data_ptr() for call in calls}) == 2
+
+
+def test_a_block_is_used_for_what_is_half_as_large():
+    spare = Spare()
+    block = spare.take(100)
+    spare.give(block)
+    assert spare.take(49).nbytes() == 49
+    assert spare.take(101).nbytes() == 101
+    assert spare.take(50).data_ptr() == block.data_ptr()
+    assert spare.take(50).nbytes() == 50  # the block is taken
 
 
 def test_constants_are_kept_unless_somebody_writes_to_them():
@@ -133,27 +146,162 @@ def test_constants_are_kept_unless_somebody_writes_to_them():
 
 
 def test_operations_without_a_place_to_write_to_are_copied(monkeypatch):
-    monkeypatch.setattr(taped, "_writes_into", lambda function, results: None)
+    monkeypatch.setattr(taped, "_writes_into", lambda function, results, given: None)
     given, left = torch.ones(3), torch.zeros(3)
     tape = Taped(lambda: left.copy_(given * 2 + 1), "work")
-    for value in (1.0, 5.0):
+    for value in (1.0, 5.0, 7.0):
         given.fill_(value)
         tape()
         assert left.tolist() == [2 * value + 1] * 3
+    assert tape._calls is not None
 
 
-@pytest.mark.parametrize("kind", ["value", "shape"])
-def test_what_python_looks_at_runs_as_it_is(kind, caplog):
-    """Each time with the numbers of that time. Mutation: the tags are not asked."""
-    given, left = torch.ones(3), torch.zeros(3)
+OPERATIONS = {
+    "add": lambda x: torch.add(x, x * 2, alpha=3),
+    "add_": lambda x: (x * 1).add_(x, alpha=3),
+    "addcmul": lambda x: torch.addcmul(x, x, x, value=0.3),
+    "argsort": lambda x: x.argsort(1) + x,
+    "baddbmm": lambda x: torch.baddbmm(x[None], x[None], x[None, :4], beta=0.3, alpha=2)[0],
+    "batch norm": lambda x: torch.nn.functional.batch_norm(x, torch.zeros(4), torch.ones(4), training=True),
+    "cast": lambda x: x.double().mean(1, keepdim=True) * x,
+    "cumprod": lambda x: x.cumprod(1),
+    "div": lambda x: torch.div(7 * x, 2.0, rounding_mode="floor"),
+    "divide": lambda x: torch.div(7 * x, x.abs() + 1, rounding_mode="trunc"),
+    "gather": lambda x: x.gather(1, torch.tensor([[3, 2, 1, 0]] * ROWS)),
+    "index put": lambda x: x.clone().index_put_((torch.arange(ROWS), x.argmax(1)), torch.tensor(3.0)),
+    "layer norm": lambda x: torch.nn.functional.layer_norm(x, (WIDTH,)),
+    "literal": lambda x: x * torch.tensor([1.0, 2, 3, 4]),
+    "logsumexp": lambda x: x - x.logsumexp(1, keepdim=True),
+    "masked": lambda x: x.masked_fill(x > 0, 1),
+    "maximum": lambda x: torch.maximum(x, 2 * x),
+    "mean": lambda x: x - x.mean(0, keepdim=True, dtype=torch.float64),
+    "median": lambda x: x - x.median(1, keepdim=True).values,
+    "pow": lambda x: x**3,
+    "roll": lambda x: x.roll(1, 0),
+    "round": lambda x: torch.round(x, decimals=1),
+    "scatter": lambda x: torch.scatter(x + 0, 1, torch.tensor([[0, 0, 1, 1]] * ROWS), 2 * x, reduce="add"),
+    "softmax": lambda x: x.softmax(1),
+    "softplus": lambda x: torch.nn.functional.softplus(-2 * x),
+    "stack": lambda x: torch.stack([x[:, 0], x[:, 1], x[:, 2], x[:, 3]], 1),
+    "sub": lambda x: torch.sub(x, x * 2, alpha=3),
+    "sum": lambda x: x + x.sum((0, 1)) + x.sum(dtype=torch.float64),
+    "threshold": lambda x: torch.where(x > 0, x, 0.1),
+    "topk": lambda x: x.topk(4, 1).values,
+    "variance": lambda x: x - torch.var_mean(x, 1, keepdim=True, correction=0)[0],
+}
+
+
+@pytest.mark.parametrize("name", list(OPERATIONS))
+def test_single_operations_with_their_arguments(name):
+    """Mutations: arguments by name are dropped; an overload that does not have them is taken."""
+    given, left = torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, WIDTH)
+    tape = Taped(lambda: left.copy_(OPERATIONS[name](given)), name)
+    for run in range(5):
+        given.normal_(generator=torch.Generator().manual_seed(run))
+        tape()
+        assert torch.equal(left, OPERATIONS[name](given).float())
+    assert tape._calls is not None
+
+
+class Untaped:
+    """Work of which every run must be the plain one, since no tape can repeat it."""
+
+    def __init__(self):
+        self.given, self.left, self.runs = torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, WIDTH), 0
+        self.weight = torch.ones(ROWS, WIDTH, requires_grad=True)
+        self.generator = torch.Generator().manual_seed(5)
+
+    def value(self):
+        return self.given * self.given.sum().item()
+
+    def shape(self):
+        return self.given * len(self.given[self.given > 0])
+
+    def drawn(self):
+        return self.given + torch.randn(ROWS, WIDTH, generator=self.generator)
+
+    def drawn_in_vain(self):
+        torch.randn(3, generator=self.generator)
+        return self.drawn()
+
+    def shape_in_place(self):
+        return self.given.clone().unsqueeze_(0)[0]
+
+    def counted(self):
+        self.runs += 1
+        return self.given * self.runs
+
+    def replaced(self):
+        self.kept = getattr(self, "kept", self.given) * 0.5 + self.given
+        return self.kept
+
+    def literal_written(self):
+        total = torch.tensor([0.0] * WIDTH)
+        total += self.given[0]
+        return total + self.given
+
+    def literal_counted(self):
+        total = torch.tensor([0.0] * WIDTH)
+        total += 1
+        return total * self.given
+
+    def numpy(self):
+        return torch.from_numpy(self.given.numpy() + 1)
+
+    def conjugate(self):
+        return (torch.complex(self.given, self.given).conj() * torch.complex(self.given, 2 * self.given)).imag
+
+    def sparse(self):
+        return self.given.relu().to_sparse().to_dense()
+
+    def both(self):
+        mean, spread = torch.zeros(WIDTH), torch.ones(WIDTH)
+        return torch.ops.aten._native_batch_norm_legit(self.given, None, None, mean, spread, True, 0.1, 1e-5)[0]
+
+    def gradients_that_add_up(self):
+        (self.weight * self.given).square().sum().backward()
+        return self.weight.grad
+
+    def gradient_of_what_was_looked_at(self):
+        loss = (self.weight * self.given).square().sum() * self.given.sum().item()
+        return torch.autograd.grad(loss, self.weight)[0]
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Untaped) if not name.startswith("_")])
+def test_what_cannot_be_taped_runs_as_it_is(name, caplog):
+    """With one line in the log. Mutations: tags are not asked; one run is enough; no gradients without a tape."""
+    plain, again = Untaped(), Untaped()
+    tape = Taped(lambda: again.left.copy_(getattr(again, name)()), "work")
+    with caplog.at_level(logging.WARNING, "packtrain"):
+        for run in range(6):
+            for work in (plain, again):
+                work.given.normal_(generator=torch.Generator().manual_seed(run))
+            plain.left.copy_(getattr(plain, name)())
+            tape()
+            assert torch.equal(plain.left, again.left), run
+    assert tape._calls is None
+    assert caplog.text.count("work is not taped, which would make it faster: ") == 1
+
+
+def test_a_run_that_breaks_off_is_not_counted():
+    left, broken = torch.zeros(2), [False, True, False, False, False]
 
     def work():
-        left.fill_(given.sum().item() if kind == "value" else len(given[given > 1]))
+        left.add_(1)
+        if broken[len(runs) - 1]:
+            raise KeyboardInterrupt
+        left.mul_(2)
 
+    runs: list[int] = []
     tape = Taped(work, "work")
-    with caplog.at_level(logging.WARNING, "packtrain"):
-        for value, found in ((1.0, (3.0, 0)), (2.0, (6.0, 3))):
-            given.fill_(value)
+    want = 0.0
+    for run, breaks in enumerate(broken):
+        runs.append(run)
+        want = want + 1 if breaks else 2 * (want + 1)
+        if breaks:
+            with pytest.raises(KeyboardInterrupt):
+                tape()
+        else:
             tape()
-            assert left.tolist() == [found[kind == "shape"]] * 3
-    assert caplog.text.count("work is not taped") == 1
+        assert left.tolist() == [want] * 2
+    assert tape._calls is not None

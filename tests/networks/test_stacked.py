@@ -136,28 +136,39 @@ def test_an_original_network_of_one_member_is_glorots():
     assert all(torch.equal(a, b) for a, b in zip(one.weights, two.weights, strict=True))
 
 
+@pytest.mark.parametrize("layer_norm", [False, True], ids=["plain", "layer-norm"])
 @pytest.mark.parametrize("learns", [True, False])
-def test_gradients_are_those_of_plain_layers(learns):
-    """The one step of autograd against many. Mutations: a ReLU's mask of the wrong layer; a bias's sum over members."""
+@pytest.mark.parametrize("outputs", [1, 2, 15, 16])  # few columns are computed as rows
+def test_gradients_are_those_of_plain_layers(outputs, learns, layer_norm):
+    """Few steps of autograd against many. Mutations: a ReLU's mask of the wrong layer; a bias's sum over members."""
     torch.manual_seed(0)
-    network = StackedMlp(3, (5, 4), "relu").build(6, 2).double()
+    sizes = StackedMlp(3, (20, 4), layer_norm=layer_norm)
+    joint = join([sizes.build(6, outputs).double() for _ in range(2)])
     x = torch.randn(2, 3, 7, 6, dtype=torch.float64, requires_grad=True)
-    joint = join([network, StackedMlp(3, (5, 4), "relu").build(6, 2).double()])
     with torch.no_grad():
         for bias in joint.biases:
             bias.normal_()
     said = joint(x, learns)
+    assert said.is_contiguous()
     loss = (said * torch.arange(said.numel()).reshape(said.shape)).sum()
     leaves = [x, *joint.parameters()] if learns else [x]
     got = torch.autograd.grad(loss, leaves)
     y = x.flatten(0, 1)
     for layer, (weight, bias) in enumerate(zip(joint.weights, joint.biases, strict=True)):
         y = torch.bmm(y, weight) + bias
-        y = torch.relu(y) if layer < 2 else y
+        if layer < 2:
+            y = (
+                nn.functional.layer_norm(y, y.shape[-1:]) * joint.gains[layer] + joint.shifts[layer]
+                if layer_norm
+                else y
+            )
+            y = torch.relu(y)
     torch.testing.assert_close(said.flatten(0, 1), y)
     want = torch.autograd.grad((y.unflatten(0, (2, 3)) * torch.arange(said.numel()).reshape(said.shape)).sum(), leaves)
     for mine, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(mine, theirs)
+    with torch.no_grad():
+        torch.testing.assert_close(joint(x), said)
     if not learns:
         with pytest.raises(RuntimeError, match="not have been used"):
             torch.autograd.grad(joint(x, learns).sum(), joint.weights[0])
