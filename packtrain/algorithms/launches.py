@@ -84,7 +84,7 @@ class Launches:
         self._spare = Spare()
         self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self._sum = torch.zeros(runs, len(rule.names), device=device)
-        self._recorded: dict[tuple, Captured | Taped] = {}
+        self._recorded: dict[tuple, Callable[[], None]] = {}  # by the kinds of updates
 
     def update(self, given: Sequence[Batch], done: int) -> Tensor:
         """Updates on inputs [count, ...] of each run, after `done` earlier ones; mean metrics [R, M]."""
@@ -92,22 +92,13 @@ class Launches:
         assert count <= ROOM, f"{count} updates at once"
         self._sum.zero_()
         self.rule.begin()
-        if not self._records:
-            for k in range(count):
-                if self.runs == 1:
-                    batch = {name: leaf[k : k + 1] for name, leaf in given[0].items()}
-                else:
-                    batch = {name: torch.stack([one[name][k] for one in given]) for name in given[0]}
-                self._sum += self.rule.step(batch, self.rule.kind(done + k))
-                self.rule.between(done + k + 1)
-            self.rule.end()
-            return self._sum / count
         self._lay(given, count)
         self._cursor.zero_()
         end = done + count
         while done < end:
             free = min(end - done, self.rule.stop(done))
-            kinds = tuple(self.rule.kind(done + k) for k in range(UNIT if self._on_gpu and free >= UNIT else 1))
+            unit = UNIT if self._on_gpu and self._records and free >= UNIT else 1
+            kinds = tuple(self.rule.kind(done + k) for k in range(unit))
             if kinds not in self._recorded:
                 self._recorded[kinds] = self._record(kinds)
             self._recorded[kinds]()
@@ -116,9 +107,12 @@ class Launches:
         self.rule.end()
         return self._sum / count
 
-    def _record(self, kinds: tuple) -> Captured | Taped:
-        name = f"{len(kinds)} updates of {self.runs} runs" if len(kinds) > 1 else f"an update of {self.runs} runs"
-        steps = self._stepper(kinds)
+    def _record(self, kinds: tuple) -> Callable[[], None]:
+        """Updates of these kinds as one call, which is recorded when it runs."""
+        steps, runs = self._stepper(kinds), f"{self.runs} run{'s' * (self.runs > 1)}"
+        if not self._records:
+            return steps
+        name = f"{len(kinds)} updates of {runs}" if len(kinds) > 1 else f"an update of {runs}"
         return Captured(steps, self._device, name) if self._on_gpu else Taped(steps, name, self._spare)
 
     def _lay(self, given: Sequence[Batch], count: int) -> None:

@@ -1,1 +1,1 @@
-"""What a device needs beyond torch's own calls: one-copy transfers, work compiled and captured, precision."""
+"""What a device needs beyond torch's own calls: one-copy transfers, work compiled, captured and taped, precision."""
