@@ -223,7 +223,8 @@ def _shares(errors: Tensor, name: str, settings: DynamicsLearning, batch: Batch)
         return shares
     rows = _against(_deal(batch["row"], members, settings), 2)
     member = torch.arange(members, device=rows.device)[:, None]
-    # A hash of row and member: the same half whenever the row comes up, and no table of masks.
-    mixed = (rows * 0x9E3779B1 + member * 0x85EBCA6B) & 0xFFFFFFFF
+    # A hash of row and member: the same half whenever the row comes up, and no table of masks. Large factors are for
+    # rows, which are 64 bits wide: compiled for a GPU, what is made of members alone has 32.
+    mixed = ((rows * members + member) * 0x9E3779B1) & 0xFFFFFFFF
     mixed = ((mixed ^ (mixed >> 15)) * 0x2C1B3C6D) & 0xFFFFFFFF
     return shares * 2.0 * ((mixed >> 16) & 1)
