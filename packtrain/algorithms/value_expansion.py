@@ -435,10 +435,16 @@ def policy_losses(network: ControlNetwork, settings: ValueExpansion, batch: Batc
     nothing = obs.new_zeros(len(obs))
     if settings.core == "sac":
         action, log_prob = network.draw(network.policy, obs, batch["policy_noise"])
-        worth = network.value(network.critic, obs, action, learns=False).mean(1)  # [R, B]
+        worth = _worth(network, obs, action)
         temperature = temperature_of(network, settings).unsqueeze(-1)
         return (temperature * log_prob - worth).mean(-1), nothing, log_prob
     before = network.policy(obs).squeeze(1)
-    worth = network.value(network.critic, obs, torch.tanh(before), learns=False).mean(1)
+    worth = _worth(network, obs, torch.tanh(before))
     regulariser = settings.policy_regulariser * before.square().mean((1, 2)) if settings.core == "ddpg" else nothing
     return -worth.mean(-1), regulariser, torch.zeros_like(worth)
+
+
+def _worth(network: ControlNetwork, obs: Tensor, action: Tensor) -> Tensor:
+    """What the critics say of pairs on average, [R, B]; only actions have a gradient."""
+    said = network.value(network.critic, obs, action, learns=False)
+    return said.squeeze(1) if said.shape[1] == 1 else said.mean(1)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -160,10 +160,16 @@ def _batch(learner: ReplayLearner, device: torch.device) -> Batch:
 def _on_cpu(secs: float) -> dict[str, Any]:
     keep_large_blocks()  # as every run does
     cores = available_cores()
-    before = torch.get_num_threads()
-    torch.set_num_threads(cores)
-    try:
+    with _threads(cores):
         return _ddpg(secs, cores)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
     finally:
         torch.set_num_threads(before)
 
@@ -172,20 +178,24 @@ def _ddpg(secs: float, cores: int) -> dict[str, Any]:
     cpu = torch.device("cpu")
     control = Control(256, 2, 1, explore_chance=1.0)
     description = ValueExpansion(batch_size=256, rows="all", target_period=None, publish_period=None)
-    ours, untaped = (_updates(control, description, capture) for capture in (True, False))
+    ours, untaped, on_one = (_updates(control, description, capture) for capture in (True, False, True))
     flops = _operations(untaped) / COUNT
     products = _noted_products(untaped)
     theirs = _stable_baselines()
     rates, plain, floors, alone, others = [], [], [], [], []
+    ones: list[tuple[float, float]] = []  # rate and floor of one core
     for _ in range(ROUNDS):  # in turns: a shared machine is not equally fast all the time
         rates.append(_rate(ours, secs / ROUNDS, cpu))
         plain.append(_rate(untaped, secs / ROUNDS / 2, cpu))
-        floors.append(1e12 * _products(cpu, 1, 256, secs / ROUNDS / 4) / flops)
+        floors.append(_floor(flops, secs / ROUNDS / 4))
         alone.append(_rate(products, secs / ROUNDS / 2, cpu))
+        with _threads(1):
+            ones.append((_rate(on_one, secs / ROUNDS / 2, cpu), _floor(flops, secs / ROUNDS / 4)))
         if theirs is not None:
             others.append(_rate(theirs, secs / ROUNDS, cpu))
     ratios = [rate / floor for rate, floor in zip(rates, floors, strict=True)]
     rate, floor = statistics.median(rates), statistics.median(floors)
+    one, one_ratio = (statistics.median(each) for each in zip(*((r, r / f) for r, f in ones), strict=True))
     lines = [
         "DDPG, 2 x 256 units, batches of 256, HalfCheetah's shapes",
         "",
@@ -193,6 +203,7 @@ def _ddpg(secs: float, cores: int) -> dict[str, Any]:
         f"floor  {floor:>8,.0f} updates/s: {flops / 1e9:.3f} GFLOP of products an update",
         f"ratio  {statistics.median(ratios):>8.2f}   the median of {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
         f"alone  {statistics.median(alone):>8,.0f} updates/s: the same products one after another, and nothing else",
+        f"core   {one:>8,.0f} updates/s on one core, {one_ratio:.2f} of its floor",
         f"plain  {statistics.median(plain):>8,.0f} updates/s: the same updates when they are not taped",
     ]
     more: dict[str, Any] = {}
@@ -208,11 +219,17 @@ def _ddpg(secs: float, cores: int) -> dict[str, Any]:
         **more,
         "parts": [
             {"name": "products", "gflop": flops / 1e9, "updates_per_second": statistics.median(alone)},
+            {"name": "one core", "updates_per_second": one, "ratio": one_ratio},
             {"name": "untaped", "updates_per_second": statistics.median(plain)},
         ],
         "lines": lines,
         "machine": machine(),
     }
+
+
+def _floor(flops: float, secs: float) -> float:
+    """Updates a second if there were nothing but products, all as fast as those of 256 × 256 × 256."""
+    return 1e12 * _products(torch.device("cpu"), 1, 256, secs) / flops
 
 
 def _updates(control: Control, description: ValueExpansion, capture: bool) -> Callable[[], int]:

@@ -32,6 +32,9 @@ _UNTAPED = {
     torch.Tag.nondeterministic_seeded: "draws random numbers",
 }
 _CONSTANT = set("arange full full_like new_full new_ones new_zeros ones ones_like zeros zeros_like".split())
+_EMPTY = set("empty empty_like empty_strided new_empty new_empty_strided".split())  # places, which are there anyway
+_COPIES = {"clone", "_to_copy"}
+_JOINS = {"cat", "stack"}  # of one tensor, copies as well
 _OF_A_PLACE = {"dtype", "layout", "device", "pin_memory", "memory_format"}  # arguments that a given place answers
 # Torch's own functions take half as long to call as the dispatcher's, with the same arguments.
 _SHORTER = {
@@ -40,6 +43,7 @@ _SHORTER = {
     **{f"aten.{name}.out": getattr(torch, name) for name in ("mul", "neg", "stack", "sub", "tanh")},
     **{f"aten.{name}.Scalar_out": getattr(torch, name) for name in ("div", "mul")},
     "aten.add_.Tensor": Tensor.add_,
+    "aten.copy_.default": Tensor.copy_,
     "aten.pow.Tensor_Scalar_out": torch.pow,
     "aten.relu_.default": torch.relu_,
     "aten.sum.IntList_out": torch.sum,
@@ -203,7 +207,7 @@ def _played(noted: list[_Noted], spare: Spare) -> list[Callable[[], Any]]:
     """The calls that repeat what was noted."""
     noted = _without_constants(noted)
     own = _made_here(noted)
-    needed = [one for one in _needed(noted, own) if not one.looks]
+    needed = [one for one in _needed(noted, own) if not one.looks and _name(one) not in _EMPTY]
     last = {memory: number for number, one in enumerate(needed) for memory in _memories((*one.given, *one.made))}
     places = _Places(own, spare)
     calls = []
@@ -216,13 +220,18 @@ def _played(noted: list[_Noted], spare: Spare) -> list[Callable[[], Any]]:
 
 
 def _without_constants(noted: list[_Noted]) -> list[_Noted]:
-    """Without making what is always the same and nobody writes to: it stays where it was made."""
+    """Without making what is always the same and nobody writes to, of Python's numbers alone: it stays where it is."""
     written = {memory for one in noted for memory in _memories(one.written)}
-
-    def constant(one: _Noted) -> bool:
-        return one.function.overloadpacket.__name__ in _CONSTANT and not _memories(one.made) & written
-
-    return [one for one in noted if not constant(one)]
+    constants = {memory for one in noted if _is_literal(one) for memory in _memories(one.made)}
+    kept = []
+    for one in noted:
+        given, made = _memories(one.given), _memories(one.made)
+        same = _name(one) in _CONSTANT or (given and given <= constants)
+        if one.adds_memory and same and not made & written:
+            constants |= made
+        else:
+            kept.append(one)
+    return kept
 
 
 def _made_here(noted: list[_Noted]) -> set[int]:
@@ -275,12 +284,23 @@ def _call(one: _Noted, places: _Places) -> Callable[[], Any]:
         return _shortest(one.function, args, kwargs)
     results = one.result if isinstance(one.result, tuple) else (one.result,)
     into = tree_map_only(Tensor, places.at, results)
+    if (source := _copied(one, args)) is not None:
+        return partial(into[0].copy_, source)
     found = _writes_into(one.function, into, set(kwargs))
     if found is None:
         return partial(_call_and_copy, partial(one.function, *args, **kwargs), _tensors(into))
     function, names = found
     kept = {name: value for name, value in kwargs.items() if name in _names(function)}
     return _shortest(function, args, {**kept, **dict(zip(names, into, strict=True))})
+
+
+def _copied(one: _Noted, args: tuple[Any, ...]) -> Tensor | None:
+    """The tensor whose numbers an operation gives as they are, in the shape of its result; None if it does not."""
+    if _name(one) in _COPIES:
+        return args[0]
+    given, made = _tensors(args), one.made
+    alike = len(given) == len(made) == 1 and given[0].numel() == made[0].numel() and given[0].is_contiguous()
+    return given[0].view(made[0].shape) if alike and _name(one) in _JOINS else None
 
 
 def _writes_into(function: Any, results: tuple[Any, ...], given: set[str]) -> tuple[Any, list[str]] | None:
@@ -316,12 +336,16 @@ def _names(function: Any) -> set[str]:
 
 
 def _shortest(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
-    return partial(_SHORTER.get(str(function), function), *args, **kwargs)
+    return partial(_SHORTER.get(str(function), function._op), *args, **kwargs)
 
 
 def _call_and_copy(call: Callable[[], Any], into: list[Tensor]) -> None:
     for place, leaf in zip(into, _tensors(call()), strict=True):
         place.copy_(leaf)
+
+
+def _name(one: _Noted) -> str:
+    return str(one.function.overloadpacket.__name__)
 
 
 def _is_written(place: Any) -> bool:

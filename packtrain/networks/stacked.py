@@ -28,6 +28,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Ten
     "silu": (nn.functional.silu, partial(nn.functional.silu, inplace=True)),
     "elu": (nn.functional.elu, partial(nn.functional.elu, inplace=True)),
 }
+_LANE = 128  # rows that are worth a lane of their own
 _NARROW = 16  # columns: products of a CPU that give fewer of them are slow, those that give a few rows are not
 
 
@@ -122,12 +123,12 @@ class StackedNetwork(nn.Module):
         elif torch.compiler.is_compiling():
             x = self._fusable(x, leaves)
         elif not torch.is_grad_enabled():
-            x = self._layers(x, leaves, self._in_place)
+            x = self._layers(_in_lanes(x), leaves, self._in_place)
         elif self._simple:
-            x = _Layers.apply(x, *leaves)
+            x = _Layers.apply(_in_lanes(x), *leaves)
         else:
-            x = self._layers(x, leaves, self._activation)
-        return x.unflatten(0, (runs, self.members))
+            x = self._layers(_in_lanes(x), leaves, self._activation)
+        return x.reshape(runs, self.members, rows, -1)
 
     def _fusable(self, x: Tensor, leaves: list[Tensor]) -> Tensor:
         """The same in parts that a compiler can join: what stands between two products becomes one kernel."""
@@ -154,13 +155,25 @@ class StackedNetwork(nn.Module):
     def _layers(self, x: Tensor, leaves: list[Tensor], activation: Callable[[Tensor], Tensor]) -> Tensor:
         last = len(self.weights) - 1
         for layer in range(last):
-            x = torch.baddbmm(leaves[last + 1 + layer], x, leaves[layer])
+            x = torch.baddbmm(leaves[last + 1 + layer], x, _for_lanes(leaves[layer], x))
             if self.gains:
                 gain, shift = leaves[2 * last + 2 + layer], leaves[3 * last + 2 + layer]
                 x = torch.addcmul(shift, nn.functional.layer_norm(x, x.shape[-1:]), gain)
             x = activation(x)
         answer = _Layers.apply if torch.is_grad_enabled() else _layer
         return answer(x, leaves[last], leaves[2 * last + 1])
+
+
+def _in_lanes(x: Tensor) -> Tensor:
+    """A lone network's rows [1, N, inputs], dealt out to the threads of a CPU: [lanes, N / lanes, inputs].
+
+    Products and what stands between them are divided alike then, and a thread goes on with the rows that it has made.
+    Otherwise products may be divided by columns, and every layer waits for rows from the caches of other cores.
+    """
+    lanes = torch.get_num_threads()
+    if lanes == 1 or len(x) > 1 or x.is_cuda or x.shape[1] % lanes or x.shape[1] < lanes * _LANE:
+        return x
+    return x.unflatten(1, (lanes, -1)).squeeze(0)
 
 
 class _Layers(torch.autograd.Function):
@@ -188,9 +201,9 @@ class _Layers(torch.autograd.Function):
         found: list[Tensor | None] = [None] * (2 * count)
         for layer in reversed(range(count)):
             if ctx.needs_input_grad[1 + layer]:
-                found[layer] = _weight_gradient(inputs[layer], gradient)
+                found[layer] = _of_all_lanes(_weight_gradient(inputs[layer], gradient), weights[layer])
             if ctx.needs_input_grad[1 + count + layer]:
-                found[count + layer] = gradient.sum(1, keepdim=True)
+                found[count + layer] = gradient.reshape(len(weights[layer]), -1, gradient.shape[-1]).sum(1, True)
             if layer or ctx.needs_input_grad[0]:
                 gradient = _input_gradient(gradient, weights[layer])
             if layer:  # in place: nobody else has seen it
@@ -200,9 +213,10 @@ class _Layers(torch.autograd.Function):
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """One layer of all members: x · weight + bias, [R·K, N, outputs]."""
+    weight = _for_lanes(weight, x)
     if _is_wide(weight):
         return torch.baddbmm(bias, x, weight)
-    return torch.baddbmm(bias.mT, weight.mT, x.mT).mT.contiguous()
+    return torch.baddbmm(bias.mT, weight.mT.contiguous(), x.mT).mT.contiguous()
 
 
 def _weight_gradient(x: Tensor, gradient: Tensor) -> Tensor:
@@ -212,7 +226,18 @@ def _weight_gradient(x: Tensor, gradient: Tensor) -> Tensor:
 
 def _input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
     """Towards its input."""
+    weight = _for_lanes(weight, gradient)
     return torch.bmm(gradient, weight.mT) if weight.is_cuda or weight.shape[-1] > 1 else gradient * weight.mT
+
+
+def _for_lanes(weight: Tensor, rows: Tensor) -> Tensor:
+    """The same weights for each lane, [lanes, inputs, outputs]; where there are none, as they are."""
+    return weight.expand(len(rows), -1, -1)
+
+
+def _of_all_lanes(gradients: Tensor, weight: Tensor) -> Tensor:
+    """The sum of what the rows of each lane give; where there are none, as it is."""
+    return gradients if gradients.shape == weight.shape else sum(gradients.split(1)[1:], gradients[:1])
 
 
 def _is_wide(columns: Tensor) -> bool:

@@ -145,6 +145,42 @@ def test_constants_are_kept_unless_somebody_writes_to_them():
     assert len(tape._calls) == 3  # zeros, their sum and the copy; the ones stay
 
 
+def test_what_is_made_of_constants_is_one():
+    """Numbers of Python, whatever was computed from them; not what was there before. Mutation: of anything."""
+    given, before, left = torch.ones(3), torch.ones(3), torch.zeros(3)
+
+    def work():
+        half = torch.ones(3) / torch.tensor(2.0)
+        before.mul_(2)
+        left.copy_(given * (half + 1).exp() + before.exp())
+
+    tape = Taped(work, "work")
+    for run in range(4):
+        given.fill_(run)
+        tape()
+        assert torch.equal(left, run * torch.full((3,), 1.5).exp() + torch.full((3,), 2.0 ** (run + 1)).exp())
+    assert len(tape._calls) == 5  # of `before` and `given`
+
+
+def test_copies_are_copies_and_places_are_not_called():
+    """Of other dtypes and strides, of a single tensor that is joined; empty tensors are only places."""
+    given, left = torch.zeros(4, 3), torch.zeros(3, 4)
+
+    def work():
+        place = torch.empty_like(given)
+        place.copy_(given)
+        joined = torch.cat([torch.stack([place.double()])]).float()
+        left.copy_(joined[0].mT.contiguous())
+
+    tape = Taped(work, "work")
+    for run in range(4):
+        given.normal_(generator=torch.Generator().manual_seed(run))
+        tape()
+        assert torch.equal(left, given.mT)
+    assert len(tape._calls) == 7
+    assert all("copy_" in str(call.func) for call in tape._calls)
+
+
 def test_operations_without_a_place_to_write_to_are_copied(monkeypatch):
     monkeypatch.setattr(taped, "_writes_into", lambda function, results, given: None)
     given, left = torch.ones(3), torch.zeros(3)
@@ -163,6 +199,7 @@ OPERATIONS = {
     "argsort": lambda x: x.argsort(1) + x,
     "baddbmm": lambda x: torch.baddbmm(x[None], x[None], x[None, :4], beta=0.3, alpha=2)[0],
     "batch norm": lambda x: torch.nn.functional.batch_norm(x, torch.zeros(4), torch.ones(4), training=True),
+    "cat of one": lambda x: torch.cat([x.mT]).mT,
     "cast": lambda x: x.double().mean(1, keepdim=True) * x,
     "cumprod": lambda x: x.cumprod(1),
     "div": lambda x: torch.div(7 * x, 2.0, rounding_mode="floor"),

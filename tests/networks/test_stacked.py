@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from packtrain.networks import stacked
 from packtrain.networks.stacked import StackedMlp, join
 
 RUNS, MEMBERS, ROWS, INPUTS, OUTPUTS = 2, 3, 5, 4, 2
@@ -172,6 +173,46 @@ def test_gradients_are_those_of_plain_layers(outputs, learns, layer_norm):
     if not learns:
         with pytest.raises(RuntimeError, match="not have been used"):
             torch.autograd.grad(joint(x, learns).sum(), joint.weights[0])
+
+
+@pytest.mark.parametrize("layer_norm", [False, True], ids=["plain", "layer-norm"])
+@pytest.mark.parametrize("outputs", [1, 2, 16])
+def test_rows_of_a_lone_network_are_dealt_out_to_threads(outputs, layer_norm, monkeypatch):
+    """With the same results. Mutations: lanes of one network given another's rows; the gradient of one lane alone."""
+    monkeypatch.setattr(stacked, "_LANE", 4)
+    torch.manual_seed(0)
+    network = StackedMlp(1, (20, 4), layer_norm=layer_norm).build(6, outputs).double()
+    with torch.no_grad():
+        for bias in network.biases:
+            bias.normal_()
+    x = torch.randn(1, 12, 6, dtype=torch.float64, requires_grad=True)
+    factors = torch.arange(12 * outputs).reshape(1, 1, 12, outputs)
+    leaves = [x, *network.parameters()]
+    found = {}
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        try:
+            assert stacked._in_lanes(x).shape == (threads, 12 // threads, 6)
+            said = network(x)
+            assert said.shape == (1, 1, 12, outputs)
+            with torch.no_grad():
+                torch.testing.assert_close(network(x), said)
+            found[threads] = [said, *torch.autograd.grad((said * factors).sum(), leaves)]
+        finally:
+            torch.set_num_threads(before)
+    for threads in (2, 3):
+        for mine, alone in zip(found[threads], found[1], strict=True):
+            torch.testing.assert_close(mine, alone)
+
+
+def test_lanes_are_for_many_rows_of_one_network(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    rows = stacked._LANE
+    for shape in ((1, 2 * rows - 2, 3), (1, 2 * rows + 1, 3), (2, 2 * rows, 3)):
+        x = torch.zeros(shape)
+        assert stacked._in_lanes(x) is x
+    assert stacked._in_lanes(torch.zeros(1, 2 * rows, 3)).shape == (2, rows, 3)
 
 
 @pytest.mark.parametrize("layers", [0, 1, 4])
