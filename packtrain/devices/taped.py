@@ -321,6 +321,7 @@ def _writes_into(function: Any, results: tuple[Any, ...], given: set[str]) -> tu
             len(names) == len(results)
             and _signature(other, names) == _signature(function, names)
             and given <= _names(other) | _OF_A_PLACE
+            and _wanted(other) - set(names) <= given
         ):
             return other, names
     return None
@@ -329,6 +330,12 @@ def _writes_into(function: Any, results: tuple[Any, ...], given: set[str]) -> tu
 def _signature(function: Any, without: list[str]) -> list[tuple[str, str]]:
     places = function._schema.arguments
     return [(place.name, str(place.type)) for place in places if not place.kwarg_only and place.name not in without]
+
+
+def _wanted(function: Any) -> set[str]:
+    """Arguments that it must have by name."""
+    places = function._schema.arguments
+    return {place.name for place in places if place.kwarg_only and not place.has_default_value()}
 
 
 def _names(function: Any) -> set[str]:
