@@ -2,7 +2,7 @@
 
 On a GPU: STEVE at the paper's sizes, an update of the model and one of critic and policy, for 1 and 8 seeds at once,
 kernel by kernel, compiled, captured, and both. On a CPU: plain DDPG with 2 × 256 units and batches of 256, taped and
-not, beside Stable-Baselines3 where it is installed, in alternating rounds.
+not, on all cores and on one, beside Stable-Baselines3 where it is installed, in alternating rounds.
 
 The floor is what the products alone would take: their operations are counted in one update, and products of the size
 that most of them have are timed on the same device, in the same precision and with the same threads. On a CPU small

@@ -114,7 +114,7 @@ class StackedNetwork(nn.Module):
         runs, rows = len(x), x.shape[-2]
         if x.ndim == 3:
             x = x.unsqueeze(1).expand(-1, self.members, -1, -1)
-        x = x.reshape(runs * self.members, rows, -1)
+        x = x.reshape(runs * self.members, rows, x.shape[-1])
         leaves = self._leaves
         if not learns:
             leaves = [leaf.detach() for leaf in leaves]
@@ -128,7 +128,7 @@ class StackedNetwork(nn.Module):
             x = _Layers.apply(_in_lanes(x), *leaves)
         else:
             x = self._layers(_in_lanes(x), leaves, self._activation)
-        return x.reshape(runs, self.members, rows, -1)
+        return x.reshape(runs, self.members, rows, x.shape[-1])
 
     def _fusable(self, x: Tensor, leaves: list[Tensor]) -> Tensor:
         """The same in parts that a compiler can join: what stands between two products becomes one kernel."""

@@ -206,6 +206,10 @@ def test_rows_of_a_lone_network_are_dealt_out_to_threads(outputs, layer_norm, mo
             torch.testing.assert_close(mine, alone)
 
 
+def test_no_rows_are_no_answers():
+    assert StackedMlp(2, (8,)).build(3, 1)(torch.zeros(1, 0, 3)).shape == (1, 2, 0, 1)
+
+
 def test_lanes_are_for_many_rows_of_one_network(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     rows = stacked._LANE
