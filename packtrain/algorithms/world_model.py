@@ -92,6 +92,7 @@ def loss(
         "total_loss": total / members,
         "next_observation_loss": change.mean(),
         "reward_loss": paid.mean(),
+        "reward_clipped": (reward != reward.clamp(0, 1)).float().mean(),  # the share of steps
         "terminated_loss": over.mean(),
         "perfect_next_observation": right.float().mean(),
     }

@@ -63,6 +63,17 @@ def test_loss_by_hand() -> None:
     assert parts["terminated_loss"] == pytest.approx((3 * say(False) + say(True)) / 4, rel=1e-5)
 
 
+def test_rewards_that_are_clipped_are_counted() -> None:
+    """A belief is learned, so a reward counts as 0 to 1. Mutation: what is 0 or 1 counts as clipped."""
+    own = networks(1, 1, 1)
+    steps = batch(*[[[0]] * 5] * 2, [0] * 5, [-1, 0, 0.5, 1, 3], [0] * 5, [0] * 5)
+    _, parts = loss(own, steps, WorldModelLearning())
+    inside = batch(*[[[0]] * 5] * 2, [0] * 5, [0, 0, 0.5, 1, 1], [0] * 5, [0] * 5)
+    _, clipped = loss(own, inside, WorldModelLearning())
+    assert parts["reward_clipped"] == pytest.approx(0.4) and clipped["reward_clipped"] == 0
+    assert parts["reward_loss"] == clipped["reward_loss"]
+
+
 def test_weight_decay_is_on_weights_alone() -> None:
     """0.5 times the squares of weights, biases free."""
     own = networks(1, 1, 1)
