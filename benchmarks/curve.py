@@ -3,9 +3,10 @@
 packtrain train impala/catch --num_seeds 5 --output_dir runs/catch
 python benchmarks/curve.py runs/catch --title 'Catch' --picture docs/images/catch.svg --data docs/results/catch.json
 
-With --kind train --metric episode_return it draws what was played while training; with --panels each run has axes of
-its own, for games whose returns are of different sizes, and runs joined by commas have them together, under the name of
-the folder that the first is in: runs/Hopper/STEVE,runs/Hopper/SAC.
+With --kind train --metric episode_return it draws what was played while training, and with --window 5000 each point is
+the mean of the rows of the 5,000 steps before it. With --panels each run has axes of its own, for games whose returns
+are of different sizes, and runs joined by commas have them together, under the name of the folder that the first is in:
+runs/Hopper/STEVE,runs/Hopper/SAC. Without runs, the picture is drawn anew from --data, all of it or some --names.
 """
 
 import argparse
@@ -15,6 +16,8 @@ from pathlib import Path
 from packtrain.metrics.reading import read_metrics, seed_folders, series
 from packtrain.studies.chart import Curve, line_chart
 from packtrain.studies.statistics import align, mean_interval
+
+Seeds = list[tuple[list[int], list[float]]]  # steps and values of each
 
 
 def in_two_columns(charts: list[str], width: int = 420, height: int = 274) -> str:
@@ -26,7 +29,7 @@ def in_two_columns(charts: list[str], width: int = 420, height: int = 274) -> st
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(moved)}</svg>'
 
 
-def curve(name: str, seeds: list[tuple[list[int], list[float]]]) -> Curve:
+def curve(name: str, seeds: Seeds) -> Curve:
     """The mean over seeds and its 95 % interval."""
     steps, columns = align(seeds)
     means, lows, highs = zip(*[mean_interval(values) for values in zip(*columns, strict=True)], strict=True)
@@ -34,45 +37,70 @@ def curve(name: str, seeds: list[tuple[list[int], list[float]]]) -> Curve:
     return Curve(label, list(steps), list(means), list(lows), list(highs))
 
 
+def smooth(steps: list[int], values: list[float], window: int) -> list[float]:
+    """The mean of all rows in the `window` steps up to each; as they are if it is 0."""
+    if not window:
+        return values
+    near = ([v for s, v in zip(steps, values, strict=True) if end - window < s <= end] for end in steps)
+    return [sum(rows) / len(rows) for rows in near]
+
+
+def read(runs: list[str], kind: str, metric: str) -> dict[str, Seeds]:
+    """Curves of all seeds by the name of their run, which stands after that of its panel if several share one."""
+    found = {}
+    for group in (one.split(",") for one in runs):
+        for run in map(Path, group):
+            name = run.name if len(group) == 1 else f"{run.parent.name}, {run.name}"
+            found[name] = [series(read_metrics(seed), kind, metric) for seed in seed_folders(run)]
+    return found
+
+
+def panels(found: dict[str, Seeds]) -> dict[str, dict[str, Seeds]]:
+    """Runs by the panel that they are drawn in; a run that shares it with no other has no title of its own."""
+    grouped: dict[str, dict[str, Seeds]] = {}
+    for name, seeds in found.items():
+        panel, _, run = name.rpartition(", ")
+        grouped.setdefault(panel or name, {})[run] = seeds
+    return grouped
+
+
 def main() -> None:
     """Read, average over seeds, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+")
+    parser.add_argument("runs", nargs="*")
     parser.add_argument("--kind", default="eval")
     parser.add_argument("--metric", default="return_mean")
     parser.add_argument("--label", default="return of greedy episodes", help="of the vertical axis")
     parser.add_argument("--title", default="")
+    parser.add_argument("--window", type=int, default=0, help="steps that each point is the mean of")
     parser.add_argument("--panels", action="store_true", help="a chart for each run, or runs joined by commas")
+    parser.add_argument("--names", nargs="*", help="runs that are drawn; all, if not given")
     parser.add_argument("--picture", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     arguments = parser.parse_args()
-    groups = [[Path(run) for run in group.split(",")] for group in arguments.runs]
+    if arguments.runs:
+        found = read(arguments.runs, arguments.kind, arguments.metric)
+        data = {name: [{"step": steps, "value": values} for steps, values in seeds] for name, seeds in found.items()}
+        arguments.data.parent.mkdir(parents=True, exist_ok=True)
+        arguments.data.write_text(json.dumps({"kind": arguments.kind, "metric": arguments.metric, "runs": data}) + "\n")
+    data = json.loads(arguments.data.read_text())["runs"]
     found = {
-        run: [series(read_metrics(seed), arguments.kind, arguments.metric) for seed in seed_folders(run)]
-        for group in groups
-        for run in group
+        name: [(seed["step"], smooth(seed["step"], seed["value"], arguments.window)) for seed in seeds]
+        for name, seeds in data.items()
+        if arguments.names is None or name in arguments.names
     }
-    arguments.picture.parent.mkdir(parents=True, exist_ok=True)
     if arguments.panels:
         charts = []
-        for group in groups:
-            curves = [curve(run.name, found[run]) for run in group]
-            title = curves[0].name if len(group) == 1 else group[0].parent.name
+        for title, runs in panels(found).items():
+            curves = [curve(name, seeds) for name, seeds in runs.items()]
+            title = title if len(runs) > 1 else curves[0].name
             charts.append(line_chart(curves, title, "steps", arguments.label, width=396, height=250, standalone=True))
         picture = in_two_columns(charts)
     else:
-        curves = [curve(run.name, seeds) for run, seeds in found.items()]
+        curves = [curve(name, seeds) for name, seeds in found.items()]
         picture = line_chart(curves, arguments.title, "steps", arguments.label, width=720, height=360, standalone=True)
+    arguments.picture.parent.mkdir(parents=True, exist_ok=True)
     arguments.picture.write_text(picture)
-    data = {
-        run.name if len(group) == 1 else f"{run.parent.name}, {run.name}": [
-            {"step": steps, "value": values} for steps, values in found[run]
-        ]
-        for group in groups
-        for run in group
-    }
-    arguments.data.parent.mkdir(parents=True, exist_ok=True)
-    arguments.data.write_text(json.dumps({"kind": arguments.kind, "metric": arguments.metric, "runs": data}) + "\n")
 
 
 if __name__ == "__main__":
