@@ -18,8 +18,8 @@ from packtrain import trees
 from packtrain.acting.inference import Inference
 from packtrain.acting.planned import PlannedPolicy, PlannedSeat
 from packtrain.bench.measure import machine
-from packtrain.envs.columns import FunctionalColumns
 from packtrain.envs.functional import Core
+from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.sokoban import Sokoban
 from packtrain.envs.stream import Stream

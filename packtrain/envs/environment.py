@@ -19,17 +19,12 @@ from packtrain.envs.atari import Atari, AtariColumns, find_game, is_atari
 from packtrain.envs.atari_ram import AtariRamColumns, find_settings
 from packtrain.envs.atari_simulator import AtariSimulator
 from packtrain.envs.boundary import Boundary, batch_of_one, check_structure, space_leaves
-from packtrain.envs.columns import (
-    Columns,
-    Factory,
-    FunctionalColumns,
-    GymnasiumColumns,
-    make_gymnasium,
-    reward_channels,
-)
+from packtrain.envs.columns import Columns
 from packtrain.envs.envpool import EnvpoolColumns, check_options, find_task, is_envpool, probe_task
 from packtrain.envs.factors import Factors, factors_of
 from packtrain.envs.functional import Core, load_core
+from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.gymnasium_columns import Factory, GymnasiumColumns, make_gymnasium, reward_channels
 from packtrain.envs.handicaps import Handicap, HandicappedColumns
 from packtrain.envs.picture import following_camera
 from packtrain.envs.rewards import RewardedColumns, RewardedCore, Rewards

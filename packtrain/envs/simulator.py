@@ -18,8 +18,8 @@ import numpy as np
 from packtrain import knobs, trees
 from packtrain.envs import options
 from packtrain.envs.boundary import batch_of_one, check_structure, space_leaves
-from packtrain.envs.columns import reward_channels
 from packtrain.envs.functional import FunctionalEnv
+from packtrain.envs.gymnasium_columns import reward_channels
 from packtrain.envs.picture import PICTURES_PER_SECOND
 from packtrain.errors import EnvSetupError
 from packtrain.trees import Tree

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from packtrain.config import configurable
-from packtrain.envs.columns import FunctionalColumns
 from packtrain.envs.functional import Core
+from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.state_graph import StateGraph
 from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError

@@ -12,7 +12,7 @@ from packtrain import trees
 from packtrain.acting.actor import Actor
 from packtrain.acting.policy import NetworkPolicy
 from packtrain.envs.catch import Catch
-from packtrain.envs.columns import FunctionalColumns
+from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.stream import Stream
 from packtrain.networks.actor_critic import ActorCritic, Output
 from packtrain.networks.distributions import Categorical

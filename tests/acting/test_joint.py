@@ -9,7 +9,7 @@ from packtrain import trees
 from packtrain.acting.actor import Actor
 from packtrain.acting.joint import Joint, Routed
 from packtrain.acting.planned import PlannedPolicy
-from packtrain.envs.columns import FunctionalColumns
+from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.stream import Stream
 from packtrain.networks.ensembles import EnsembleMlp

@@ -15,7 +15,7 @@ from packtrain import trees
 from packtrain.acting.inference import Inference
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.envs.cartpole import CartPole
-from packtrain.envs.columns import FunctionalColumns
+from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.point_mass import PointMass
 from packtrain.envs.stream import Stream

@@ -12,8 +12,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from packtrain import trees
 from packtrain.acting.actor import Actor
 from packtrain.envs.boundary import REWARD_LIMIT, Boundary, batch_of_one, check_structure, space_leaves
-from packtrain.envs.columns import RESET_TRIES, Factory, FunctionalColumns, GymnasiumColumns
 from packtrain.envs.environment import Environment
+from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.gymnasium_columns import RESET_TRIES, Factory, GymnasiumColumns
 from packtrain.envs.stream import Stream
 from packtrain.errors import EnvError, EnvSetupError
 from packtrain.memory.unroll import Unrolls

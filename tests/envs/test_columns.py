@@ -13,9 +13,9 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from packtrain import trees
-from packtrain.envs import columns as columns_module
-from packtrain.envs.columns import Factory, FunctionalColumns, GymnasiumColumns, reward_channels
 from packtrain.envs.functional import FunctionalEnv
+from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.gymnasium_columns import Factory, GymnasiumColumns, reward_channels
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.stream import Stream
 from packtrain.errors import EnvError, EnvSetupError
@@ -207,7 +207,7 @@ def test_another_autoreset_mode_is_refused(monkeypatch):
     def same_step(factories, copy, autoreset_mode):
         return SyncVectorEnv(factories, copy=copy, autoreset_mode=AutoresetMode.SAME_STEP)
 
-    monkeypatch.setattr(columns_module, "SyncVectorEnv", same_step)
+    monkeypatch.setattr("packtrain.envs.gymnasium_columns.SyncVectorEnv", same_step)
     with pytest.raises(EnvSetupError, match=r"Some-v0 does not reset on the next step.*NEXT_STEP"):
         gymnasium_columns([Faulty])
 

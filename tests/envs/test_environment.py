@@ -11,8 +11,9 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from packtrain import config
 from packtrain.envs import environment as environment_module
-from packtrain.envs.columns import FunctionalColumns, GymnasiumColumns
 from packtrain.envs.environment import Environment
+from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.gymnasium_columns import GymnasiumColumns
 from packtrain.errors import ConfigError, EnvError, EnvSetupError, MissingExtraError
 from packtrain.testing import abilities  # noqa: F401  (registers Counting)
 from packtrain.types import Spec

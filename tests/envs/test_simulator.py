@@ -9,7 +9,7 @@ import pytest
 
 import packtrain.envs.ours  # noqa: F401  (registers)
 from packtrain import trees
-from packtrain.envs.columns import FunctionalColumns
+from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.simulator import Simulator, digest
 from packtrain.errors import EnvSetupError
 from packtrain.planning.model import CoreModel

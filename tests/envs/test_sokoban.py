@@ -5,8 +5,8 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from packtrain import trees
-from packtrain.envs.columns import FunctionalColumns
 from packtrain.envs.functional import FunctionalEnv
+from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.sokoban import DOWN, LEFT, RIGHT, UP, Sokoban
 from packtrain.envs.sokoban_levels import (
     Level,

@@ -7,7 +7,9 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from packtrain import trees
-from packtrain.envs.columns import Factory, FunctionalColumns, GymnasiumColumns, Outcome
+from packtrain.envs.columns import Outcome
+from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.gymnasium_columns import Factory, GymnasiumColumns
 from packtrain.envs.stream import ActionScale, Stream
 from packtrain.testing.abilities import Counting
 from packtrain.types import Row

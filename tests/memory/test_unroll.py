@@ -9,7 +9,7 @@ import torch
 
 from packtrain import trees
 from packtrain.acting.actor import Actor
-from packtrain.envs.columns import FunctionalColumns
+from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError
 from packtrain.memory.unroll import Unrolls

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from packtrain.acting.planned import PlannedPolicy
-from packtrain.envs.columns import FunctionalColumns
+from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from packtrain.acting.planned import PlannedPolicy
-from packtrain.envs.columns import FunctionalColumns
+from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError
 from packtrain.planning import traces

@@ -9,7 +9,7 @@ import pytest
 
 from packtrain.cli import main
 from packtrain.envs.cartpole import CartPole
-from packtrain.envs.columns import FunctionalColumns
+from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.state_graph import StateGraph
 from packtrain.envs.stream import Stream

@@ -1,0 +1,165 @@
+"""B states of a functional core behind the face of columns: one call of the core steps all."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from packtrain import trees
+from packtrain.envs.boundary import Answer, Boundary
+from packtrain.envs.columns import Outcome
+from packtrain.envs.functional import Core
+from packtrain.envs.picture import PICTURES_PER_SECOND, drawn
+from packtrain.errors import EnvError, EnvSetupError
+from packtrain.trees import Tree
+
+
+class FunctionalColumns:
+    """B states of a functional core, stepped as arrays.
+
+    With `together`, a column whose episode is over waits until all are, and all begin the next one together.
+    """
+
+    overlaps = False
+    rows_last = False  # a core may hand out its own arrays
+
+    def __init__(
+        self,
+        core: Core,
+        size: int,
+        seed: int,
+        answer: Answer,
+        name: str,
+        together: bool = False,
+        time_limit: int | None = None,
+    ):
+        self.core = core
+        self._max_steps = core.max_steps if time_limit is None else time_limit
+        self.savable: bool = getattr(core, "savable", True)
+        self._together = together
+        self.observation_space, self.action_space = core.observation_space, core.action_space
+        self.reward_channels = ("train", *getattr(core, "reward_channels", ()))
+        self.busy_since: float | None = None
+        self._size, self._seed, self._name = size, seed, name
+        self._rng = np.random.default_rng(seed)
+        self._states: Tree = None
+        self._elapsed = np.zeros(size, np.int64)
+        self._steps = np.zeros(size, np.int64)
+        self._ended = np.zeros(size, bool)
+        self._actions: Tree = None
+        self.boundary = Boundary(core.observation_space, answer, self._describe)
+
+    def _describe(self, column: int) -> str:
+        return f"environment {column} ({self._name}, group seed {self._seed}) at its step {self._steps[column]}"
+
+    def reset(self) -> Outcome:
+        """The first rows; again from the seed."""
+        self._rng = np.random.default_rng(self._seed)
+        self._states = self.core.initial(self._size, self._rng)
+        self._elapsed[:] = 0
+        self._ended = np.zeros(self._size, bool)
+        no = np.zeros(self._size, bool)
+        rewards = {channel: np.zeros(self._size, np.float32) for channel in self.reward_channels}
+        obs, rewards, *_ = self.boundary.cross(self.core.observe(self._states), rewards, no, no)
+        return Outcome(obs, ~no, rewards, no, no, None)
+
+    def send(self, actions: Tree) -> None:
+        """Keep the actions; `recv` computes."""
+        self._actions = actions
+
+    def recv(self) -> Outcome:
+        """One step of every state; those that ended are replaced by start states instead."""
+        self.busy_since = time.monotonic()
+        waiting = self._ended if self._together and not self._ended.all() else None
+        first = self._ended if waiting is None else np.zeros(self._size, bool)
+        resets = bool(first.any())
+        if resets:  # a core never steps a state that has ended
+            fresh = self.core.initial(int(first.sum()), self._rng)
+            self._states = trees.map(lambda old, new: _replace(old, first, new), self._states, fresh)
+        try:
+            states, reward, terminated, extras = self.core.step(self._states, self._actions, self._rng)
+        except Exception as error:
+            raise EnvError(f"{self._describe(0)} raised in step: {type(error).__name__}: {error}") from error
+        self._elapsed += 1
+        self._steps += 1
+        rewards = {"train": np.asarray(reward, np.float32)}
+        for channel in self.reward_channels[1:]:
+            rewards[channel] = np.asarray(extras[f"reward/{channel}"], np.float32)
+        if self._max_steps is None:
+            truncated = np.zeros(self._size, bool)
+        else:
+            truncated = (self._elapsed >= self._max_steps) & ~terminated
+        if resets:
+            states = trees.map(lambda old, new: _replace(new, first, old[first]), self._states, states)
+            rewards = {name: np.where(first, np.float32(0), value) for name, value in rewards.items()}
+            terminated, truncated = terminated & ~first, truncated & ~first
+            self._elapsed[first] = 0
+            self._steps[first] -= 1
+        if waiting is not None and waiting.any():
+            states = trees.map(lambda old, new: _replace(new, waiting, old[waiting]), self._states, states)
+            rewards = {name: np.where(waiting, np.float32(0), value) for name, value in rewards.items()}
+            terminated, truncated = terminated & ~waiting, truncated & ~waiting
+            self._elapsed[waiting] -= 1
+            self._steps[waiting] -= 1
+        self._states = states
+        obs, rewards, terminated, truncated = self.boundary.cross(
+            self.core.observe(states), rewards, terminated, truncated
+        )
+        self._ended = terminated | truncated if waiting is None else terminated | truncated | waiting
+        self.busy_since = None
+        return Outcome(obs, first, rewards, terminated, truncated, extras.get("solved"), waiting=waiting, info=extras)
+
+    @property
+    def states(self) -> Tree:
+        """The states the columns are in: what a planner searches from. Not to be changed."""
+        return self._states
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether no column's episode is under way."""
+        return self._states is None or bool(self._ended.all())
+
+    def snapshot(self) -> Tree | None:
+        """States, clocks and the generator; None if the core's states cannot be saved."""
+        if not self.savable:
+            return None
+        return {
+            "states": trees.map(np.copy, self._states),
+            "elapsed": self._elapsed.copy(),
+            "steps": self._steps.copy(),
+            "ended": self._ended.copy(),
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def restore(self, snapshot: Tree) -> None:
+        """Go back to a snapshot."""
+        self._states = trees.map(np.copy, snapshot["states"])
+        self._elapsed, self._steps = snapshot["elapsed"].copy(), snapshot["steps"].copy()
+        self._ended = snapshot["ended"].copy()
+        self._rng.bit_generator.state = snapshot["rng"]
+
+    def describe_busy(self) -> str:
+        """The whole group: it steps as one."""
+        return self._describe(0)
+
+    def picture(self, column: int) -> np.ndarray:
+        """The core's own."""
+        render = getattr(self.core, "render", None)
+        if render is None:
+            raise EnvSetupError(f"{self._name!r} cannot be drawn: its core has no render(states, mode)")
+        one = trees.map(lambda leaf: leaf[column : column + 1], self._states)
+        return drawn(self._name, lambda: render(one, "rgb_array"))
+
+    def pictures_per_second(self) -> float:
+        """What the core says."""
+        return float(getattr(self.core, "pictures_per_second", PICTURES_PER_SECOND))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _replace(array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
+    array = array.copy()
+    array[rows] = values
+    return array

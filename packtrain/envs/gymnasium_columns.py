@@ -1,0 +1,334 @@
+"""Gymnasium environments behind the face of columns, in this process or each in one of its own.
+
+A guard stands around every environment, wherever it runs, and says who, where and when something breaks.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import multiprocessing.connection
+import re
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from packtrain.config import Travelling
+from packtrain.envs.boundary import Answer, Boundary, batch_of_one, check_structure
+from packtrain.envs.columns import Outcome
+from packtrain.envs.picture import PICTURES_PER_SECOND, drawn, reason
+from packtrain.errors import EnvError, EnvSetupError, Error
+from packtrain.trees import Tree
+
+RESET_SECS = 180.0  # the deadline of the first reset in a process, which may have much to load
+RESET_TRIES = 10  # resets in a row that may be dropped
+DROPPED = "packtrain/dropped"  # the info key under which a guard tells how many episodes it cut
+
+
+class Guard(gym.Wrapper):
+    """Stands around one Gymnasium environment: checks structure, and says who, where and when something breaks."""
+
+    def __init__(self, env: gym.Env, label: str, answer: Answer):
+        super().__init__(env)
+        self._label, self._answer = label, answer
+        self._steps = 0
+        self._good: Any = None
+        self.busy = False
+        # An episode that is dropped must end in this environment too, so `drop` looks at values here, one at a time.
+        self._boundary = Boundary(env.observation_space, "drop", lambda _: label) if answer == "drop" else None
+        self._channels = reward_channels(env)[1:]
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        """Reset, checked. With `drop`, an episode whose first observation is bad is given up for the next."""
+        for dropped in range(RESET_TRIES):
+            try:
+                obs, info = self.env.reset(seed=seed, options=options)
+            except Exception as error:
+                raise self._broken("reset", error) from error
+            if wrong := check_structure(obs, self.observation_space):
+                raise EnvError(f"{self._where()} reset to an observation of {wrong}")
+            if self._boundary is None or not self._is_bad(obs, {}):
+                self._remember(obs)
+                return obs, {**(info or {}), DROPPED: dropped}
+            seed = None  # the same seed would give the same observation
+        raise EnvError(f"{self._where()} reset to a bad observation {RESET_TRIES} times in a row")
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Step, checked."""
+        self._steps += 1
+        self.busy = True
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            reward, info = float(reward), info or {}
+        except Exception as error:
+            raise self._broken("step", error) from error
+        self.busy = False
+        if wrong := check_structure(obs, self.observation_space):
+            if self._answer == "drop":
+                return self._good, 0.0, False, True, {DROPPED: 1}
+            castable = isinstance(obs, np.ndarray) and obs.shape == self.observation_space.shape
+            if self._answer == "raise" or not castable:
+                raise EnvError(f"{self._where()} gave an observation of {wrong}")
+            obs = obs.astype(self.observation_space.dtype)
+        channels = {name: info.get(f"reward/{name}", 0.0) for name in self._channels}
+        if self._boundary is not None and self._is_bad(obs, {"train": reward, **channels}):
+            return self._good, 0.0, False, True, {DROPPED: 1}
+        self._remember(obs)
+        return obs, reward, bool(terminated), bool(truncated), info
+
+    def resume(self, obs: Any, steps: int) -> None:
+        """Go on after the environment inside was restored to where it shows `obs`, after `steps` steps."""
+        self._remember(obs)
+        self._steps = steps
+
+    def _remember(self, obs: Any) -> None:
+        """Keep the last good observation for `drop`; a copy, since an environment may write over its own."""
+        if self._answer == "drop":
+            self._good = copy.deepcopy(obs)
+
+    def _is_bad(self, obs: Any, rewards: dict[str, float]) -> bool:
+        assert self._boundary is not None
+        no = np.zeros(1, bool)
+        one = batch_of_one(obs, self.observation_space)
+        *_, truncated = self._boundary.cross(one, {name: np.array([value]) for name, value in rewards.items()}, no, no)
+        return bool(truncated[0])
+
+    def _where(self) -> str:
+        return f"{self._label} at its step {self._steps}"
+
+    def _broken(self, call: str, error: Exception) -> EnvError:
+        return EnvError(f"{self._where()} raised in {call}: {type(error).__name__}: {error}")
+
+
+def make_gymnasium(spec: Any, kwargs: dict[str, Any], name: str) -> gym.Env:
+    """One Gymnasium environment from its registration; EnvSetupError if it cannot be made."""
+    try:
+        return gym.make(spec, disable_env_checker=True, **kwargs)
+    except Error:
+        raise
+    except gym.error.DependencyNotInstalled as error:
+        raise EnvSetupError(f"{name!r} needs a package that is missing: {error}") from None
+    except Exception as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown and unknown[1] in kwargs:
+            raise EnvSetupError(
+                f"{name!r} takes no {unknown[1]!r}, which Environment.kwargs = {kwargs} names; "
+                "--config 'Environment.kwargs = {}' leaves them out"
+            ) from error
+        raise EnvSetupError(f"{name!r} cannot be made: {reason(error)}") from error
+
+
+class Factory:
+    """Makes one guarded Gymnasium environment, here or in a child process."""
+
+    def __init__(self, make: Callable[[], gym.Env], label: str, answer: Answer, travelling: Travelling | None):
+        self._make, self._label, self._answer, self._travelling = make, label, answer, travelling
+
+    def __call__(self) -> gym.Env:
+        """The environment; a child process also checks that it was sent the right configuration."""
+        if multiprocessing.parent_process() is not None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+            if self._travelling is not None:
+                self._travelling.check()
+        return Guard(self._make(), self._label, self._answer)
+
+
+class _Processes(AsyncVectorEnv):
+    """Gymnasium's subprocess environments, telling the first failure instead of the last."""
+
+    def _raise_if_errors(self, successes: Iterable[bool]) -> None:
+        failed = list(successes).count(False)
+        if failed:
+            errors = [self.error_queue.get() for _ in range(failed)]
+            index, kind, value, _ = errors[0]
+            for gone, *_ in errors:
+                self.parent_pipes[gone] = None  # type: ignore[call-overload]
+            others = f" ({failed - 1} more environments failed with it)" if failed > 1 else ""
+            if issubclass(kind, EnvError):
+                raise EnvError(f"{value}{others}")
+            raise EnvError(f"environment {index} failed: {kind.__name__}: {value}{others}")
+
+
+class GymnasiumColumns:
+    """B Gymnasium environments behind one of Gymnasium's vector environments."""
+
+    rows_last = False  # observations lie in a buffer that the environments write to
+
+    def __init__(
+        self,
+        factories: list[Factory],
+        seeds: list[int],
+        *,
+        processes: bool,
+        deadline_secs: float,
+        answer: Answer,
+        name: str,
+        reward_channels: tuple[str, ...] = ("train",),
+    ):
+        self._seeds, self._deadline, self._name = seeds, deadline_secs, name
+        self.overlaps = processes
+        self.busy_since: float | None = None
+        self._steps = np.zeros(len(seeds), np.int64)
+        self._envs: Any
+        if processes:
+            try:
+                self._envs = _Processes(factories, context="spawn", copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+            except (ConnectionError, EOFError, BrokenPipeError) as error:
+                raise EnvSetupError(f"{name!r} died in its process before it was ready") from error
+        else:
+            self._envs = SyncVectorEnv(factories, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+        if self._envs.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
+            raise EnvSetupError(f"{name} does not reset on the next step; packtrain needs AutoresetMode.NEXT_STEP")
+        self.observation_space = self._envs.single_observation_space
+        self.action_space = self._envs.single_action_space
+        self.reward_channels = reward_channels
+        self.boundary = Boundary(self.observation_space, answer, self._describe)
+        self._ended = np.zeros(len(seeds), bool)
+        self._actions: Tree = None
+
+    def _describe(self, column: int) -> str:
+        return f"environment {column} ({self._name}, seed {self._seeds[column]}) at its step {self._steps[column]}"
+
+    def reset(self) -> Outcome:
+        """The first rows; each environment gets its own seed."""
+        if isinstance(self._envs, AsyncVectorEnv):
+            self._envs.reset_async(seed=list(self._seeds))
+            obs, infos = self._wait(self._envs.reset_wait, RESET_SECS)
+        else:
+            self.busy_since = time.monotonic()
+            obs, infos = self._envs.reset(seed=self._seeds)
+            self.busy_since = None
+        self._ended = no = np.zeros(len(self._seeds), bool)
+        rewards = {channel: np.zeros(len(self._seeds), np.float32) for channel in self.reward_channels}
+        obs, rewards, *_ = self.boundary.cross(obs, rewards, no, no)
+        self.boundary.dropped += int(np.sum(infos.get(DROPPED, 0)))
+        return Outcome(obs, ~no, rewards, no, no, None)
+
+    def send(self, actions: Tree) -> None:
+        """Start the step; subprocesses begin at once."""
+        self._steps = self._steps + ~self._ended  # counted here, so that who hangs or dies is named with this step
+        if isinstance(self._envs, AsyncVectorEnv):
+            try:
+                self._envs.step_async(actions)
+            except (BrokenPipeError, ConnectionError, EOFError) as error:
+                raise self._dead() from error
+        else:
+            self._actions = actions
+
+    def recv(self) -> Outcome:
+        """Finish the step, within the deadline if environments run in processes."""
+        if isinstance(self._envs, AsyncVectorEnv):
+            result = self._wait(self._envs.step_wait, self._deadline)
+        else:
+            self.busy_since = time.monotonic()
+            result = self._envs.step(self._actions)
+            self.busy_since = None
+        obs, reward, terminated, truncated, infos = result
+        first = self._ended
+        rewards = {"train": np.asarray(reward, np.float32)}
+        for channel in self.reward_channels[1:]:
+            rewards[channel] = np.where(first, 0, infos.get(f"reward/{channel}", 0)).astype(np.float32)
+        obs, rewards, terminated, truncated = self.boundary.cross(obs, rewards, terminated, truncated)
+        self.boundary.dropped += int(np.sum(infos.get(DROPPED, 0)))
+        self._ended = terminated | truncated
+        solved = infos.get("solved")
+        solved = None if solved is None else np.asarray(solved, bool)
+        return Outcome(obs, first, rewards, terminated, truncated, solved, info=infos)
+
+    def _wait(self, call: Callable[..., Any], seconds: float) -> Any:
+        try:
+            return call(timeout=seconds)
+        except multiprocessing.TimeoutError as error:
+            silent = [i for i, pipe in enumerate(self._envs.parent_pipes) if not pipe.poll(0)]
+            who = self._describe(silent[0] if silent else 0)  # none: it answered just now, too late
+            raise EnvError(f"{who} did not answer within {seconds:g} s") from error
+        except (BrokenPipeError, ConnectionError, EOFError) as error:
+            raise self._dead() from error
+
+    def _dead(self) -> EnvError:
+        # A broken pipe comes a moment before the end of the process that held it.
+        ended = multiprocessing.connection.wait([process.sentinel for process in self._envs.processes], timeout=5)
+        gone = [i for i, process in enumerate(self._envs.processes) if process.sentinel in ended]
+        code = None
+        if gone:
+            self._envs.processes[gone[0]].join(5)
+            code = self._envs.processes[gone[0]].exitcode
+        return EnvError(f"{self._describe(gone[0] if gone else 0)} died (its process left with code {code})")
+
+    @property
+    def savable(self) -> bool:
+        """Whether every environment runs in this process and offers `snapshot` and `restore`."""
+        return not self.overlaps and all(hasattr(env.unwrapped, "snapshot") for env in self._envs.envs)
+
+    def snapshot(self) -> Tree | None:
+        """None unless they are savable."""
+        if not self.savable:
+            return None
+        return {
+            "envs": [env.unwrapped.snapshot() for env in self._envs.envs],
+            "clocks": [getattr(_clock(env), "_elapsed_steps", 0) for env in self._envs.envs],
+            "steps": self._steps.copy(),
+            "ended": self._ended.copy(),
+        }
+
+    def restore(self, snapshot: Tree) -> None:
+        """Go back to a snapshot."""
+        self._envs.reset(seed=list(self._seeds))  # Gymnasium's wrappers insist on one before the first step
+        for env, state, steps in zip(self._envs.envs, snapshot["envs"], snapshot["steps"], strict=True):
+            env.resume(env.unwrapped.restore(state), int(steps))
+        for env, elapsed in zip(self._envs.envs, snapshot["clocks"], strict=True):
+            if (clock := _clock(env)) is not None:
+                clock._elapsed_steps = elapsed
+        self._steps, self._ended = snapshot["steps"].copy(), snapshot["ended"].copy()
+        self._envs._autoreset_envs = self._ended.copy()
+
+    def describe_busy(self) -> str:
+        """The environment whose step is under way; in one process they step one after the other."""
+        for column, env in enumerate(getattr(self._envs, "envs", ())):
+            if env.busy:
+                return self._describe(column)
+        return self._describe(0)
+
+    def picture(self, column: int) -> np.ndarray:
+        """The environment's own; it must have been made in this process, and to be drawn."""
+        return drawn(self._name, self._envs.envs[column].render)
+
+    def pictures_per_second(self) -> float:
+        """What the environment says."""
+        return float(self._envs.envs[0].metadata.get("render_fps") or PICTURES_PER_SECOND)
+
+    def close(self) -> None:
+        """End the environments; processes that do not answer are killed."""
+        if isinstance(self._envs, AsyncVectorEnv):
+            for process in self._envs.processes:
+                process.kill()
+            for process in self._envs.processes:
+                process.join(5)
+            self._envs.closed = True  # its own close would wait for answers
+        else:
+            self._envs.close()
+
+
+def reward_channels(env: gym.Env) -> tuple[str, ...]:
+    """The training channel first, then those an environment or its core declares and reports as "reward/NAME"."""
+    source = getattr(env.unwrapped, "core", env.unwrapped)
+    while isinstance(env, gym.Wrapper):
+        if "reward_channels" in vars(env):  # a wrapper may report some, too
+            source = env
+            break
+        env = env.env
+    return ("train", *getattr(source, "reward_channels", ()))
+
+
+def _clock(env: gym.Env) -> Any:
+    """The time-limit wrapper around an environment, if it has one: its count is part of the state."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.TimeLimit):
+            return env
+        env = env.env
+    return None
