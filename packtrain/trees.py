@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import optree
 
 Tree = Any
@@ -48,6 +49,11 @@ def front(tree: Tree) -> Any:
     if not leaves:
         raise ValueError("a tree without leaves has no front")
     return leaves[0]
+
+
+def pick(tree: Tree, rows: Any) -> Tree:
+    """Rows of every leaf: `leaf[rows]`."""
+    return tree[rows] if isinstance(tree, np.ndarray) else map(lambda leaf: leaf[rows], tree)
 
 
 def named_leaves(tree: Tree, prefix: str = "") -> dict[str, Any]:

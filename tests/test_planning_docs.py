@@ -21,16 +21,13 @@ from packtrain.planning.bandit import BanditAgent
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.continuous_shooting import CEMAgent, ContinuousShootingAgent, MPPIAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
+from packtrain.planning.leaf_raters import QualityNetworkNewLeafRater, ValueNetworkNewLeafRater
 from packtrain.planning.model import CoreModel
 from packtrain.planning.planner import Roots
 from packtrain.planning.policy import EpsilonGreedyAgent, SoftmaxAgent
 from packtrain.planning.random_agent import RandomAgent
 from packtrain.planning.shooting import ShootingAgent
-from packtrain.planning.stochastic_mcts import (
-    QualityNetworkNewLeafRater,
-    StochasticMCTSAgent,
-    ValueNetworkNewLeafRater,
-)
+from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
 from packtrain.runtime import runner
 
 ROOT = Path(__file__).parent.parent

@@ -172,13 +172,11 @@ class PlannedSeat:
                     self.learned.begin(begun[part], run.trace_epoch)
                 planner.begin(begun[part], run.epoch)
             if self._watcher is not None:
-                self._watcher.episode_begin(
-                    begun, self._policy.trace_epoch, trees.map(lambda leaf: leaf[begun], states)
-                )
+                self._watcher.episode_begin(begun, self._policy.trace_epoch, trees.pick(states, begun))
         columns = np.flatnonzero(self._playing if served is None else self._playing & served)
         pick = slice(None) if len(columns) == self._stream.size else columns
         if len(columns):
-            there, obs = (trees.map(lambda leaf: leaf[pick], tree) for tree in (states, row.obs))
+            there, obs = (trees.pick(tree, pick) for tree in (states, row.obs))
             roots = Roots(columns, self._seen(columns, there, obs), obs)
             plan = self._policy.inference.run(planner.plan(roots))
             action, extras = (trees.map(self._spread(columns), part) for part in (plan.action, plan.extras))
@@ -210,11 +208,11 @@ class PlannedSeat:
         columns = roots.columns
         if not len(columns):
             return
-        there = trees.map(lambda leaf: leaf[columns], states)
+        there = trees.pick(states, columns)
         rewards = np.asarray(row.last_reward["train"])[columns]
         terminated = np.asarray(row.terminated)[columns]
         ended = terminated | np.asarray(row.truncated)[columns]
-        obs = trees.map(lambda leaf: leaf[columns], row.obs)
+        obs = trees.pick(row.obs, columns)
         planner.feedback(columns, self._seen(columns, there, obs), rewards, terminated)
         if self.learned is not None:
             before, after = (np.asarray(tree, np.float32) for tree in (roots.obs, obs))
@@ -329,5 +327,5 @@ def _picked(decision: tuple[Roots, Any, dict[str, Any]], which: np.ndarray) -> t
     """What was decided in some columns, bool [B]."""
     roots, actions, extras = decision
     rows = which[roots.columns]
-    picked, actions, extras = trees.map(lambda leaf: leaf[rows], (tuple(roots), actions, extras))
+    picked, actions, extras = trees.pick((tuple(roots), actions, extras), rows)
     return Roots(*picked), actions, extras

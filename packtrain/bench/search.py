@@ -26,8 +26,9 @@ from packtrain.envs.stream import Stream
 from packtrain.networks.prediction import ConvNet, Prediction
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
+from packtrain.planning.leaf_raters import QualityNetworkNewLeafRater
 from packtrain.planning.planner import Agent
-from packtrain.planning.stochastic_mcts import QualityNetworkNewLeafRater, StochasticMCTSAgent
+from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
 from packtrain.types import Request
 
 ROOTS = (1, 32, 256)

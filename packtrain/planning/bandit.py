@@ -173,7 +173,7 @@ class BanditPlanner:
         rollouts = yield from roll_out(
             self._model,
             now.rollout_agent or Uniform(),
-            repeat(trees.map(lambda leaf: leaf[on], stepped.states), times),
+            repeat(trees.pick(stepped.states, on), times),
             Places(roots.columns[on].repeat(times), decisions[on].repeat(times), np.tile(numbers, len(on))),
             limit=now.rollout_time_limit or TIME_LIMIT,
             discount=now.discount,

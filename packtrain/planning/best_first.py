@@ -299,7 +299,7 @@ class BestFirstSearch:
         sources = nodes.find(columns, self._model.keys(before))
         known = np.flatnonzero((sources != NOBODY) & nodes.expanded[sources])
         if len(known):
-            there = trees.map(lambda leaf: leaf[known], states)
+            there = trees.pick(states, known)
             self._correct(columns[known], sources[known], actions[known], there, rewards[known], terminated[known])
 
     def lasting(self, run: int = 0) -> dict[str, Any]:
@@ -793,7 +793,7 @@ class BestFirstSearch:
             rows = np.flatnonzero(~planned | by_chance)
             here = current[rows]
             allowed = np.ones((len(rows), self._n_actions), bool)
-            legal = self._model.legal(trees.map(lambda leaf: leaf[rows], states))
+            legal = self._model.legal(trees.pick(states, rows))
             if legal is not None:
                 allowed &= legal | ~legal.any(axis=1, keepdims=True)
             if agent.epsilon_avoid_traps:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -31,152 +31,18 @@ from packtrain import trees
 from packtrain.config import configurable
 from packtrain.equations import puct
 from packtrain.errors import ConfigError
-from packtrain.planning.chance import chance, hashed, uniforms
+from packtrain.planning.chance import chance, dirichlet, gumbels, hashed
 from packtrain.planning.events import Listener, ModelSteps
+from packtrain.planning.leaf_raters import NETWORK, Leaves, NewLeafRater, RolloutNewLeafRater, count_actions, possible
 from packtrain.planning.model import GOLDEN, Asking, Model, Stepped, mix
 from packtrain.planning.nodes import Nodes
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.schedules import check_schedules, scheduled
 from packtrain.planning.table import NOBODY
 from packtrain.trees import Tree
-from packtrain.types import Request
-
-NETWORK = "agent"
 
 _LEAF, _NOISE, _GUMBEL, _SAMPLE, _TIE = range(1, 6)  # what a random number is for
 _ROOMY = 4096  # nodes that may lie about before anybody looks for dead ones
-
-
-class Leaves(NamedTuple):
-    """M leaves that want a rating, and what it may be made from."""
-
-    model: Model
-    rng: np.random.Generator  # for the model
-    discount: float
-    states: Tree  # [M, ...]
-    size: int  # M
-    allowed: np.ndarray | None  # [M, A] bool; None where every action may be taken
-    words: Callable[[], np.ndarray]  # [M] uint64, one for each leaf and pass: what random choices are made from
-    tell: Callable[[np.ndarray, Stepped, np.ndarray, bool], None]  # of steps: [P] leaves, steps, actions, first ones
-
-
-class Rating(NamedTuple):
-    """What M leaves look like."""
-
-    qualities: np.ndarray  # [M, A]; anything where an action may not be taken
-    logits: np.ndarray | None  # [M, A] of the prior; None for a uniform one
-
-
-class NewLeafRater(Protocol):
-    """Rates the actions of new leaves."""
-
-    def heads(self, actions: int) -> dict[str, int]:
-        """{head: outputs} that it asks the agent's network for."""
-
-    def rate(self, leaves: Leaves) -> Asking[Rating]:
-        """Qualities and priors of M leaves at once."""
-
-
-@configurable
-@dataclass(frozen=True)
-class RolloutNewLeafRater:
-    """One step with every action, and a rollout from there: q = r + discount · Σ discount^t r_t. Uniform priors."""
-
-    rollout_time_limit: int = 100  # steps after the first
-    rollout_agent: Literal["logits"] | None = None  # None: uniform actions; "logits": drawn by the network's head
-
-    def __post_init__(self) -> None:
-        if self.rollout_time_limit < 1:
-            raise ConfigError(f"RolloutNewLeafRater.rollout_time_limit = {self.rollout_time_limit} must be at least 1")
-
-    def heads(self, actions: int) -> dict[str, int]:
-        """The logits, if they choose."""
-        return {"logits": actions} if self.rollout_agent else {}
-
-    def rate(self, leaves: Leaves) -> Asking[Rating]:
-        """All rollouts of all leaves side by side; those that end drop out."""
-        model, actions = leaves.model, _count(leaves.model.action_space)
-        owners, first = _pairs(leaves, actions)
-        stepped = yield from model.step(_pick(leaves.states, owners), first, leaves.rng)
-        leaves.tell(owners, stepped, first, True)
-        returns = stepped.rewards.astype(np.float64)
-        words = hashed(leaves.words()[owners], first)
-        rows, states, weight = np.arange(len(returns)), stepped.states, 1.0
-        for time in range(self.rollout_time_limit):
-            going = np.flatnonzero(~stepped.terminated)
-            if not len(going):
-                break
-            rows, states, weight = rows[going], _pick(states, going), weight * leaves.discount
-            chosen = yield from self._act(model, states, words[rows], time, actions)
-            stepped = yield from model.step(states, chosen, leaves.rng)
-            leaves.tell(owners[rows], stepped, chosen, False)
-            returns[rows] += weight * stepped.rewards.astype(np.float64)
-            states = stepped.states
-        qualities = np.zeros((leaves.size, actions))
-        qualities[owners, first] = returns
-        return Rating(qualities, None)
-
-    def _act(self, model: Model, states: Tree, words: np.ndarray, time: int, actions: int) -> Asking[np.ndarray]:
-        legal = model.legal(states)
-        scores: np.ndarray | None = None
-        if self.rollout_agent:
-            answer = yield Request(NETWORK, model.observe(states))
-            scores = answer["logits"] + gumbels(words, actions, time)
-        elif legal is None:
-            return (uniforms(hashed(words, time)) * actions).astype(np.int64)
-        else:
-            scores = uniforms(hashed(words[:, None], time, np.arange(actions)))
-        return (scores if legal is None else np.where(_possible(legal), scores, -np.inf)).argmax(axis=1)
-
-
-@configurable
-@dataclass(frozen=True)
-class ValueNetworkNewLeafRater:
-    """One step with every action, and the network's value of where it leads: q = r + discount · V, V = 0 at ends."""
-
-    use_policy: bool = False  # priors from the head "logits" at the leaf; else uniform
-
-    def heads(self, actions: int) -> dict[str, int]:
-        """Values, and logits if they are the priors."""
-        return {"value": 1, "logits": actions} if self.use_policy else {"value": 1}
-
-    def rate(self, leaves: Leaves) -> Asking[Rating]:
-        """One request for all that follow, with the leaves themselves in front if they are asked about."""
-        model, actions = leaves.model, _count(leaves.model.action_space)
-        owners, first = _pairs(leaves, actions)
-        stepped = yield from model.step(_pick(leaves.states, owners), first, leaves.rng)
-        leaves.tell(owners, stepped, first, True)
-        found = stepped.rewards.astype(np.float64)
-        going = np.flatnonzero(~stepped.terminated)
-        front = leaves.size if self.use_policy else 0
-        logits = None
-        if front or len(going):
-            asked = model.observe(_pick(stepped.states, going))
-            if front:
-                asked = trees.map(lambda *pair: np.concatenate(pair), model.observe(leaves.states), asked)
-            answer = yield Request(NETWORK, asked)
-            found[going] += leaves.discount * answer["value"][front:, 0].astype(np.float64)
-            logits = answer["logits"][:front] if front else None
-        qualities = np.zeros((leaves.size, actions))
-        qualities[owners, first] = found
-        return Rating(qualities, logits)
-
-
-@configurable
-@dataclass(frozen=True)
-class QualityNetworkNewLeafRater:
-    """The network's qualities of all actions at the leaf, from its head "quality". The model is not stepped."""
-
-    use_policy: bool = False  # priors from the head "logits"; else uniform
-
-    def heads(self, actions: int) -> dict[str, int]:
-        """Qualities, and logits if they are the priors."""
-        return {"quality": actions, "logits": actions} if self.use_policy else {"quality": actions}
-
-    def rate(self, leaves: Leaves) -> Asking[Rating]:
-        """One request."""
-        answer = yield Request(NETWORK, leaves.model.observe(leaves.states))
-        return Rating(answer["quality"], answer["logits"] if self.use_policy else None)
 
 
 @configurable
@@ -242,7 +108,7 @@ class StochasticMCTSAgent:
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
         """What the rater asks for."""
-        heads = self.new_leaf_rater.heads(_count(action_space))
+        heads = self.new_leaf_rater.heads(count_actions(action_space))
         return {NETWORK: heads} if heads else {}
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> StochasticMCTS:
@@ -283,7 +149,7 @@ class _Front(NamedTuple):
             self.rows[some],
             self.ids[some],
             self.edges[some],
-            _pick(self.states, some),
+            trees.pick(self.states, some),
             self.visits[some],
             self.depths[some],
         )
@@ -303,7 +169,7 @@ class StochasticMCTS:
     """Trees of B columns, all in the same arrays."""
 
     def __init__(self, agent: StochasticMCTSAgent, model: Model, columns: int, seed: int, listener: Listener | None):
-        self._actions = _count(model.action_space)
+        self._actions = count_actions(model.action_space)
         self._configured = self._agent = agent
         self._model, self._seed, self._listener = model, seed, listener
         self.decisions = 0
@@ -363,7 +229,7 @@ class StochasticMCTS:
             columns,
             roots.states,
             ids,
-            None if legal is None else _possible(legal),
+            None if legal is None else possible(legal),
             tickets,
             gumbel,
             tried=np.zeros((len(columns), count), np.int64),
@@ -644,7 +510,7 @@ class StochasticMCTS:
     def _legal(self, states: Tree) -> np.ndarray:
         legal = self._model.legal(states)
         assert legal is not None, "a model says which actions may be taken in all of its states, or in none"
-        return _possible(legal)
+        return possible(legal)
 
     # -- listeners
 
@@ -728,57 +594,3 @@ def tie_words(tickets: np.ndarray, rows: np.ndarray, number: int, depths: np.nda
 def leaf_words(tickets: np.ndarray, number: int, depths: np.ndarray) -> np.ndarray:
     """A word for each leaf [M] that is expanded in a pass at these depths."""
     return hashed(tickets, _LEAF, number, depths)
-
-
-def gumbels(words: np.ndarray, actions: int, *counters: np.ndarray | int) -> np.ndarray:
-    """Standard Gumbel numbers [M, A], one for each word and action."""
-    inside = uniforms(hashed(words[:, None], *counters, np.arange(actions))) + 2.0**-54  # in (0, 1)
-    return -np.log(-np.log(inside))
-
-
-def dirichlet(words: np.ndarray, parameter: float, allowed: np.ndarray) -> np.ndarray:
-    """Draws from a symmetric Dirichlet distribution over the allowed actions, one for each word: [M], [M, A] → [M, A].
-
-    Gammas by Marsaglia and Tsang 2000, in logarithms, so that small parameters do not underflow: Γ(α) is
-    Γ(α + 1) · U^(1/α).
-    """
-    shape = parameter + 1 - 1 / 3
-    slope = 1 / np.sqrt(9 * shape)
-    logs = np.zeros(allowed.shape)
-    own = hashed(words[:, None], np.arange(allowed.shape[1]))  # [M, A]
-    rows, columns = np.nonzero(allowed)
-    attempt = 0
-    while len(rows):
-        mine = own[rows, columns]
-        radius, angle, test = (uniforms(hashed(mine, attempt, part)) + 2.0**-54 for part in range(3))
-        normal = np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle)
-        cube = (1 + slope * normal) ** 3
-        safe = np.where(cube > 0, cube, 1.0)
-        good = (cube > 0) & (np.log(test) < normal**2 / 2 + shape * (1 - safe + np.log(safe)))
-        boost = np.log(uniforms(hashed(mine, attempt, 3)) + 2.0**-54) / parameter
-        logs[rows[good], columns[good]] = (np.log(shape * safe) + boost)[good]
-        rows, columns, attempt = rows[~good], columns[~good], attempt + 1
-    return puct.softmax(logs, allowed)
-
-
-def _count(space: gym.Space) -> int:
-    if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
-        raise ConfigError(f"StochasticMCTSAgent needs a Discrete action space that begins at 0, not {space}")
-    return int(space.n)
-
-
-def _pairs(leaves: Leaves, actions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every leaf with each of its actions: two [P]."""
-    if leaves.allowed is not None:
-        return np.nonzero(leaves.allowed)  # type: ignore[return-value]
-    count = leaves.size
-    return np.repeat(np.arange(count), actions), np.tile(np.arange(actions), count)
-
-
-def _possible(legal: np.ndarray) -> np.ndarray:
-    """What may be tried: what is legal; where nothing is, everything."""
-    return legal | ~legal.any(axis=1, keepdims=True)
-
-
-def _pick(tree: Tree, rows: np.ndarray) -> Tree:
-    return tree[rows] if isinstance(tree, np.ndarray) else trees.map(lambda leaf: leaf[rows], tree)

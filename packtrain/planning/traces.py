@@ -90,7 +90,7 @@ class TraceWriter:
         watched = np.flatnonzero(np.isin(steps.columns, list(self._episodes)))
         if not len(watched):
             return
-        keys = self._digests(trees.map(lambda leaf: leaf[watched], steps.states))
+        keys = self._digests(trees.pick(steps.states, watched))
         for place, index in enumerate(watched):
             episode = self._episodes[int(steps.columns[index])]
             if episode.model_steps >= self._settings.max_model_steps or episode.state_bytes >= STATE_BYTES:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from packtrain.equations.puct import considered_visits
+from packtrain.planning import chance, leaf_raters
 from packtrain.planning import stochastic_mcts as fast
 from packtrain.planning.model import Model
 from packtrain.testing.path_hash import settle
@@ -97,7 +98,7 @@ class PlainStochasticMCTS:
         self.ticket = fast.decision_tickets(self.seed, np.array([self.column]), decision)
         self.gumbel = [0.0] * self.actions
         if agent.root_selection == "gumbel":
-            drawn = fast.gumbels(fast.hashed(self.ticket, fast._GUMBEL), self.actions)[0]
+            drawn = chance.gumbels(chance.hashed(self.ticket, fast._GUMBEL), self.actions)[0]
             self.gumbel = [agent.gumbel_scale * float(number) for number in drawn]
         self.tried = [0] * self.actions
         self.spent = 1 if not self.root.edges and agent.n_leaves_to_expand == 1 else 0
@@ -179,9 +180,9 @@ class PlainStochasticMCTS:
         else:
             scores = [edge.quality for edge in edges]
         if agent.sampling_temperature > 0:
-            noise = fast.gumbels(fast.hashed(self.ticket, fast._SAMPLE), self.actions)[0]
+            noise = chance.gumbels(chance.hashed(self.ticket, fast._SAMPLE), self.actions)[0]
             scores = [scores[a] + agent.sampling_temperature * float(noise[a]) for a in range(self.actions)]
-        words = fast.hashed(self.ticket[:, None], fast._TIE, np.arange(self.actions))[0]
+        words = chance.hashed(self.ticket[:, None], fast._TIE, np.arange(self.actions))[0]
         return self._best(self.root, scores, words)
 
     def _gumbel_scores(self, number: int) -> list[float]:
@@ -209,8 +210,8 @@ class PlainStochasticMCTS:
         if agent.prior_noise_weight == 0:
             return priors
         allowed = np.array([[edge.visits > 0 for edge in self.root.edges]])
-        words = fast.hashed(self.ticket, fast._NOISE)
-        noise = fast.dirichlet(words, agent.prior_noise_parameter, allowed)[0]
+        words = chance.hashed(self.ticket, fast._NOISE)
+        noise = chance.dirichlet(words, agent.prior_noise_parameter, allowed)[0]
         weight = agent.prior_noise_weight
         return [(1 - weight) * p + weight * float(extra) for p, extra in zip(priors, noise, strict=True)]
 
@@ -223,17 +224,18 @@ class PlainStochasticMCTS:
             allowed = [True] * self.actions
         rater = self.agent.new_leaf_rater
         logits = None
-        if isinstance(rater, fast.QualityNetworkNewLeafRater):
+        if isinstance(rater, leaf_raters.QualityNetworkNewLeafRater):
             qualities = [float(q) for q in self._ask(state)["quality"][0]]
             logits = self._ask(state)["logits"][0] if rater.use_policy else None
-        elif isinstance(rater, fast.ValueNetworkNewLeafRater):
+        elif isinstance(rater, leaf_raters.ValueNetworkNewLeafRater):
             qualities = [self._one_step(state, a) if allowed[a] else 0.0 for a in range(self.actions)]
             logits = self._ask(state)["logits"][0] if rater.use_policy else None
         else:
-            assert isinstance(rater, fast.RolloutNewLeafRater)
+            assert isinstance(rater, leaf_raters.RolloutNewLeafRater)
             word = fast.leaf_words(self.ticket, number, np.array([depth]))
             qualities = [
-                self._rollout(rater, state, a, fast.hashed(word, a)) if allowed[a] else 0.0 for a in range(self.actions)
+                self._rollout(rater, state, a, chance.hashed(word, a)) if allowed[a] else 0.0
+                for a in range(self.actions)
             ]
         weights = [0.0 if not ok else 1.0 for ok in allowed]
         if logits is not None:
@@ -250,7 +252,7 @@ class PlainStochasticMCTS:
         after, reward, terminated = self._step(state, action)
         return reward + (0.0 if terminated else self.agent.discount * float(self._ask(after)["value"][0, 0]))
 
-    def _rollout(self, rater: fast.RolloutNewLeafRater, state: Tree, action: int, word: np.ndarray) -> float:
+    def _rollout(self, rater: leaf_raters.RolloutNewLeafRater, state: Tree, action: int, word: np.ndarray) -> float:
         state, total, terminated = self._step(state, action)
         weight = 1.0
         for time in range(rater.rollout_time_limit):
@@ -258,12 +260,12 @@ class PlainStochasticMCTS:
                 break
             legal = self.model.legal(state)
             if rater.rollout_agent:
-                scores = [float(x) for x in self._ask(state)["logits"][0] + fast.gumbels(word, self.actions, time)[0]]
+                scores = [float(x) for x in self._ask(state)["logits"][0] + chance.gumbels(word, self.actions, time)[0]]
             elif legal is None:
-                chosen = int(float(fast.uniforms(fast.hashed(word, time))[0]) * self.actions)
+                chosen = int(float(chance.uniforms(chance.hashed(word, time))[0]) * self.actions)
                 scores = [float(a == chosen) for a in range(self.actions)]
             else:
-                scores = list(fast.uniforms(fast.hashed(word[:, None], time, np.arange(self.actions)))[0])
+                scores = list(chance.uniforms(chance.hashed(word[:, None], time, np.arange(self.actions)))[0])
             possible = [a for a in range(self.actions) if legal is None or legal[0, a] or not legal[0].any()]
             state, reward, terminated = self._step(state, max(possible, key=lambda a: scores[a]))
             weight *= self.agent.discount
@@ -276,4 +278,4 @@ class PlainStochasticMCTS:
         return stepped.states, float(stepped.rewards[0]), bool(stepped.terminated[0])
 
     def _ask(self, state: Tree) -> dict[str, np.ndarray]:
-        return self.answer(Request(fast.NETWORK, self.model.observe(state)))
+        return self.answer(Request(leaf_raters.NETWORK, self.model.observe(state)))

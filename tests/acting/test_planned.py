@@ -23,17 +23,13 @@ from packtrain.planning.bandit import BanditAgent
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.continuous_shooting import CEMAgent, ContinuousShootingAgent, MPPIAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
+from packtrain.planning.leaf_raters import QualityNetworkNewLeafRater, RolloutNewLeafRater, ValueNetworkNewLeafRater
 from packtrain.planning.model import CoreModel
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.policy import EpsilonGreedyAgent, SoftmaxAgent
 from packtrain.planning.random_agent import RandomAgent
 from packtrain.planning.shooting import ShootingAgent
-from packtrain.planning.stochastic_mcts import (
-    QualityNetworkNewLeafRater,
-    RolloutNewLeafRater,
-    StochasticMCTSAgent,
-    ValueNetworkNewLeafRater,
-)
+from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
 
 CPU = torch.device("cpu")
 

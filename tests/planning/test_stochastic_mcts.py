@@ -11,18 +11,12 @@ import pytest
 
 from packtrain.envs.hanoi import Hanoi
 from packtrain.errors import ConfigError
+from packtrain.planning.chance import dirichlet
+from packtrain.planning.leaf_raters import QualityNetworkNewLeafRater, RolloutNewLeafRater, ValueNetworkNewLeafRater
 from packtrain.planning.model import CoreModel, Stepped
 from packtrain.planning.planner import Roots
 from packtrain.planning.schedules import LinearAnnealing
-from packtrain.planning.stochastic_mcts import (
-    QualityNetworkNewLeafRater,
-    RolloutNewLeafRater,
-    StochasticMCTSAgent,
-    ValueNetworkNewLeafRater,
-    best_with_ties,
-    dirichlet,
-    tie_words,
-)
+from packtrain.planning.stochastic_mcts import StochasticMCTSAgent, best_with_ties, tie_words
 from packtrain.planning.table import NOBODY
 from packtrain.testing.path_hash import PathHash, settle
 from packtrain.testing.plain_stochastic_mcts import PlainStochasticMCTS

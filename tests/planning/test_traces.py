@@ -16,8 +16,9 @@ from packtrain.planning import traces
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
 from packtrain.planning.events import ModelSteps
+from packtrain.planning.leaf_raters import RolloutNewLeafRater
 from packtrain.planning.shooting import ShootingAgent
-from packtrain.planning.stochastic_mcts import RolloutNewLeafRater, StochasticMCTSAgent
+from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
 from packtrain.planning.traces import Traces, TraceWriter, decode
 
 
