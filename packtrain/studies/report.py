@@ -7,12 +7,10 @@ everything that comes out of a run folder is escaped, because the folder may be 
 from __future__ import annotations
 
 import base64
-import json
-import os
 import re
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +18,31 @@ import packtrain
 from packtrain.errors import RunFolderError
 from packtrain.files import write_whole
 from packtrain.metrics.reading import (
-    CONFIG_FILE,
     METRICS_FILE,
-    Rows,
     metric_names,
     number,
-    read_metrics,
-    seed_folders,
     series,
 )
-from packtrain.studies.chart import Curve, curve_colour, escape, human, line_chart
+from packtrain.studies.chart import curve_colour, escape, human, line_chart
 from packtrain.studies.html_page import html_page
-from packtrain.studies.statistics import align, mean_interval, thin
+from packtrain.studies.reported import (
+    EVALUATION_RETURN,
+    TRAINING_RETURN,
+    Metric,
+    Run,
+    Score,
+    Seed,
+    curve_of,
+    distinct_names,
+    final_score,
+    last_value,
+    load,
+    over_seeds,
+    read_bytes,
+    seed_score,
+    tail,
+)
 
-Metric = tuple[str, str]
-"""(kind, name), as in the rows."""
-
-EVALUATION_RETURN: Metric = ("eval", "return_mean")
-TRAINING_RETURN: Metric = ("train", "episode_return")
 MODEL_USE: Metric = ("train", "model_use")
 
 # What is shown above the fold, in this order, with its title and unit. Other losses follow total_loss.
@@ -58,10 +63,6 @@ _HEADINGS: dict[Metric, tuple[str, str]] = {
 _LARGE_POINTS = 300  # a curve of the two large charts
 _SMALL_POINTS = 160
 _MOST_CHARTS = 150  # beyond it the page would be too slow to open
-_LAST_ROWS = 10  # whose mean is the training score
-_LOG_LINES = 60
-_LOG_BYTES = 64 * 1024
-_CONFIG_BYTES = 256 * 1024
 _PICTURE_BYTES = 2 * 1024 * 1024
 _MOST_PICTURES = 6
 _FILM_BYTES = 6 * 1024 * 1024  # of all films together
@@ -69,8 +70,6 @@ _MOST_FILMS = 6
 _FILM = re.compile(r"(\d{1,18})(_sampled)?_episode_(\d{1,9})\.(png|mp4)")
 _FILM_STARTS = {"png": b"\x89PNG\r\n\x1a\n", "mp4": b"ftyp"}  # in its first bytes
 _DEPTH = re.compile(r"weight/depth_(\d{1,3})")
-_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_STUDY = re.compile(r"^Study\.", re.MULTILINE)
 _ENVIRONMENT = re.compile(r"""^[\w./]*\benv(?:ironment)?(?:_?(?:id|name))?\s*=\s*(['"])(.+?)\1""", re.MULTILINE)
 
 
@@ -84,7 +83,9 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     if not runs:
         raise RunFolderError("a report needs at least one run folder")
     paths = list(dict.fromkeys(Path(run).resolve() for run in runs))  # the same folder twice is one curve
-    loaded = [_load(path, name, index) for index, (path, name) in enumerate(zip(paths, _names(paths), strict=True))]
+    loaded = [
+        load(path, name, index) for index, (path, name) in enumerate(zip(paths, distinct_names(paths), strict=True))
+    ]
     target = paths[0] / "report.html" if out is None else Path(out)
     if target.is_dir():
         target = target / "report.html"
@@ -92,217 +93,7 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     return target
 
 
-@dataclass
-class _Seed:
-    """One ordinary run folder."""
-
-    folder: Path
-    rows: Rows
-    evaluation: dict[str, Any]  # eval.json; empty if there is none
-
-    @property
-    def steps(self) -> int:
-        return max((row["step"] for row in self.rows), default=0)
-
-    @property
-    def wall_s(self) -> float:
-        return max((number(row.get("wall_s")) or 0.0 for row in self.rows), default=0.0)
-
-
-@dataclass
-class _Run:
-    """One run as the user named it: all its seeds."""
-
-    path: Path
-    name: str
-    colour: int  # place in the palette
-    seeds: list[_Seed]
-    config: str
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def is_study(self) -> bool:
-        """Whether it has no agent, and so no return, but pictures of its own."""
-        return bool(_STUDY.search(self.config))
-
-
-@dataclass(frozen=True)
-class _Score:
-    """A run's final return: the mean over seeds, an interval over seeds or episodes, and where it comes from."""
-
-    mean: float
-    interval: tuple[float, float] | None
-    over: str
-    source: str
-
-
-# Reading
-
-
-def _load(path: Path, name: str, colour: int) -> _Run:
-    folders = seed_folders(path)
-    seeds = [_Seed(folder, read_metrics(folder), _evaluation(folder)) for folder in folders]
-    config = next((text for folder in [*folders, path] if (text := _head(folder / CONFIG_FILE))), "")
-    run = _Run(path, name, colour, seeds, config)
-    for seed in seeds:
-        where = f"{name}/{seed.folder.name}" if len(seeds) > 1 else name
-        if seed.rows.bad_lines:
-            lines = "line" if seed.rows.bad_lines == 1 else "lines"
-            run.warnings.append(f"{where}: {seed.rows.bad_lines} unreadable {lines} of {METRICS_FILE} left out.")
-        if not seed.rows:
-            run.warnings.append(f"{where}: no metrics yet.")
-    reached = {seed.folder.name: seed.steps for seed in seeds if seed.rows}
-    if reached and min(reached.values()) < 0.98 * max(reached.values()):
-        least = min(reached, key=lambda seed: reached[seed])
-        run.warnings.append(
-            f"{name}: the seeds have reached different steps, {least} {human(reached[least])} and others up to "
-            f"{human(max(reached.values()))}; means over seeds are drawn as far as all of them go."
-        )
-    return run
-
-
-def _evaluation(folder: Path) -> dict[str, Any]:
-    """What the last `packtrain eval` said, if it said anything that can be read."""
-    path = folder / "eval.json"
-    try:
-        found = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _head(path: Path, limit: int = _CONFIG_BYTES) -> str:
-    """The beginning of a text file; empty if there is none."""
-    data = _read(path, 0, limit + 1)
-    return data[:limit].decode("utf-8", "replace") + "\n…" * (len(data) > limit)
-
-
-def _tail(path: Path, lines: int = _LOG_LINES, limit: int = _LOG_BYTES) -> str:
-    """The last lines of a text file, without the codes that colour a terminal; empty if there is none."""
-    text = _read(path, -limit, limit).decode("utf-8", "replace")
-    text = _TERMINAL_CODES.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    return "\n".join(text.rstrip("\n").split("\n")[-lines:])
-
-
-def _read(path: Path, start: int, size: int) -> bytes:
-    """At most `size` bytes from `start`, or from so far before the end if it is negative."""
-    if not path.is_file():
-        return b""
-    try:
-        with path.open("rb") as file:
-            file.seek(start if start >= 0 else max(0, file.seek(0, os.SEEK_END) + start))
-            return file.read(size)
-    except OSError as error:
-        return f"(cannot be read: {error.strerror})".encode()
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """For each path its last part, or as many parts as tell it from the others; a seed's folder with its run."""
-    for parts in range(1, max(len(path.parts) for path in paths) + 1):
-        names = ["/".join(path.parts[-parts - path.name.startswith("seed_") :]) for path in paths]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in paths]
-
-
-# Numbers over seeds
-
-
-def _curve(run: _Run, metric: Metric, points: int) -> Curve | None:
-    """One metric of a run: the mean over the seeds that have it, with an interval where there are several."""
-    found = [series(seed.rows, *metric) for seed in run.seeds]
-    thinned = [thin(steps, values, points) for steps, values in found if steps]
-    if not thinned:
-        return None
-    if len(thinned) == 1:
-        return Curve(run.name, *thinned[0], colour=run.colour)
-    steps, columns = align(thinned)
-    if not steps:  # no step that all seeds have in common
-        return None
-    means, lows, highs = zip(*(mean_interval(values) for values in zip(*columns, strict=True)), strict=True)
-    return Curve(run.name, steps, means, lows, highs, colour=run.colour)
-
-
-def _last_value(run: _Run, metric: Metric) -> tuple[float, tuple[float, float] | None] | None:
-    """The mean over seeds of a metric's last value, and its interval."""
-    found = [series(seed.rows, *metric)[1] for seed in run.seeds]
-    return _over_seeds([values[-1] for values in found if values])
-
-
-def _over_seeds(values: list[float]) -> tuple[float, tuple[float, float] | None] | None:
-    if not values:
-        return None
-    mean, low, high = mean_interval(values)
-    return mean, (low, high) if len(values) > 1 else None
-
-
-def _seed_score(seed: _Seed) -> tuple[str, float] | None:
-    """What one seed scored, from the best source it has: eval.json, its evaluation rows, its training rows."""
-    value = number(seed.evaluation.get("return_mean"))
-    if value is not None:
-        return "eval.json", value
-    evaluated = series(seed.rows, *EVALUATION_RETURN)[1]
-    if evaluated:
-        return "evaluation", evaluated[-1]
-    trained = series(seed.rows, *TRAINING_RETURN)[1][-_LAST_ROWS:]
-    return ("training", sum(trained) / len(trained)) if trained else None
-
-
-def _score(run: _Run) -> _Score | None:
-    """The final return of a run. Seeds are only averaged over one kind of source, the best that any of them has."""
-    found = [(seed, score) for seed in run.seeds if (score := _seed_score(seed))]
-    for source in ("eval.json", "evaluation", "training"):
-        chosen = [(seed, value) for seed, (name, value) in found if name == source]
-        if chosen:
-            break
-    else:
-        return None
-    mean, low, high = mean_interval([value for _, value in chosen])
-    over = "seeds" if len(chosen) > 1 else "episodes"
-    interval = (low, high) if over == "seeds" else None
-    if source == "eval.json":
-        interval = interval or _episode_interval(chosen[0][0].evaluation)
-        text = _evaluation_text([seed.evaluation for seed, _ in chosen])
-    elif source == "evaluation":
-        text = f"last evaluation during training, step {human(max(_last_step(seed) for seed, _ in chosen))}"
-    else:
-        text = f"training episodes of the last {_LAST_ROWS} rows"
-    if len(run.seeds) > len(chosen):
-        text += f"; {len(chosen)} of {len(run.seeds)} seeds"
-    return _Score(mean, interval, over, text)
-
-
-def _last_step(seed: _Seed) -> int:
-    return series(seed.rows, *EVALUATION_RETURN)[0][-1]
-
-
-def _evaluation_text(evaluations: list[dict[str, Any]]) -> str:
-    text = "packtrain eval"
-    episodes = {number(evaluation.get("episodes")) for evaluation in evaluations}
-    checkpoints = {number(evaluation.get("checkpoint")) for evaluation in evaluations}
-    if len(episodes) == 1 and (count := episodes.pop()) is not None:
-        text += f", {count:.0f} episodes" + " a seed" * (len(evaluations) > 1)
-    if len(checkpoints) == 1 and (step := checkpoints.pop()) is not None:
-        text += f", checkpoint {human(step)}"
-    return text
-
-
-def _episode_interval(evaluation: dict[str, Any]) -> tuple[float, float] | None:
-    """The interval over episodes that one evaluation gave: a half-width, or a pair of ends."""
-    given, mean = evaluation.get("return_ci95"), number(evaluation.get("return_mean"))
-    half_width = number(given)
-    if half_width is not None and mean is not None:
-        return mean - half_width, mean + half_width
-    ends = [number(end) for end in given] if isinstance(given, list) and len(given) == 2 else []
-    if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
-        return ends[0], ends[1]
-    return None
-
-
-# The page
-
-
-def _page(runs: list[_Run]) -> str:
+def _page(runs: list[Run]) -> str:
     names = ", ".join(run.name for run in runs)
     main, other = _split(_all_metrics(runs))
     drawn = _MOST_CHARTS - len(main)
@@ -326,7 +117,7 @@ def _page(runs: list[_Run]) -> str:
     )
 
 
-def _explanation(runs: list[_Run]) -> str:
+def _explanation(runs: list[Run]) -> str:
     text = (
         f"Curves of more than {_LARGE_POINTS} rows ({_SMALL_POINTS} in small charts) show means of neighbouring rows."
     )
@@ -335,7 +126,7 @@ def _explanation(runs: list[_Run]) -> str:
     return text
 
 
-def _header(runs: list[_Run]) -> str:
+def _header(runs: list[Run]) -> str:
     if len(runs) > 1:
         return (
             f"<header><h1>{len(runs)} runs compared</h1><p class=facts>{_facts(runs)}</p>"
@@ -359,7 +150,7 @@ def _header(runs: list[_Run]) -> str:
     )
 
 
-def _facts(runs: list[_Run]) -> str:
+def _facts(runs: list[Run]) -> str:
     """The environments and the date of the last row, in one line."""
     environments = dict.fromkeys(match[2] for run in runs if (match := _ENVIRONMENT.search(run.config)))
     facts = [f"<b>{escape(environment)}</b>" for environment in environments]
@@ -371,16 +162,16 @@ def _facts(runs: list[_Run]) -> str:
     return " · ".join(facts)
 
 
-def _score_tile(run: _Run) -> str:
-    score = _score(run)
+def _score_tile(run: Run) -> str:
+    score = final_score(run)
     if score is None:
         return _tile("Final return", "–", "no episode has ended yet", look="main")
     return _tile("Final return", _number(score.mean), _interval(score) + score.source, look="main")
 
 
-def _run_tile(run: _Run) -> str:
+def _run_tile(run: Run) -> str:
     """One run in a comparison: its colour, its score, and the rest in small."""
-    score = _score(run)
+    score = final_score(run)
     seeds = f"{len(run.seeds)} seeds" if len(run.seeds) > 1 else "1 seed"
     facts = [seeds, f"{human(_steps(run))} steps", _duration(_wall(run))]
     speed = _speed(run)
@@ -403,21 +194,21 @@ def _tile(label: str, value: str, note: str, look: str = "") -> str:
     )
 
 
-def _interval(score: _Score) -> str:
+def _interval(score: Score) -> str:
     if score.interval is None or score.interval[0] >= score.interval[1]:
         return ""
     return f"95 % over {score.over}: {_number(score.interval[0])} to {_number(score.interval[1])}; "
 
 
-def _steps(run: _Run) -> int:
+def _steps(run: Run) -> int:
     return max(seed.steps for seed in run.seeds)
 
 
-def _wall(run: _Run) -> float:
+def _wall(run: Run) -> float:
     return max(seed.wall_s for seed in run.seeds)
 
 
-def _speed(run: _Run) -> float | None:
+def _speed(run: Run) -> float | None:
     """Steps per second of one seed: the mean of what was logged, else steps over time."""
     logged = [value for seed in run.seeds for value in series(seed.rows, "train", "steps_per_second")[1]]
     if logged:
@@ -426,12 +217,12 @@ def _speed(run: _Run) -> float | None:
     return sum(rates) / len(rates) if rates else None
 
 
-def _warnings(runs: list[_Run]) -> str:
+def _warnings(runs: list[Run]) -> str:
     texts = [text for run in runs for text in run.warnings]
     return "".join(f"<p class=warning>{escape(text)}</p>" for text in texts)
 
 
-def _all_metrics(runs: list[_Run]) -> list[Metric]:
+def _all_metrics(runs: list[Run]) -> list[Metric]:
     return list(dict.fromkeys(metric for run in runs for seed in run.seeds for metric in metric_names(seed.rows)))
 
 
@@ -448,7 +239,7 @@ def _split(metrics: list[Metric]) -> tuple[list[Metric], list[Metric]]:
     return main, sorted(metric for metric in metrics if metric not in main)
 
 
-def _pictures(runs: list[_Run]) -> str:
+def _pictures(runs: list[Run]) -> str:
     """What studies have drawn. A page shows an image in a data address without running or fetching anything in it."""
     folders = {
         f"{run.name}/{seed.folder.name}" if len(run.seeds) > 1 else run.name: seed.folder
@@ -459,7 +250,7 @@ def _pictures(runs: list[_Run]) -> str:
     found = [(name, path) for name, folder in folders.items() for path in sorted(folder.glob("*.svg"))]
     cards = []
     for name, path in found[:_MOST_PICTURES]:
-        data = _read(path, 0, _PICTURE_BYTES + 1)
+        data = read_bytes(path, 0, _PICTURE_BYTES + 1)
         if len(data) <= _PICTURE_BYTES:
             source = f"data:image/svg+xml;base64,{base64.b64encode(data).decode()}"
             caption = f"<figcaption class=note>{escape(name)}</figcaption>" * (len(found) > 1)
@@ -467,7 +258,7 @@ def _pictures(runs: list[_Run]) -> str:
     return f'<section class="grid large">{"".join(cards)}</section>' if cards else ""
 
 
-def _films(runs: list[_Run]) -> str:
+def _films(runs: list[Run]) -> str:
     """What `packtrain eval --video` has left, the newest checkpoint first, as many as a page can hold."""
     cards: list[str] = []
     named: list[str] = []  # those that are not shown
@@ -478,7 +269,7 @@ def _films(runs: list[_Run]) -> str:
             found = [(path, match) for path in seed.folder.glob("videos/*") if (match := _FILM.fullmatch(path.name))]
             found.sort(key=lambda one: (-int(one[1][1]), bool(one[1][2]), int(one[1][3]), one[1][4]))
             for path, match in found:
-                data = _read(path, 0, left + 1) if len(cards) < _MOST_FILMS else b""
+                data = read_bytes(path, 0, left + 1) if len(cards) < _MOST_FILMS else b""
                 name = f"{where}/videos/{path.name}"
                 if not data or len(data) > left:
                     named.append(name)
@@ -500,7 +291,7 @@ def _film(data: bytes, form: str, name: str) -> str:
     return f'<video src="data:video/mp4;base64,{encoded}" title="{escape(name)}" controls loop muted></video>'
 
 
-def _told(seed: _Seed, file: str) -> str:
+def _told(seed: Seed, file: str) -> str:
     """What eval.json says of the episode in a film, if it is the evaluation that made it."""
     videos = seed.evaluation.get("videos")
     for video in videos if isinstance(videos, list) else []:
@@ -510,13 +301,13 @@ def _told(seed: _Seed, file: str) -> str:
     return ""
 
 
-def _charts(runs: list[_Run], metrics: list[Metric]) -> str:
+def _charts(runs: list[Run], metrics: list[Metric]) -> str:
     large = [metric for metric in metrics if metric in (EVALUATION_RETURN, TRAINING_RETURN)]
     small = [metric for metric in metrics if metric not in large]
     return _grid(runs, large, "large") + _grid(runs, small, "small")
 
 
-def _grid(runs: list[_Run], metrics: Iterable[Metric], size: str) -> str:
+def _grid(runs: list[Run], metrics: Iterable[Metric], size: str) -> str:
     width, height, points = (560, 330, _LARGE_POINTS) if size == "large" else (370, 230, _SMALL_POINTS)
     cards = []
     depths = [metric for metric in metrics if _is_depth(metric)]
@@ -524,7 +315,7 @@ def _grid(runs: list[_Run], metrics: Iterable[Metric], size: str) -> str:
         if metric in depths:  # all of them share one chart a run
             cards += [_depth_chart(run, depths, points, len(runs) > 1) for run in runs if metric == depths[0]]
             continue
-        curves = [curve for run in runs if (curve := _curve(run, metric, points))]
+        curves = [curve for run in runs if (curve := curve_of(run, metric, points))]
         if curves:
             title, unit = _HEADINGS.get(metric, (metric[1] if metric[0] == "train" else "/".join(metric), ""))
             chart = line_chart(
@@ -538,16 +329,16 @@ def _is_depth(metric: Metric) -> bool:
     return metric[0] == "train" and _DEPTH.fullmatch(metric[1]) is not None
 
 
-def _depth_chart(run: _Run, metrics: list[Metric], points: int, named: bool) -> str:
+def _depth_chart(run: Run, metrics: list[Metric], points: int, named: bool) -> str:
     """How much of a target comes from each depth of a value expansion."""
-    found = [(f"depth {metric[1].rpartition('_')[2]}", _curve(run, metric, points)) for metric in metrics]
+    found = [(f"depth {metric[1].rpartition('_')[2]}", curve_of(run, metric, points)) for metric in metrics]
     curves = [replace(curve, name=name, colour=place) for place, (name, curve) in enumerate(found) if curve]
     title = "Weight by depth" + f", {run.name}" * named
     chart = line_chart(curves, title, "steps", "share of the target", width=370, height=230)
     return f"<figure>{chart}</figure>" if curves else ""
 
 
-def _other_charts(runs: list[_Run], metrics: list[Metric], left_out: int, opened: bool) -> str:
+def _other_charts(runs: list[Run], metrics: list[Metric], left_out: int, opened: bool) -> str:
     grid = _grid(runs, metrics, "small")
     if not grid:
         return ""
@@ -556,17 +347,17 @@ def _other_charts(runs: list[_Run], metrics: list[Metric], left_out: int, opened
     return f"<details{' open' * opened}><summary>{count}</summary>{more}{grid}</details>"
 
 
-def _last_values(runs: list[_Run], metrics: list[Metric]) -> str:
+def _last_values(runs: list[Run], metrics: list[Metric]) -> str:
     """One line a metric, one column a run; what `packtrain eval` said comes first."""
     lines = []
     for name in _evaluation_names(runs):
         cells = [
-            _cell(_over_seeds([flat[name] for seed in run.seeds if name in (flat := _flat(seed.evaluation))]))
+            _cell(over_seeds([flat[name] for seed in run.seeds if name in (flat := _flat(seed.evaluation))]))
             for run in runs
         ]
         lines.append(f"<tr><td>eval.json</td><th>{escape(name)}</th>{''.join(cells)}</tr>")
     for metric in metrics[: 2 * _MOST_CHARTS]:
-        cells = [_cell(_last_value(run, metric)) for run in runs]
+        cells = [_cell(last_value(run, metric)) for run in runs]
         lines.append(f"<tr><td>{escape(metric[0])}</td><th>{escape(metric[1])}</th>{''.join(cells)}</tr>")
     if not lines:
         return ""
@@ -587,7 +378,7 @@ def _cell(value: tuple[float, tuple[float, float] | None] | None) -> str:
     return f"<td>{_number(mean)}{text}</td>"
 
 
-def _evaluation_names(runs: list[_Run]) -> list[str]:
+def _evaluation_names(runs: list[Run]) -> list[str]:
     names = dict.fromkeys(name for run in runs for seed in run.seeds for name in _flat(seed.evaluation))
     return list(names)[:_MOST_CHARTS]
 
@@ -601,13 +392,13 @@ def _flat(evaluation: dict[str, Any]) -> dict[str, float]:
     return flat
 
 
-def _seed_table(runs: list[_Run]) -> str:
+def _seed_table(runs: list[Run]) -> str:
     if all(len(run.seeds) == 1 for run in runs):
         return ""
     lines = []
     for run in runs:
         for seed in run.seeds:
-            source, value = _seed_score(seed) or ("–", None)
+            source, value = seed_score(seed) or ("–", None)
             score = "–" if value is None else _number(value)
             lines.append(
                 f"<tr><td>{escape(run.name)}</td><th>{escape(seed.folder.name)}</th><td>{score}</td><td>{source}</td>"
@@ -620,7 +411,7 @@ def _seed_table(runs: list[_Run]) -> str:
     )
 
 
-def _differences(runs: list[_Run]) -> str:
+def _differences(runs: list[Run]) -> str:
     """The settings that are not the same in all runs of a comparison."""
     settings = [_settings(run.config) for run in runs]
     names = dict.fromkeys(name for setting in settings for name in setting)
@@ -657,12 +448,12 @@ def _settings(config: str) -> dict[str, str]:
     return settings
 
 
-def _logs(runs: list[_Run]) -> list[tuple[str, str]]:
+def _logs(runs: list[Run]) -> list[tuple[str, str]]:
     logs = []
     for run in runs:
         for folder in dict.fromkeys([run.path, *(seed.folder for seed in run.seeds)]):
             name = run.name if folder == run.path else f"{run.name}/{folder.name}"
-            logs.append((name, _tail(folder / "log.txt")))
+            logs.append((name, tail(folder / "log.txt")))
     return logs
 
 

@@ -298,7 +298,7 @@ def test_a_page_that_cannot_be_put_in_place_leaves_the_old_one_and_no_litter(tmp
     run = make_run(tmp_path / "run")
     (run / "report.html").write_text("old")
     before = sorted(run.iterdir())
-    monkeypatch.setattr("packtrain.studies.report.os.replace", refuse)
+    monkeypatch.setattr("packtrain.files.os.replace", refuse)
     with pytest.raises(RunFolderError, match="No space left"):
         write_report([run])
     assert sorted(run.iterdir()) == before and (run / "report.html").read_text() == "old"
