@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-import gymnasium as gym
 import numpy as np
 
 from packtrain import trees
@@ -17,6 +16,7 @@ from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.planning.chance import gumbels, hashed, uniforms
 from packtrain.planning.model import Asking, Model, Stepped
+from packtrain.planning.policy import discrete_actions
 from packtrain.trees import Tree
 from packtrain.types import Request
 
@@ -71,7 +71,7 @@ class RolloutNewLeafRater:
 
     def rate(self, leaves: Leaves) -> Asking[Rating]:
         """All rollouts of all leaves side by side; those that end drop out."""
-        model, actions = leaves.model, count_actions(leaves.model.action_space)
+        model, actions = leaves.model, discrete_actions("StochasticMCTSAgent", leaves.model.action_space)
         owners, first = _pairs(leaves, actions)
         stepped = yield from model.step(trees.pick(leaves.states, owners), first, leaves.rng)
         leaves.tell(owners, stepped, first, True)
@@ -118,7 +118,7 @@ class ValueNetworkNewLeafRater:
 
     def rate(self, leaves: Leaves) -> Asking[Rating]:
         """One request for all that follow, with the leaves themselves in front if they are asked about."""
-        model, actions = leaves.model, count_actions(leaves.model.action_space)
+        model, actions = leaves.model, discrete_actions("StochasticMCTSAgent", leaves.model.action_space)
         owners, first = _pairs(leaves, actions)
         stepped = yield from model.step(trees.pick(leaves.states, owners), first, leaves.rng)
         leaves.tell(owners, stepped, first, True)
@@ -153,13 +153,6 @@ class QualityNetworkNewLeafRater:
         """One request."""
         answer = yield Request(NETWORK, leaves.model.observe(leaves.states))
         return Rating(answer["quality"], answer["logits"] if self.use_policy else None)
-
-
-def count_actions(space: gym.Space) -> int:
-    """A; ConfigError for actions that are not numbered from 0 on."""
-    if not isinstance(space, gym.spaces.Discrete) or space.start != 0:
-        raise ConfigError(f"StochasticMCTSAgent needs a Discrete action space that begins at 0, not {space}")
-    return int(space.n)
 
 
 def possible(legal: np.ndarray) -> np.ndarray:

@@ -33,10 +33,11 @@ from packtrain.equations import puct
 from packtrain.errors import ConfigError
 from packtrain.planning.chance import chance, dirichlet, gumbels, hashed
 from packtrain.planning.events import Listener, ModelSteps
-from packtrain.planning.leaf_raters import NETWORK, Leaves, NewLeafRater, RolloutNewLeafRater, count_actions, possible
+from packtrain.planning.leaf_raters import NETWORK, Leaves, NewLeafRater, RolloutNewLeafRater, possible
 from packtrain.planning.model import GOLDEN, Asking, Model, Stepped, mix
 from packtrain.planning.nodes import Nodes
 from packtrain.planning.planner import Plan, Roots
+from packtrain.planning.policy import discrete_actions
 from packtrain.planning.schedules import check_schedules, scheduled
 from packtrain.planning.table import NOBODY
 from packtrain.trees import Tree
@@ -108,7 +109,7 @@ class StochasticMCTSAgent:
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
         """What the rater asks for."""
-        heads = self.new_leaf_rater.heads(count_actions(action_space))
+        heads = self.new_leaf_rater.heads(discrete_actions("StochasticMCTSAgent", action_space))
         return {NETWORK: heads} if heads else {}
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> StochasticMCTS:
@@ -169,7 +170,7 @@ class StochasticMCTS:
     """Trees of B columns, all in the same arrays."""
 
     def __init__(self, agent: StochasticMCTSAgent, model: Model, columns: int, seed: int, listener: Listener | None):
-        self._actions = count_actions(model.action_space)
+        self._actions = discrete_actions("StochasticMCTSAgent", model.action_space)
         self._configured = self._agent = agent
         self._model, self._seed, self._listener = model, seed, listener
         self.decisions = 0

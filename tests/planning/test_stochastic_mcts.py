@@ -738,9 +738,9 @@ def test_options_without_effect_and_unfit_models_are_refused():
         RolloutNewLeafRater(0)
     model = PathHash()
     model.action_space = gym.spaces.Box(-1, 1, (2,))
-    with pytest.raises(ConfigError, match="needs a Discrete action space"):
+    with pytest.raises(ConfigError, match="StochasticMCTSAgent plans over Discrete actions"):
         StochasticMCTSAgent().build(model, 1, 0)
-    with pytest.raises(ConfigError, match="needs a Discrete action space"):
+    with pytest.raises(ConfigError, match="StochasticMCTSAgent plans over Discrete actions"):
         StochasticMCTSAgent().heads(model.action_space)
     agent = StochasticMCTSAgent(new_leaf_rater=QualityNetworkNewLeafRater(True))
     assert agent.heads(gym.spaces.Discrete(4)) == {"agent": {"quality": 4, "logits": 4}}
