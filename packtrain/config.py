@@ -244,7 +244,10 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is None or hint is type(None):
         return value is None
     if origin in (tuple, list):
-        inner = typing.get_args(hint)[:1] or (Any,)
+        inner = typing.get_args(hint) or (Any, ...)
+        if origin is tuple and inner[-1] is not ...:  # each place has its own
+            same_length = isinstance(value, (tuple, list)) and len(value) == len(inner)
+            return same_length and all(_fits(item, each) for item, each in zip(value, inner, strict=True))
         return isinstance(value, (tuple, list)) and all(_fits(item, inner[0]) for item in value)
     if origin is dict:
         inner = typing.get_args(hint)[1:] or (Any,)

@@ -18,12 +18,21 @@ class Sample:
     rate: float = 0.5
     kind: Literal["a", "b"] = "a"
     sizes: tuple[int, ...] = (1,)
+    ranges: tuple[tuple[int, float | None], ...] = ()
     maybe: int | None = None
 
 
 def load(*bindings, **values):
     configuration = config.load([CATCH], list(bindings), values)
     return configuration, config.build(configuration)
+
+
+@pytest.mark.parametrize("ranges", [((0, 1.5, 2),), ((0.5, 1.0),), ((0, "low"),), (0, 1.5)])
+def test_each_place_of_a_short_tuple_has_its_type(ranges):
+    """Mutation: the type of the first place for all, which refuses a number after a whole number."""
+    assert Sample(ranges=((0, 1.5), (2, None))).ranges[1] == (2, None)
+    with pytest.raises(ConfigError, match="Sample.ranges = .* is not a tuple"):
+        Sample(ranges=ranges)
 
 
 @pytest.mark.parametrize("name", knobs.shipped())

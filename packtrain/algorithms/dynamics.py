@@ -132,22 +132,30 @@ class DynamicsRule:
     def prepare(
         self, network: ControlNetwork, memory: ReplayMemory, updates: int, prepared: dict[str, int]
     ) -> dict[str, Tensor]:
-        """Take the moments of the data when it has grown, and choose elites every so often."""
-        model = network.model
+        """Take the moments of the data when it has grown; every so often look at the weights, and choose elites."""
+        model, settings = network.model, self.settings
         assert model is not None
         if model.sizes.normalise and memory.count > _GROWN * prepared.get("steps", 0):
             take_moments(model, memory.filled())
             prepared["steps"] = memory.count
-        if not self.settings.holdout or updates < prepared.get("next_validation", 0):
+        if updates < prepared.get("next_validation", 0):
             return {}
-        steps = memory.held_out(VALIDATION_ROWS)
-        if not len(steps["reward"]):
+        steps = memory.held_out(VALIDATION_ROWS) if settings.holdout else None
+        if steps is not None and not len(steps["reward"]):
             return {}
-        errors = held_out_errors(model, steps)  # [K]
-        prepared["next_validation"] = updates + self.settings.validation_period
-        best = errors.argsort()[: model.elites.shape[1]]
-        model.elites.copy_(best.sort().values[None])
-        return {"model/held_out_error": errors.mean(), "model/held_out_error_elites": errors[best].mean()}
+        prepared["next_validation"] = updates + settings.validation_period
+        found = {"model/l2_loss": 0.5 * settings.weight_decay * _squares(model)} if settings.weight_decay else {}
+        if steps is not None:
+            errors = held_out_errors(model, steps)  # [K]
+            best = errors.argsort()[: model.elites.shape[1]]
+            model.elites.copy_(best.sort().values[None])
+            found |= {"model/held_out_error": errors.mean(), "model/held_out_error_elites": errors[best].mean()}
+        return found
+
+
+def _squares(model: DynamicsNetwork) -> Tensor:
+    """The sum of the squares of all weights and biases."""
+    return torch.stack(torch._foreach_norm([leaf.detach() for leaf in model.parameters()])).square().sum()
 
 
 @torch.no_grad()

@@ -3,14 +3,15 @@
 Deterministic, as in STEVE (Buckman et al. 2018, arXiv:1807.01675): s' = s + f(s, a), r = R(s', s, a), and the
 probability of an end σ(D(s', s, a)), all in raw units. Probabilistic, as in PETS and MBPO (Chua et al. 2018,
 arXiv:1805.12114): f gives the mean and the variance of a Gaussian, inputs and changes are normalised, and only the
-members that are best on held-out steps are asked, the elites.
+members that are best on held-out steps are asked, the elites. Where a task's ends follow from what is seen, as in MBPO,
+a rule may say them instead of D.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,50 @@ from packtrain.errors import ConfigError
 from packtrain.networks.stacked import Activation, Initialisation, StackedMlp
 
 NARROWEST, WIDEST = -10.0, 2.0  # logarithm of the variance of a normalised change
+
+
+class EndRule(Protocol):
+    """When a task is over, for whoever knows."""
+
+    def check(self, obs_size: int) -> None:
+        """ConfigError if it does not fit observations of so many numbers."""
+
+    def ended(self, obs: Tensor, action: Tensor, after: Tensor) -> Tensor:
+        """Which of the steps [..., D], [..., A], [..., D] are the last, bool [...]."""
+
+
+@configurable
+@dataclass(frozen=True)
+class EndOutside:
+    """A task that is over as soon as a number of the observation is outside its range; without ranges, never."""
+
+    ranges: tuple[tuple[int, float | None, float | None], ...] = ()  # place in the observation, low, high; None: open
+    most: float | None = None  # every number stays between minus this and this; None: anything goes
+
+    def __post_init__(self) -> None:
+        for place, low, high in self.ranges:
+            if place < 0 or (low is not None and high is not None and not low < high):
+                raise ConfigError(f"EndOutside.ranges has {(place, low, high)}: a place from 0 on, low below high")
+        if self.most is not None and not self.most > 0:
+            raise ConfigError(f"EndOutside.most = {self.most} must be above 0")
+
+    def check(self, obs_size: int) -> None:
+        """Whether there are so many numbers."""
+        last = max((place for place, _, _ in self.ranges), default=-1)
+        if last >= obs_size:
+            raise ConfigError(f"EndOutside.ranges speaks of number {last}, and observations have 0 to {obs_size - 1}")
+
+    def ended(self, obs: Tensor, action: Tensor, after: Tensor) -> Tensor:
+        """By where a step led alone. What is not a number is outside."""
+        inside = torch.ones_like(after[..., 0], dtype=torch.bool)
+        for place, low, high in self.ranges:
+            if low is not None:
+                inside = inside & (after[..., place] > low)
+            if high is not None:
+                inside = inside & (after[..., place] < high)
+        if self.most is not None:
+            inside = inside & (after.abs() < self.most).all(-1)
+        return ~inside
 
 
 @configurable
@@ -38,6 +83,7 @@ class Dynamics:
     elites: int | None = None  # transition members that are asked; None: all
     initialisation: Initialisation = "glorot"
     activation: Activation = "relu"
+    known_end: EndRule | None = None  # says which imagined steps are the last; None: as has been learned
 
     def __post_init__(self) -> None:
         for name in ("transitions", "rewards", "hidden_size", "aux_hidden_size"):
@@ -55,6 +101,8 @@ class Dynamics:
 
     def build(self, obs_size: int, action_size: int) -> DynamicsNetwork:
         """The module; weights are drawn from torch's global generator."""
+        if self.known_end is not None:
+            self.known_end.check(obs_size)
         return DynamicsNetwork(self, obs_size, action_size, self.transitions)
 
     def build_elites(self, obs_size: int, action_size: int) -> DynamicsNetwork:
@@ -134,10 +182,12 @@ class DynamicsNetwork(nn.Module):
           Rewards [R, H, K, L, N] and probabilities [R, H, K, N].
         """
         steps = (obs[:, :-1], action, obs[:, 1:])
-        own = (part.transpose(1, 2).flatten(2, 3) for part in steps)  # [R, K, H*N, ...]: each member its own path
-        over = self.judge(self.termination, *own).unflatten(-1, (action.shape[1], -1)).transpose(1, 2)
         paid = self.judge(self.reward, *(part.flatten(1, 3) for part in steps))  # [R, L, H*K*N]: all judge all
         paid = (paid * self.reward_scale.unsqueeze(-1)).unflatten(-1, action.shape[1:4])
+        if self.sizes.known_end is not None:
+            return paid.movedim(1, 3), self.sizes.known_end.ended(*steps).to(paid.dtype)
+        own = (part.transpose(1, 2).flatten(2, 3) for part in steps)  # [R, K, H*N, ...]: each member its own path
+        over = self.judge(self.termination, *own).unflatten(-1, (action.shape[1], -1)).transpose(1, 2)
         return paid.movedim(1, 3), over.sigmoid()
 
     @torch.no_grad()

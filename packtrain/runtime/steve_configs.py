@@ -75,7 +75,7 @@ GONE = {
     "env.action_dim": "read from the environment",
     "agent_config.reload_every_n": "actors take up new weights as they come, every publish_period updates",
     "agent_config.full_random_n": "never read there; warm_up says how many decisions are random",
-    "evaluator_config.count": "there are no evaluators; --eval_every STEPS evaluates between updates",
+    "evaluator_config.count": "there are no evaluators; --eval_every STEPS says how often one evaluates",
     "evaluator_config.batch_size": "--eval_episodes says how many episodes an evaluation has",
     "evaluator_config.reload_every_n": "an evaluation plays with the weights of its step",
     "evaluator_config.full_random_n": "never read there",

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -55,6 +55,14 @@ def _settle_gpu() -> None:
     """Wait until a GPU has nothing left to do: one thread is about to touch what another's stream has worked on."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
+
+
+class _Evaluated(NamedTuple):
+    """What is being evaluated."""
+
+    step: int
+    state: dict[str, Any] | None  # None: the disk refused
+    updates: dict[str, int]  # of every learner, by metric
 
 
 class Training:
@@ -114,7 +122,7 @@ class Training:
         self._wall_before, self._begin = 0.0, time.monotonic()
         self._row_step, self._row_time = 0, time.monotonic()
         self._next_eval, self._last_eval = 0, -1
-        self._evaluated: tuple[int, dict[str, Any] | None] | None = None  # None in it: the disk refused
+        self._evaluated: _Evaluated | None = None
         self._evaluator, self._evaluation_network = None, None
         if experiment.evaluation.every or experiment.evaluation.every_epochs:
             count = experiment.evaluation.num_episodes
@@ -367,8 +375,7 @@ class Training:
         dropped = sum(memory.dropped for memory in self.parts.memories.values())
         if not self.experiment.by_ratio:
             row["episodes_too_long" if self.experiment.by_epochs else "unrolls_dropped"] = dropped
-        else:
-            row |= {f"updates/{name}": learner.updates for name, learner in self.parts.learners.items()}
+        row |= self._update_counts()
         if isinstance(self.parts.policy, ValuePolicy):
             row |= {**self.parts.policy.row(), "priorities_late": dropped}
         row["episodes_dropped"] = sum(stream.columns.boundary.dropped for stream in self.parts.streams)
@@ -387,6 +394,11 @@ class Training:
                 raise DivergedError(
                     f"{name} is {row[name]} at step {self.step}: learning has diverged; lower the learning rate"
                 )
+
+    def _update_counts(self) -> dict[str, int]:
+        """How many updates every learner has made, where several learn beside acting."""
+        learners = self.parts.learners if self.experiment.by_ratio else {}
+        return {f"updates/{name}": learner.updates for name, learner in learners.items()}
 
     def _write(self, kind: str, values: dict[str, Any], step: int | None = None) -> None:
         row = {"step": self.step if step is None else step, "wall_s": round(self.wall_s(), 3), "kind": kind, **values}
@@ -413,7 +425,7 @@ class Training:
             state = None
             with self._saving.guarded(self.step):  # segments of the replay are written; without, it is evaluated too
                 state = self._state(with_actor=True)
-            self._evaluated = (self.step, state)
+            self._evaluated = _Evaluated(self.step, state, self._update_counts())
             assert self._evaluator is not None
             known = None
             if isinstance(self._evaluator.policy, PlannedPolicy):
@@ -441,10 +453,11 @@ class Training:
         while self._results:
             result = self._results.popleft()
             assert self._evaluated is not None
-            step, state = self._evaluated
+            step, state, updates = self._evaluated
             rewards = result.pop("rewards")
             result |= {f"reward/{name}": value for name, value in rewards.items() if name != "train"}
-            self._write("eval", {"epoch": self.epoch, **result} if self.experiment.by_epochs else result, step)
+            epoch = {"epoch": self.epoch} if self.experiment.by_epochs else {}
+            self._write("eval", {**epoch, **result, **updates}, step)
             if state is not None:
                 others = {name: value for name, value in rewards.items() if name != "train"}
                 self._saving.keep_if_best(state, result["return_mean"], others)
@@ -453,7 +466,7 @@ class Training:
     def _evaluated_memories(self) -> dict[str, Any]:
         """The memories of the state that is being evaluated."""
         evaluated = self._evaluated
-        return {} if evaluated is None or evaluated[1] is None else evaluated[1].get("memories", {})
+        return {} if evaluated is None or evaluated.state is None else evaluated.state.get("memories", {})
 
     @property
     def evaluating(self) -> bool:

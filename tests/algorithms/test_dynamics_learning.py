@@ -311,6 +311,20 @@ def test_elites_are_those_that_err_least_on_held_out_steps():
     torch.testing.assert_close(network.frozen.transition.biases[0][:, 0, 0], torch.tensor([1.0, 1.1]))
 
 
+def test_what_weight_decay_pulls_at_is_reported():
+    """0.5 · decay · Σ θ² of all members, looked at now and then. Mutations: weights alone; at every draw."""
+    network, memory = build(), memory_of(steps((50,)))
+    learner = DynamicsLearning(ROWS, weight_decay=0.01, validation_period=3).build(network, 0)
+    squares = lambda: sum(leaf.square().sum().item() for leaf in network.model.parameters())  # noqa: E731
+    want = [0.005 * squares()] * 2
+    first, second = (learner.update(learner.draw(memory, 2))["model/l2_loss"].item() for _ in range(2))
+    want.append(0.005 * squares())
+    third = learner.update(learner.draw(memory, 2))["model/l2_loss"].item()
+    assert [first, second, third] == pytest.approx(want) and first != third
+    bare = DynamicsLearning(ROWS, weight_decay=0.0).build(build(), 0)
+    assert "model/l2_loss" not in bare.update(bare.draw(memory, 1))
+
+
 def test_nothing_is_chosen_before_anything_is_held_out():
     """Mutation: members ranked by the mean of no errors, and a metric that is not a number."""
     network, memory = build(elites=2), memory_of(steps((9,)))

@@ -616,6 +616,27 @@ def test_the_first_update_is_made_with_the_model_as_it_is_by_then():
     assert not equal(network.frozen, network.model)  # later there is a period for it
 
 
+def test_every_so_often_the_model_is_held_against_real_steps():
+    """Mutations: never; at every draw; before the first period is over."""
+    network = build()
+    learner = learner_of(network, settings(TARGETS["steve"], calibration_period=4))
+    memory = Replay(100, ROWS).build([1], 0, torch.device("cpu"))
+    line = np.arange(40.0)[:, None] + np.arange(network.frozen.obs_mean.shape[-1])
+    taken = {name: leaf[0].numpy() for name, leaf in steps(1, size=40).items() if name != "row"}
+    taken |= {"obs": line, "after": line + 1, "terminated": np.zeros(40, bool)}
+    memory.add(taken)
+    seen = [learner.update(learner.draw(memory, 2)) for _ in range(3)]
+    with torch.no_grad():
+        network.frozen.transition.weights[0].add_(0.1)
+    seen += [learner.update(learner.draw(memory, 2)) for _ in range(2)]
+    found = [{name: leaf.item() for name, leaf in one.items() if name.startswith("model/")} for one in seen]
+    assert found[0] == found[1] == {}
+    horizon = TARGETS["steve"].horizon
+    kinds = ("error", "target_error", "target_spread", "calibration")
+    assert set(found[2]) == {f"model/{kind}_{depth}" for kind in kinds for depth in range(1, horizon + 1)}
+    assert found[3] == found[2] != found[4], "kept until there are newer ones"
+
+
 def test_what_is_drawn_is_what_is_needed_and_no_more():
     """One noise for each depth, member and row. Mutation: torch's global generator."""
     count = 4

@@ -1,8 +1,14 @@
 """Uniform replay: what goes in comes out, ends and resets included; it grows, wraps around, comes back from disk."""
 
+import sys
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from packtrain.errors import CheckpointError, ConfigError
 from packtrain.memory.replay import Replay, ReplayMemory
@@ -11,6 +17,7 @@ from packtrain.runtime import checkpoint
 from packtrain.types import Row
 
 CPU = torch.device("cpu")
+FLAGS = ("terminated", "truncated")
 
 
 def row(obs, first=False, action=0.0, reward=0.0, terminated=False, truncated=False) -> Row:
@@ -117,6 +124,72 @@ def test_many_batches_at_once_are_whole_steps_and_say_where_they_lie() -> None:
     one_by_one = filled(60, make())
     rows = torch.cat([one_by_one.indices(1, 3) for _ in range(5)])
     assert torch.equal(rows, batches["row"])  # how many are drawn at once does not matter
+
+
+@given(
+    capacity=st.integers(8, 90),
+    columns=st.integers(1, 3),
+    program=st.lists(st.sampled_from(["add", "add", "add", "draw", "save"]), max_size=40),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_it_holds_and_shows_what_a_list_of_steps_says(capacity, columns, program, seed) -> None:
+    """Any order of adding, drawing and going on from a snapshot. Mutations: the oldest not overwritten; a wrong lap."""
+    memory, rng, kept = make(capacity, batch_size=8, seed=seed), np.random.default_rng(seed), []
+    for what in program:
+        if what == "add":
+            count = int(rng.integers(1, columns + 1))
+            numbers = len(kept) + np.arange(count, dtype=np.float64)
+            kept += [(n, 10 * n, 100 * n, n + 1, n % 7 == 0, n % 5 == 0) for n in numbers]
+            one = numbers[:, None]
+            flags = {"terminated": numbers % 7 == 0, "truncated": numbers % 5 == 0}
+            memory.add({"obs": one, "action": 10 * one, "reward": 100 * numbers, "after": one + 1, **flags})
+        elif what == "save" and kept:
+            saved, memory = memory.snapshot(), make(capacity, batch_size=8)
+            memory.restore(saved)
+        alive = kept[-capacity:]
+        assert len(memory) == len(alive) and memory.count == len(kept)
+        if what == "draw" and kept:
+            taken = memory.batches(3, 5)
+            assert taken["obs"].shape == (3, 5, 1)
+            fields = [taken[name].flatten().tolist() for name in ("obs", "action", "reward", "after", *FLAGS)]
+            assert set(zip(*fields, strict=True)) <= set(alive)
+    if kept:
+        everything = memory.filled()
+        fields = [everything[name].flatten().tolist() for name in ("obs", "action", "reward", "after", *FLAGS)]
+        assert sorted(zip(*fields, strict=True)) == alive
+
+
+def test_a_learner_draws_whole_steps_while_an_actor_adds() -> None:
+    """Two threads on a small ring. Mutation: rows that wait taken from under the actor's hands."""
+    memory, over, failed = make(capacity=50), threading.Event(), []
+
+    def act() -> None:
+        try:
+            while not over.is_set():
+                filled(3, memory)
+        except Exception as error:
+            failed.append(error)
+
+    actor, interval = threading.Thread(target=act), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        actor.start()
+        end, drawn = time.monotonic() + 0.7, 0
+        while time.monotonic() < end and not failed:
+            if memory.count:
+                taken = memory.batches(2, 16)
+                number = taken["obs"][..., 0]
+                assert torch.equal(taken["after"][..., 0], number + 1) and torch.equal(taken["reward"], 100 * number)
+                assert torch.equal(taken["terminated"].bool(), number % 7 == 0)
+                drawn += 1
+    finally:
+        over.set()
+        actor.join()
+        sys.setswitchinterval(interval)
+    assert not failed and drawn > 20
+    kept = np.sort(memory.filled()["obs"][:, 0].numpy())
+    assert np.array_equal(kept, np.arange(memory.count - 50, memory.count)), "each step once, none lost"
 
 
 def test_another_seed_draws_other_rows() -> None:

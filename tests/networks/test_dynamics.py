@@ -1,11 +1,13 @@
 """World models of control: a step by hand, who judges what, bounds of variances, units, and the choice of elites."""
 
+import math
+
 import pytest
 import torch
 from torch.nn.functional import softplus
 
 from packtrain.errors import ConfigError
-from packtrain.networks.dynamics import NARROWEST, WIDEST, Dynamics
+from packtrain.networks.dynamics import NARROWEST, WIDEST, Dynamics, EndOutside
 from packtrain.networks.stacked import join
 
 RUNS, MEMBERS, JUDGES, ROWS, OBS, ACTIONS = 2, 3, 2, 4, 3, 2
@@ -175,17 +177,55 @@ def test_elites_are_the_chosen_members_of_each_run():
 
 
 def test_taking_elites_is_a_copy_that_stays():
-    """Mutation: sharing memory, so that targets would follow the model between two copies."""
-    model = build()
-    frozen = Dynamics(**SMALL).build_elites(OBS, ACTIONS).requires_grad_(False)
+    """Mutations: sharing memory, so that targets would follow the model between two copies; moments left behind."""
+    options = {"probabilistic": True, "normalise": True}
+    model = build(**options)
+    frozen = Dynamics(**SMALL, **options).build_elites(OBS, ACTIONS).requires_grad_(False)
     frozen.take_elites(model)
-    obs, action = torch.randn(1, ROWS, OBS), torch.randn(1, ROWS, ACTIONS)
-    before = frozen.guess(obs, action).mean
-    torch.testing.assert_close(before, model.guess(obs, action).mean)
+    obs, action = torch.randn(1, MEMBERS, ROWS, OBS), torch.randn(1, MEMBERS, ROWS, ACTIONS)
+    before, paid, over = rolled = one_step(frozen, obs, action)
+    for mine, theirs in zip(rolled, one_step(model, obs, action), strict=True):
+        torch.testing.assert_close(mine, theirs)
     with torch.no_grad():
-        for leaf in model.parameters():
+        for leaf in (*model.parameters(), *model.buffers()):
             leaf.add_(1)
-    assert torch.equal(frozen.guess(obs, action).mean, before)
+    for mine, was in zip(one_step(frozen, obs, action), (before, paid, over), strict=True):
+        assert torch.equal(mine, was)
+
+
+def one_step(model, obs, action):
+    """Where a step leads, what it pays, and whether it is the last."""
+    after = model.move(obs, action)
+    return after, *model.judge_rollout(torch.stack([obs, after], 1), action.unsqueeze(1))
+
+
+def test_a_known_rule_says_the_ends_and_nothing_else():
+    """Of every member's own path. Mutations: the learned ends; the observation before the step; rewards left out."""
+    rule = EndOutside(((0, 0.1, None), (2, -1.0, 0.5)))
+    models = [build(seed, known_end=known) for seed in range(RUNS) for known in (None, rule)]
+    learned, known = join(models[::2]), join(models[1::2])
+    obs, action = steps()
+    _, after, paid, over = two_steps(known, obs, action)
+    between, _, same_paid, _ = two_steps(learned, obs, action)
+    assert torch.equal(paid, same_paid) and set(over.unique().tolist()) == {0.0, 1.0}
+    for t, where in enumerate((between, after)):
+        inside = (where[..., 0] > 0.1) & (where[..., 2] > -1.0) & (where[..., 2] < 0.5)
+        assert torch.equal(over[:, t], (~inside).float())
+
+
+def test_ranges_are_open_and_what_is_no_number_is_outside():
+    """Mutation: bounds that count as inside; NaN that is neither above nor below."""
+    rule = EndOutside(((1, 0.7, None),), most=100.0)
+    after = torch.tensor([[0, 0.71, 0], [0, 0.7, 0], [0, 5, 100], [0, 5, -99.9], [0, 5, -101], [0, math.nan, 0]])
+    assert rule.ended(after, after, after).tolist() == [False, True, True, False, True, True]
+    assert EndOutside().ended(after, after, after).tolist() == [False] * 6  # never
+    with pytest.raises(ConfigError, match="speaks of number 1, and observations have 0 to 0"):
+        Dynamics(known_end=rule).build(1, 1)
+    for ranges in (((-1, 0.0, 1.0),), ((0, 1.0, 1.0),)):
+        with pytest.raises(ConfigError, match="low below high"):
+            EndOutside(ranges)
+    with pytest.raises(ConfigError, match="EndOutside.most = 0 must be above 0"):
+        EndOutside(most=0)
 
 
 @pytest.mark.parametrize(
