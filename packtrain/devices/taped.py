@@ -7,9 +7,9 @@ bit for bit. Places are used again as soon as what lies there is not needed any 
 
 As with work captured on a GPU, inputs are copied into place before each run, and what Python computes is not computed
 again. So the work is noted in its first two runs, and taped if they are the same: the same operations, on the same
-memory, with the same numbers from Python. What depends on data that only Python could look at cannot be taped, nor
-what draws random numbers. Code that does not go through torch's dispatcher is not seen: NumPy's, `Tensor.tolist`, and
-functions that torch has compiled.
+memory, with the same numbers from Python. The third run is made both ways, and the tape is kept if they leave the same
+bytes. What depends on data that only Python could look at cannot be taped, nor what draws random numbers. Code that
+does not go through torch's dispatcher is not seen: NumPy's own, and functions that torch has compiled.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -69,7 +70,7 @@ class Spare:
 
 
 class Taped:
-    """A call without arguments, on a CPU, that is noted in its first two runs and repeated after that."""
+    """A call without arguments, on a CPU, that is noted in two runs, tried in a third and repeated after that."""
 
     def __init__(self, call: Callable[[], None], name: str, spare: Spare | None = None):
         """Nothing runs yet.
@@ -81,6 +82,7 @@ class Taped:
         """
         self._call, self._name, self._spare = call, name, spare or Spare()
         self._first: _Outline | None = None
+        self._tried: _Tape | None = None
         self._calls: list[Callable[[], Any]] | None = None
         self._possible = True
 
@@ -90,31 +92,64 @@ class Taped:
         if self._calls is not None:
             for call in self._calls:
                 call()
+        elif self._tried is not None:
+            self._try(self._tried)
         elif self._possible:
             self._record()
         else:
-            with torch.enable_grad():
-                self._call()
+            self._run()
+
+    def _run(self) -> None:
+        """Without a tape."""
+        with torch.enable_grad():
+            self._call()
 
     def _record(self) -> None:
         recorder = _Recorder()
-        with torch.enable_grad(), recorder:
-            self._call()
-        obstacle = recorder.obstacle
-        if obstacle is None:
-            outline = _Outline(recorder.noted)
-            if self._first is None:
-                self._first = outline
-                return
-            if outline.steps == self._first.steps:
-                self._calls = _played(recorder.noted, self._spare)
-                log.info("%s is taped: %d operations of %d", self._name, len(self._calls), len(recorder.noted))
-            else:
-                obstacle = "it was not the same twice"
-        if obstacle is not None:
-            log.warning("%s is not taped, which would make it faster: %s", self._name, obstacle)
-            self._possible = False
-        self._first = None
+        with recorder, _Unseen(recorder):
+            self._run()
+        if recorder.obstacle is not None:
+            self._give_up(recorder.obstacle)
+            return
+        outline = _Outline(recorder.noted)
+        if self._first is None:
+            self._first = outline
+        elif outline.steps == self._first.steps:
+            self._tried = _Tape(_played(recorder.noted, self._spare), outline.there, len(recorder.noted))
+        else:
+            self._give_up("it was not the same twice")
+
+    def _try(self, tape: _Tape) -> None:
+        """One run both ways, from the same state; what is left is what the work itself leaves."""
+        before = [leaf.clone() for leaf in tape.there]
+        self._run()
+        plain = [leaf.clone() for leaf in tape.there]
+        torch._foreach_copy_(tape.there, before)
+        try:
+            for call in tape.calls:
+                call()
+            same = all(torch.equal(leaf, wanted) for leaf, wanted in zip(tape.there, plain, strict=True))
+        except RuntimeError:
+            same = False
+        if same:
+            self._calls = tape.calls
+            log.info("%s is taped: %d operations of %d", self._name, len(tape.calls), tape.noted)
+        else:
+            torch._foreach_copy_(tape.there, plain)
+            self._give_up("from a tape it is not the same")
+        self._first = self._tried = None
+
+    def _give_up(self, why: str) -> None:
+        log.warning("%s is not taped, which would make it faster: %s", self._name, why)
+        self._possible, self._first = False, None
+
+
+class _Tape(NamedTuple):
+    """The calls that repeat a run."""
+
+    calls: list[Callable[[], Any]]
+    there: list[Tensor]  # all memory that was there before, as bytes
+    noted: int  # operations before any were dropped
 
 
 class _Noted(NamedTuple):
@@ -148,8 +183,8 @@ class _Noted(NamedTuple):
 
     @property
     def looks(self) -> bool:
-        """Whether it is a view, or nothing."""
-        return not self.written and not self.adds_memory
+        """Whether it is a view. What makes and changes nothing is a check, and stays."""
+        return bool(self.made) and not self.written and not self.adds_memory
 
 
 class _Recorder(TorchDispatchMode):
@@ -183,14 +218,36 @@ class _Recorder(TorchDispatchMode):
         return next((why for tag, why in _UNTAPED.items() if tag in one.function.tags), None)
 
 
+class _Unseen(TorchFunctionMode):
+    """Notices what looks at numbers, or exchanges memory, without a word to the dispatcher."""
+
+    def __init__(self, recorder: _Recorder):
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        given = len(_tensors((args, kwargs)))
+        looks = name in ("tolist", "numpy") or (name == "tensor" and given) or (name == "tensor_split" and given > 1)
+        exchanges = function == Tensor.data.__set__  # type: ignore[attr-defined]
+        if (looks or exchanges) and self._recorder.obstacle is None:
+            self._recorder.obstacle = f"{name} {'looks at numbers' if looks else 'exchanges memory'}"
+        return function(*args, **kwargs)
+
+
 class _Outline:
-    """What was called with which numbers and on which memory: two runs that are the same have the same `steps`."""
+    """What was called with which numbers and on which memory: two runs that are the same have the same `steps`.
+
+    `there` is all memory that was there before, as bytes; while it is held, nobody else gets it.
+    """
 
     def __init__(self, noted: list[_Noted]):
         own = _made_here(noted)
         order: dict[int, int] = {}
         literals = {_memory(one.made[0]): one.made[0].tolist() for one in noted if _is_literal(one)}
-        self._there = [leaf for one in noted for leaf in one.given if _memory(leaf) not in own]  # memory stays theirs
+        given = {_memory(leaf): leaf for one in noted for leaf in one.given if _memory(leaf) not in own}
+        self.there = [torch.empty(0, dtype=torch.uint8).set_(leaf.untyped_storage()) for leaf in given.values()]
 
         def place(leaf: Tensor) -> Any:
             memory = _memory(leaf)
@@ -249,7 +306,7 @@ def _needed(noted: list[_Noted], own: set[int]) -> list[_Noted]:
     found, live = [], set[int]()
     for one in reversed(noted):
         touched = _memories(one.written or one.made)
-        if touched - own or touched & live:
+        if not touched or touched - own or touched & live:
             found.append(one)
             live |= _memories((*one.given, *one.made))
     return found[::-1]

@@ -22,6 +22,7 @@ from packtrain.config import Travelling
 from packtrain.envs.boundary import Answer, Boundary, batch_of_one, check_structure
 from packtrain.envs.columns import Outcome
 from packtrain.envs.picture import PICTURES_PER_SECOND, drawn, reason
+from packtrain.envs.saving import exact_saving
 from packtrain.errors import EnvError, EnvSetupError, Error
 from packtrain.trees import Tree
 
@@ -81,10 +82,13 @@ class Guard(gym.Wrapper):
         self._remember(obs)
         return obs, reward, bool(terminated), bool(truncated), info
 
-    def resume(self, obs: Any, steps: int) -> None:
-        """Go on after the environment inside was restored to where it shows `obs`, after `steps` steps."""
-        self._remember(obs)
-        self._steps = steps
+    def snapshot(self) -> Tree:
+        """Its count, and the last good observation where one is kept."""
+        return {"steps": self._steps, "good": copy.deepcopy(self._good)}
+
+    def restore(self, snapshot: Tree) -> None:
+        """Go on after the environment inside was restored to where it was then."""
+        self._steps, self._good = int(snapshot["steps"]), snapshot["good"]
 
     def _remember(self, obs: Any) -> None:
         """Keep the last good observation for `drop`; a copy, since an environment may write over its own."""
@@ -190,6 +194,7 @@ class GymnasiumColumns:
         self.boundary = Boundary(self.observation_space, answer, self._describe)
         self._ended = np.zeros(len(seeds), bool)
         self._actions: Tree = None
+        self._savings = [None] if processes else [exact_saving(guard.env) for guard in self._envs.envs]
 
     def _describe(self, column: int) -> str:
         return f"environment {column} ({self._name}, seed {self._seeds[column]}) at its step {self._steps[column]}"
@@ -262,15 +267,16 @@ class GymnasiumColumns:
 
     @property
     def savable(self) -> bool:
-        """Whether every environment runs in this process and offers `snapshot` and `restore`."""
-        return not self.overlaps and all(hasattr(env.unwrapped, "snapshot") for env in self._envs.envs)
+        """Whether every environment runs in this process and can go on as if it had not stopped."""
+        return None not in self._savings
 
     def snapshot(self) -> Tree | None:
         """None unless they are savable."""
         if not self.savable:
             return None
         return {
-            "envs": [env.unwrapped.snapshot() for env in self._envs.envs],
+            "envs": [saving.snapshot() for saving in self._savings if saving is not None],
+            "guards": [guard.snapshot() for guard in self._envs.envs],
             "clocks": [getattr(_clock(env), "_elapsed_steps", 0) for env in self._envs.envs],
             "steps": self._steps.copy(),
             "ended": self._ended.copy(),
@@ -279,8 +285,11 @@ class GymnasiumColumns:
     def restore(self, snapshot: Tree) -> None:
         """Go back to a snapshot."""
         self._envs.reset(seed=list(self._seeds))  # Gymnasium's wrappers insist on one before the first step
-        for env, state, steps in zip(self._envs.envs, snapshot["envs"], snapshot["steps"], strict=True):
-            env.resume(env.unwrapped.restore(state), int(steps))
+        for saving, state in zip(self._savings, snapshot["envs"], strict=True):
+            assert saving is not None
+            saving.restore(state)
+        for guard, state in zip(self._envs.envs, snapshot["guards"], strict=True):
+            guard.restore(state)
         for env, elapsed in zip(self._envs.envs, snapshot["clocks"], strict=True):
             if (clock := _clock(env)) is not None:
                 clock._elapsed_steps = elapsed

@@ -2,7 +2,7 @@
 
 Write two methods on an environment of your own, `snapshot() → anything` and `restore(snapshot)`, and every planner and
 every stream works with it. Gymnasium's classic control, toy text and MuJoCo environments need not be changed: how they
-are saved is written here.
+are saved is in `saving.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -18,29 +18,13 @@ import numpy as np
 from packtrain import knobs, trees
 from packtrain.envs import options
 from packtrain.envs.boundary import batch_of_one, check_structure, space_leaves
-from packtrain.envs.functional import FunctionalEnv
 from packtrain.envs.gymnasium_columns import reward_channels
 from packtrain.envs.picture import PICTURES_PER_SECOND
+from packtrain.envs.saving import find_saving
 from packtrain.errors import EnvSetupError
 from packtrain.trees import Tree
 
-METHOD_NAMES = (("snapshot", "restore"), ("clone_state", "restore_state"))  # ours, and Alpacka's
 CHECKED_STEPS = 10
-# What MuJoCo derives from its state in a step and Gymnasium's environments read before the next: it lags behind the
-# state by one integration, so that deriving it again after a restore would change rewards.
-DERIVED_BY_MUJOCO = (
-    *("xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "site_xpos", "subtree_com"),
-    *("cinert", "cvel", "cfrc_ext", "qfrc_actuator", "qfrc_constraint", "actuator_force", "sensordata"),
-)
-
-
-class Saving(NamedTuple):
-    """How an environment is saved and restored."""
-
-    snapshot: Callable[[], Any]
-    restore: Callable[[Any], Any]
-    identity: Callable[[Any], Any] = lambda snapshot: snapshot  # the part of a snapshot that tells states apart
-    stochastic: bool = False  # whether steps draw from env.np_random, which snapshots leave out
 
 
 class Simulator:
@@ -231,68 +215,6 @@ def time_limit(env: gym.Env) -> int | None:
             return env._max_episode_steps
         env = env.env
     return None
-
-
-def find_saving(env: gym.Env, name: str) -> Saving:
-    """How this environment is saved, its own methods first; EnvSetupError if there is no way."""
-    if isinstance(env.unwrapped, FunctionalEnv):
-        raise EnvSetupError(f"{name} is a functional core: planners take it as it is, without a Simulator")
-    layer: Any = env
-    while True:  # wrappers may save more than what they wrap
-        for save, restore in METHOD_NAMES:
-            if callable(getattr(layer, save, None)) and callable(getattr(layer, restore, None)):
-                return Saving(getattr(layer, save), getattr(layer, restore))
-        if not isinstance(layer, gym.Wrapper):
-            break
-        layer = layer.env
-    bases = [base.__module__ + "." for base in type(layer).__mro__]
-    if any(base.startswith("gymnasium.envs.classic_control.") for base in bases):
-        noisy = bool(getattr(layer, "torque_noise_max", 0))
-        return _attributes(layer, ("state", "steps_beyond_terminated", "last_u"), ("state",), noisy)
-    if any(base.startswith("gymnasium.envs.toy_text.") for base in bases) and hasattr(layer, "P"):
-        branching = any(len(outcomes) > 1 for moves in layer.P.values() for outcomes in moves.values())
-        drawing = branching or bool(getattr(layer, "fickle_passenger", False))
-        return _attributes(layer, ("s", "lastaction", "fickle_step", "taxi_orientation"), ("s", "fickle_step"), drawing)
-    if "gymnasium.envs.mujoco.mujoco_env." in bases:
-        return _physics(layer)
-    raise EnvSetupError(f"{name} cannot be restored: a planner needs snapshot() and restore(snapshot)")
-
-
-def _attributes(env: Any, names: tuple[str, ...], telling: tuple[str, ...], stochastic: bool) -> Saving:
-    """An environment whose state is a few attributes, those that it has, of which `telling` tell states apart."""
-
-    def snapshot() -> dict[str, Any]:
-        return {name: copy.copy(getattr(env, name)) for name in names if hasattr(env, name)}
-
-    def restore(snapshot: dict[str, Any]) -> None:
-        for name, value in snapshot.items():
-            setattr(env, name, copy.copy(value))
-
-    def identity(snapshot: dict[str, Any]) -> list:
-        return [np.asarray(snapshot[name], np.float64) for name in telling if name in snapshot]  # ints, tuples, arrays
-
-    return Saving(snapshot, restore, identity, stochastic)
-
-
-def _physics(env: Any) -> Saving:
-    """A MuJoCo environment: all that its integration depends on, and what was derived in the last step."""
-    import mujoco
-
-    model, data, parts = env.model, env.data, mujoco.mjtState.mjSTATE_INTEGRATION
-    size = mujoco.mj_stateSize(model, parts)
-
-    def snapshot() -> tuple[np.ndarray, ...]:
-        state = np.empty(size)
-        mujoco.mj_getState(model, data, state, parts)
-        return (state, *(getattr(data, name).copy() for name in DERIVED_BY_MUJOCO))
-
-    def restore(snapshot: tuple[np.ndarray, ...]) -> None:
-        state, *derived = snapshot
-        mujoco.mj_setState(model, data, state, parts)
-        for name, values in zip(DERIVED_BY_MUJOCO, derived, strict=True):
-            getattr(data, name)[:] = values
-
-    return Saving(snapshot, restore, lambda snapshot: snapshot[0][1:])  # its first number is the time
 
 
 def digest(tree: Any) -> int:

@@ -218,7 +218,7 @@ def prune(folder: Path, keep_every: int | None) -> None:
 def _strip(tree: Any, part: str, path: str, arrays: dict[str, torch.Tensor]) -> Any:
     """The tree with its arrays moved to `arrays` and their places marked."""
     if isinstance(tree, np.ndarray):
-        arrays[path] = torch.from_numpy(np.ascontiguousarray(tree))
+        arrays[path] = torch.from_numpy(np.ascontiguousarray(tree).reshape(tree.shape))  # a lone number stays one
         return {"__array__": path, "numpy": True}
     if isinstance(tree, torch.Tensor):
         arrays[path] = tree.detach().cpu().contiguous()

@@ -217,7 +217,8 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
                 yield None
                 return
             _log_changes(saved[1]["run"]["values"], configuration)
-            print(f"{folder.path}: going on from step {saved[0]:,}")
+            anew = "" if "actor" in saved[1] else "; the environments begin new episodes"
+            print(f"{folder.path}: going on from step {saved[0]:,}{anew}")
         elif begun is not None:
             saved = begun[:2]
             folder.metrics.write_bytes(begun[2])

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from torch import nn
 
 from packtrain.devices import taped
 from packtrain.devices.taped import Spare, Taped
@@ -295,6 +296,25 @@ class Untaped:
         mean, spread = torch.zeros(WIDTH), torch.ones(WIDTH)
         return torch.ops.aten._native_batch_norm_legit(self.given, None, None, mean, spread, True, 0.1, 1e-5)[0]
 
+    def other_into_a_place(self):  # torch computes another mean where it is told where to put it
+        return self.given * nn.functional.binary_cross_entropy(self.given.sigmoid(), self.given.sigmoid().round())
+
+    def statistics_that_are_not_declared(self):
+        mean, spread = torch.zeros(WIDTH) + 1, torch.ones(WIDTH)
+        nn.functional.batch_norm(self.given, mean, spread, training=True)
+        return self.given + mean + spread
+
+    def numbers_in_a_list(self):
+        return self.given * torch.tensor([(self.given[0, 0] > 9).float(), self.given[0, 0]]).sum()
+
+    def split_at_a_number(self):
+        return self.given * self.given.flatten().tensor_split((self.given[0, :1] > 9).long().cpu())[1].sum()
+
+    def exchanged(self):
+        one, other = self.given * 2, self.given * 3
+        one.data = other
+        return one + self.given
+
     def gradients_that_add_up(self):
         (self.weight * self.given).square().sum().backward()
         return self.weight.grad
@@ -318,6 +338,40 @@ def test_what_cannot_be_taped_runs_as_it_is(name, caplog):
             assert torch.equal(plain.left, again.left), run
     assert tape._calls is None
     assert caplog.text.count("work is not taped, which would make it faster: ") == 1
+
+
+def test_checks_are_on_the_tape():
+    """Of a matrix that has no root, as without a tape. Mutation: what makes and changes nothing taken for a view."""
+    given, left = torch.eye(3), torch.zeros(3, 3)
+    tape = Taped(lambda: left.copy_(torch.linalg.cholesky(given)), "work")
+    for run in range(5):
+        given.copy_((run + 1) * torch.eye(3))
+        tape()
+        assert torch.equal(left, torch.linalg.cholesky(given))
+    assert tape._calls is not None
+    given.zero_()
+    with pytest.raises(torch.linalg.LinAlgError):
+        tape()
+
+
+def test_a_tape_is_kept_only_if_it_leaves_the_same(monkeypatch, caplog):
+    """And what the work itself leaves stays. Mutations: not comparing; leaving what the tape has left."""
+    given, left = torch.ones(3), torch.zeros(3)
+
+    def work():
+        left.add_(given)
+        left.mul_(2)
+
+    played = taped._played
+    monkeypatch.setattr(taped, "_played", lambda noted, spare: played(noted, spare)[:1])  # the doubling is lost
+    tape, want = Taped(work, "work"), torch.zeros(3)
+    with caplog.at_level(logging.WARNING, "packtrain"):
+        for run in range(5):
+            given.fill_(run)
+            want = 2 * (want + run)
+            tape()
+            assert torch.equal(left, want), run
+    assert tape._calls is None and "from a tape it is not the same" in caplog.text
 
 
 def test_a_run_that_breaks_off_is_not_counted():

@@ -14,7 +14,7 @@ from packtrain.testing import chaos
 
 STATE = {
     "weights": {"a": torch.arange(6.0).view(2, 3), "b": {"c": torch.tensor([True, False])}},
-    "actor": {"rng": {"state": 2**100, "name": "PCG64"}, "list": [np.arange(3), (1, None, "x")], "empty": ()},
+    "actor": {"rng": {"state": 2**100, "name": "PCG64"}, "list": [np.arange(3), (1, None, "x")], "lone": np.array(3), "empty": ()},
     "run": {"step": 7, "score": 0.5},
 }
 
@@ -23,7 +23,7 @@ def equal(a, b):
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, np.ndarray):
-        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)):

@@ -97,13 +97,21 @@ def test_random_steps_come_first_and_are_counted(tmp_path):
     assert not torch.allclose(kept["action"][:39], greedy[:39], atol=0.1)
 
 
-@pytest.mark.parametrize("name", ["steve/ddpg_pendulum", "steve/steve_pendulum"])
-def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_path, name):
+@pytest.mark.parametrize(
+    "name, env",
+    [
+        ("steve/ddpg_pendulum", "PointMass"),
+        ("steve/steve_pendulum", "PointMass"),
+        ("steve/steve_pendulum", "Hopper-v5"),
+        ("steve/ddpg_pendulum", "Pendulum-v1"),
+    ],
+)
+def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_path, name, env):
     """Saved after every single wish, also within pre-training and between model and critic; the rest is the same.
 
-    Mutation: counting steps that the environments have answered and nobody has stored.
+    Mutations: counting steps that the environments have answered and nobody has stored; new episodes of Gymnasium's.
     """
-    whole = training(tmp_path / "whole", name)
+    whole = training(tmp_path / "whole", name, env=env)
     serial.run(whole)
     whole.save(required=True)
     wanted = weights(whole)
@@ -111,14 +119,14 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_pat
     stops = [5, 17, 23, 31, 47]
     for stop in stops:
         path = tmp_path / str(stop)
-        run = training(path, name)
+        run = training(path, name, env=env)
         for count, wish in enumerate(serial.wishes(run)):
             if count == stop:
                 break
             serial._grant(run, wish)
         run.save(required=True)
         run.close()
-        again = training(path, name, saved=checkpoint.load_newest(path / "checkpoints"))
+        again = training(path, name, env=env, saved=checkpoint.load_newest(path / "checkpoints"))
         serial.run(again)
         again.save(required=True)
         got = weights(again)
@@ -130,11 +138,13 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_pat
                 load_file(folder / "checkpoints" / str(again.step) / f"{file}.safetensors")
                 for folder in (path, tmp_path / "whole")
             )
-            assert all(torch.equal(mine[leaf], theirs[leaf]) for leaf in theirs), (stop, file)
+            for leaf in theirs:  # NaN: an environment that does not say whether a task is solved
+                assert np.array_equal(mine[leaf].numpy(), theirs[leaf].numpy(), equal_nan=True), (stop, file, leaf)
 
 
-def test_a_memory_survives_environments_that_cannot_be_saved(tmp_path):
-    """Gymnasium's Pendulum begins a new episode; nothing that was stored is lost. Mutation: keeping the row before."""
+def test_a_memory_survives_environments_that_cannot_be_saved(tmp_path, monkeypatch):
+    """Pendulum begins a new episode; nothing that was stored is lost. Mutation: keeping the row before."""
+    monkeypatch.setattr("packtrain.envs.gymnasium_columns.exact_saving", lambda env: None)
     run = training(tmp_path, "steve/ddpg_pendulum", env="Pendulum-v1", total_steps=60)
     serial.run(run)
     run.save(required=True)

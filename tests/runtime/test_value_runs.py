@@ -171,8 +171,9 @@ def test_without_a_ratio_both_run_freely(tmp_path):
     run.close()
 
 
-def test_environments_that_cannot_be_saved_leave_replay_and_bandit(tmp_path):
+def test_environments_that_cannot_be_saved_leave_replay_and_bandit(tmp_path, monkeypatch):
     """Mutations: the bandit begins anew; the replay of a run whose episodes are lost is lost with them."""
+    monkeypatch.setattr("packtrain.envs.gymnasium_columns.exact_saving", lambda env: None)
     name, values = "ngu/key_door", {"env": "CartPole-v1", "total_steps": 300}
     bindings = [*BANDIT, "Environment.kwargs = {}"]
     run = training(tmp_path, name, bindings, **values)
