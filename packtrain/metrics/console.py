@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
+
+QUIET_SECS = 30.0  # after so long without a line, one says how far a run is
 
 
 def amount(value: float | None, digits: int = 3) -> str:
@@ -25,21 +28,29 @@ def duration(seconds: float) -> str:
 
 
 class PlainConsole:
-    """One line for every row, at most one every few seconds."""
+    """One line for every row, at most one every few seconds, and at least one in half a minute."""
 
     def __init__(
         self, name: str, total_steps: int, epochs: int | None = None, every_secs: float = 5.0, alone: bool = True
     ):
         self._total, self._epochs, self._every, self._last = total_steps, epochs, every_secs, 0.0
         self._head = "" if alone else f"{name}: "
+        self._quiet, self._spoke = QUIET_SECS if alone else 2 * QUIET_SECS, time.monotonic()
 
     def show(self, row: dict[str, Any]) -> None:
         """Print a row if it is time; evaluations are always printed."""
         now = time.monotonic()
         if row["kind"] == "planning" or (row["kind"] == "train" and now - self._last < self._every):
             return
-        self._last = now
+        self._last = self._spoke = now
         print(self._head + line(row, self._total, self._epochs), flush=True)
+
+    def pulse(self, step: int, wall_s: float, doing: Callable[[], str]) -> None:
+        """Between two rows: a line if there was none for a while."""
+        now = time.monotonic()
+        if now - self._spoke > self._quiet:
+            self._spoke = now
+            print(f"{self._head}{_head(step, wall_s, self._total)}  {doing()}", flush=True)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -55,7 +66,7 @@ class RichConsole:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.table import Table
 
-        self._table, self._total, self._epochs = Table, total_steps, epochs
+        self._table, self._group, self._total, self._epochs = Table, Group, total_steps, epochs
         self._progress = Progress(
             TextColumn("[bold]{task.fields[steps]}"),
             BarColumn(None),
@@ -67,19 +78,35 @@ class RichConsole:
         self._task = self._progress.add_task(name, total=epochs or total_steps, steps="0")
         self._panel = lambda body: Panel(Group(self._progress, body), title=name, title_align="left")
         self._newest: dict[str, dict[str, Any]] = {}
+        self._doing, self._drawn = "", 0.0
         self._live = Live(self._panel(""), refresh_per_second=4)
         self._live.start()
 
     def show(self, row: dict[str, Any]) -> None:
         """Redraw with a new row."""
-        self._newest[row["kind"]] = row
+        self._newest[row["kind"]], self._doing = row, ""
         if "epoch" in row:
             of = "" if self._epochs is None else f"/{self._epochs}"
-            done, text = row["epoch"], f"{row['epoch']}{of} epochs"
-        else:
-            done, text = min(row["step"], self._total), f"{amount(row['step'])}/{amount(self._total)} steps"
-        self._progress.update(self._task, completed=done, steps=text)
+            self._progress.update(self._task, completed=row["epoch"], steps=f"{row['epoch']}{of} epochs")
+        elif row["kind"] == "train":
+            self._advance(row["step"])
+        self._draw()
+
+    def pulse(self, step: int, wall_s: float, doing: Callable[[], str]) -> None:
+        """Between two rows: the bar and a line of what is going on, four times a second."""
+        if self._epochs is None and time.monotonic() - self._drawn > 0.25:
+            self._advance(step)
+            self._doing = doing()
+            self._draw()
+
+    def _advance(self, step: int) -> None:
+        text = f"{amount(step)}/{amount(self._total)} steps"
+        self._progress.update(self._task, completed=min(step, self._total), steps=text)
+
+    def _draw(self) -> None:
+        self._drawn = time.monotonic()
         train, evaluated = self._newest.get("train", {}), self._newest.get("eval", {})
+        lag = train.get("policy_lag_mean")
         table = self._table.grid(padding=(0, 3))
         table.add_row(
             f"return [bold]{amount(train.get('episode_return'))}[/]",
@@ -88,9 +115,9 @@ class RichConsole:
             f"{amount(train.get('steps_per_second'))} steps/s",
             f"actor {100 * (train.get('actor_busy') or 0):.0f} % busy",
             f"learner {100 * (train.get('learner_busy') or 0):.0f} % busy",
-            f"policy lag {amount(train.get('policy_lag_mean'))} (max {train.get('policy_lag_max', '–')})",
+            *([f"policy lag {amount(lag)} (max {train['policy_lag_max']})"] if lag is not None else []),
         )
-        self._live.update(self._panel(table))
+        self._live.update(self._panel(self._group(table, self._doing) if self._doing else table))
 
     def close(self) -> None:
         """Leave the last panel on the screen."""
@@ -103,9 +130,10 @@ def line(row: dict[str, Any], total_steps: int, epochs: int | None = None) -> st
         of = "" if epochs is None else f" of {epochs:,}"
         head = f"epoch {row['epoch']:>5,}{of}  step {row['step']:>9,}  {duration(row['wall_s'])}"
     else:
-        head = f"step {row['step']:>9,} of {total_steps:,}  {duration(row['wall_s'])}"
+        head = _head(row["step"], row["wall_s"], total_steps)
     if row["kind"] == "eval":
-        spread = f", standard deviation {amount(row['return_std'])} over {row['episodes']} episodes"
+        episodes = f"{row['episodes']} episode{'s' * (row['episodes'] != 1)}"
+        spread = f", standard deviation {amount(row['return_std'])} over {episodes}"
         solved = f", solved {amount(row['solved'])}" if "solved" in row else ""
         return f"{head}  evaluation: return {amount(row['return_mean'])}{solved}{spread}"
     if "epoch" in row:
@@ -115,11 +143,16 @@ def line(row: dict[str, Any], total_steps: int, epochs: int | None = None) -> st
             f"{head}  return {amount(row.get('episode_return'))}{solved}  length {amount(row.get('episode_length'))}"
             f"{loss}  {amount(row.get('steps_per_second'))} steps/s"
         )
+    lag = row.get("policy_lag_mean")
     return (
         f"{head}  return {amount(row.get('episode_return'))}  {amount(row.get('steps_per_second'))} steps/s  "
-        f"actor {100 * (row.get('actor_busy') or 0):.0f} %  learner {100 * (row.get('learner_busy') or 0):.0f} %  "
-        f"lag {amount(row.get('policy_lag_mean'))}"
+        f"actor {100 * (row.get('actor_busy') or 0):.0f} %  learner {100 * (row.get('learner_busy') or 0):.0f} %"
+        f"{'' if lag is None else f'  lag {amount(lag)}'}"
     )
+
+
+def _head(step: int, wall_s: float, total_steps: int) -> str:
+    return f"step {step:>9,} of {total_steps:,}  {duration(wall_s)}"
 
 
 def open_console(

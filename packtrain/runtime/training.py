@@ -139,6 +139,7 @@ class Training:
         )
         self.saves_itself = True  # False where runs that learn together are saved at the same update
         self._process = psutil.Process()
+        self._console.pulse(self.step, self.wall_s(), self._doing)
 
     def columns(self) -> list[Columns]:
         """All groups of environments, those of evaluations included: what a watchdog watches."""
@@ -346,6 +347,16 @@ class Training:
         self._recorder.update(metrics, None)
         if self.experiment.learners[name].publishes and self.parts.learners[name].publishes:
             self.parts.publish(self.parts.updates)
+        self._console.pulse(self.step, self.wall_s(), self._doing)
+
+    def _doing(self) -> str:
+        """How far the learners are."""
+        made = {name: learner.updates for name, learner in self.parts.learners.items()}
+        before = {name: self.experiment.pretraining(name) for name in made}
+        for name, count in made.items():
+            if count < before[name]:
+                return f"training the {name} beforehand: {count:,} of {before[name]:,} updates"
+        return "updates: " + ", ".join(f"{name} {count:,}" for name, count in made.items())
 
     def count_acted(self) -> None:
         """Bring the books up to what has been acted, and write the row that may be due."""
@@ -354,6 +365,7 @@ class Training:
             self._recorder.episodes(self._episodes.popleft())
         if self._recorder.due(self.step, without_updates=True) or self._is_last_row:
             self._write_train_row()
+        self._console.pulse(self.step, self.wall_s(), self._doing)
 
     @property
     def _is_last_row(self) -> bool:

@@ -21,7 +21,6 @@ from packtrain.metrics.reading import (
     METRICS_FILE,
     metric_names,
     number,
-    series,
 )
 from packtrain.studies.chart import curve_colour, escape, human, line_chart
 from packtrain.studies.html_page import html_page
@@ -39,7 +38,7 @@ from packtrain.studies.reported import (
     load,
     over_seeds,
     read_bytes,
-    seed_score,
+    seed_scores,
     tail,
 )
 
@@ -209,10 +208,7 @@ def _wall(run: Run) -> float:
 
 
 def _speed(run: Run) -> float | None:
-    """Steps per second of one seed: the mean of what was logged, else steps over time."""
-    logged = [value for seed in run.seeds for value in series(seed.rows, "train", "steps_per_second")[1]]
-    if logged:
-        return sum(logged) / len(logged)
+    """Steps per second of one seed, over all of its time."""
     rates = [seed.steps / seed.wall_s for seed in run.seeds if seed.wall_s > 0]
     return sum(rates) / len(rates) if rates else None
 
@@ -398,7 +394,7 @@ def _seed_table(runs: list[Run]) -> str:
     lines = []
     for run in runs:
         for seed in run.seeds:
-            source, value = seed_score(seed) or ("–", None)
+            source, value = next(iter(seed_scores(seed).items()), ("–", None))
             score = "–" if value is None else _number(value)
             lines.append(
                 f"<tr><td>{escape(run.name)}</td><th>{escape(seed.folder.name)}</th><td>{score}</td><td>{source}</td>"

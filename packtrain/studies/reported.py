@@ -25,6 +25,7 @@ EVALUATION_RETURN: Metric = ("eval", "return_mean")
 TRAINING_RETURN: Metric = ("train", "episode_return")
 
 _LAST_ROWS = 10  # whose mean is the training score
+_LAST_PART = 0.98  # of a run: evaluations from there on are of its end
 _LOG_LINES = 60
 _LOG_BYTES = 64 * 1024
 _CONFIG_BYTES = 256 * 1024
@@ -180,26 +181,29 @@ def over_seeds(values: list[float]) -> tuple[float, tuple[float, float] | None] 
     return mean, (low, high) if len(values) > 1 else None
 
 
-def seed_score(seed: Seed) -> tuple[str, float] | None:
-    """What one seed scored, from the best source it has: eval.json, its evaluation rows, its training rows."""
-    value = number(seed.evaluation.get("return_mean"))
-    if value is not None:
-        return "eval.json", value
-    evaluated = series(seed.rows, *EVALUATION_RETURN)[1]
-    if evaluated:
-        return "evaluation", evaluated[-1]
-    trained = series(seed.rows, *TRAINING_RETURN)[1][-_LAST_ROWS:]
-    return ("training", sum(trained) / len(trained)) if trained else None
+def seed_scores(seed: Seed) -> dict[str, float]:
+    """What one seed scored in the end, by source, the best first: eval.json, its evaluation rows, its training rows.
+
+    An evaluation of an earlier checkpoint, or of the best one, says nothing about the end.
+    """
+    scores: dict[str, float] = {}
+    value, at = number(seed.evaluation.get("return_mean")), number(seed.evaluation.get("checkpoint"))
+    if value is not None and (at is None or at >= _LAST_PART * seed.steps):
+        scores["eval.json"] = value
+    if evaluated := series(seed.rows, *EVALUATION_RETURN)[1]:
+        scores["evaluation"] = evaluated[-1]
+    if trained := series(seed.rows, *TRAINING_RETURN)[1][-_LAST_ROWS:]:
+        scores["training"] = sum(trained) / len(trained)
+    return scores
 
 
 def final_score(run: Run) -> Score | None:
-    """The final return of a run. Seeds are only averaged over one kind of source, the best that any of them has."""
-    found = [(seed, score) for seed in run.seeds if (score := seed_score(seed))]
-    for source in ("eval.json", "evaluation", "training"):
-        chosen = [(seed, value) for seed, (name, value) in found if name == source]
-        if chosen:
-            break
-    else:
+    """The final return of a run, over seeds with one kind of source: the best of those that most seeds have."""
+    found = [(seed, seed_scores(seed)) for seed in run.seeds]
+    counts = {name: sum(name in scores for _, scores in found) for name in ("eval.json", "evaluation", "training")}
+    source = max(counts, key=lambda name: counts[name])  # of equal ones the first
+    chosen = [(seed, scores[source]) for seed, scores in found if source in scores]
+    if not chosen:
         return None
     mean, low, high = mean_interval([value for _, value in chosen])
     over = "seeds" if len(chosen) > 1 else "episodes"

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from packtrain.envs.stream import Finished
-from packtrain.metrics.console import amount, duration, line
+from packtrain.metrics import console as consoles
+from packtrain.metrics.console import PlainConsole, amount, duration, line
 from packtrain.metrics.recorder import Recorder
 from packtrain.metrics.writers import JsonlWriter
 from packtrain.runtime import checkpoint
@@ -150,3 +151,30 @@ def test_a_tensor_that_several_updates_report_can_be_saved(tmp_path):
     again = Recorder(10)
     again.load_state_dict(checkpoint.load(tmp_path / "1")["recorder"], 0)
     assert again.row(10)["found"] == 3 and again.row(20)["episodes"] == 0
+
+
+def test_silence_is_broken_by_a_line_of_what_is_going_on(monkeypatch, capsys):
+    """Mutations: a line at every turn; none after a long silence; rows that do not count as lines."""
+    now = [100.0]
+    monkeypatch.setattr(consoles.time, "monotonic", lambda: now[0])
+    console = PlainConsole("run", 5000)
+    asked = []
+
+    def doing():
+        asked.append(now[0])
+        return "training the model beforehand: 3 of 9 updates"
+
+    for now[0] in (101.0, 129.0, 131.0, 132.0, 150.0):
+        console.pulse(700, 75.0, doing)
+    assert capsys.readouterr().out == "step       700 of 5,000  1:15  training the model beforehand: 3 of 9 updates\n"
+    console.show({"kind": "train", "step": 800, "wall_s": 80.0})
+    for now[0] in (170.0, 179.0, 181.0):
+        console.pulse(800, 90.0, doing)
+    assert asked == [131.0, 181.0]
+
+
+def test_a_line_has_no_lag_where_there_is_none():
+    row = {"kind": "train", "step": 8, "wall_s": 1.0, "episode_return": 2.0}
+    assert "lag" not in line(row, 10) and line({**row, "policy_lag_mean": 0.5}, 10).endswith("  lag 0.5")
+    evaluated = {"kind": "eval", "step": 8, "wall_s": 1.0, "return_mean": 2.0, "return_std": 0.0, "episodes": 1}
+    assert line(evaluated, 10).endswith("over 1 episode")

@@ -14,7 +14,12 @@ from packtrain.testing import chaos
 
 STATE = {
     "weights": {"a": torch.arange(6.0).view(2, 3), "b": {"c": torch.tensor([True, False])}},
-    "actor": {"rng": {"state": 2**100, "name": "PCG64"}, "list": [np.arange(3), (1, None, "x")], "lone": np.array(3), "empty": ()},
+    "actor": {
+        "rng": {"state": 2**100, "name": "PCG64"},
+        "list": [np.arange(3), (1, None, "x")],
+        "lone": np.array(3),
+        "empty": (),
+    },
     "run": {"step": 7, "score": 0.5},
 }
 

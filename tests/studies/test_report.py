@@ -76,7 +76,7 @@ def test_one_run_gives_one_page_in_its_folder(tmp_path):
     assert path == run / "report.html"
     assert page.open == []
     values = page.text("div")
-    assert {"12.5", "2K", "2,000", "1 min 40 s", "1K"} <= set(values)
+    assert {"12.5", "2K", "2,000", "1 min 40 s", "20"} <= set(values)
     assert any("last evaluation during training, step 2K" in value for value in values)
     assert any("2023-11-14 22:13 UTC" in value for value in page.text("p"))
     assert "Catch-v0" in page.text("b")
@@ -159,12 +159,29 @@ def test_the_score_prefers_eval_json(tmp_path):
 
 
 def test_seeds_are_not_averaged_over_different_sources(tmp_path):
-    """Fails if a seed's training row is averaged with another's evaluation."""
+    """Fails if a seed's training row is averaged with another's evaluation, or one seed speaks for all."""
     make_run(tmp_path / "run" / "seed_0", final=1)
-    make_run(tmp_path / "run" / "seed_1", evaluation={"return_mean": 50})
+    make_run(tmp_path / "run" / "seed_1", final=3, evaluation={"return_mean": 50})
     _, page = read(write_report([tmp_path / "run"]))
-    assert "50" in page.text("div")
-    assert any("1 of 2 seeds" in value for value in page.text("div"))
+    assert page.text("div")[:2] == ["Final return", "2"]
+    assert not any("of 2 seeds" in value for value in page.text("div"))
+
+
+def test_an_earlier_checkpoint_says_nothing_about_the_end(tmp_path):
+    """Mutation: whatever was evaluated last."""
+    evaluation = {"return_mean": 50, "checkpoint": 500}
+    _, page = read(write_report([make_run(tmp_path / "run", final=3, evaluation=evaluation)]))
+    assert page.text("div")[:2] == ["Final return", "3"]
+
+
+def test_speed_is_steps_over_time(tmp_path):
+    """Mutation: the mean of what rows say, in which fast rows count as much as slow ones."""
+    run = make_run(tmp_path / "run")
+    rows = [{"step": 900, "wall_s": 1.0, "kind": "train", "steps_per_second": 900.0}]
+    rows += [{"step": 1000, "wall_s": 100.0, "kind": "train", "steps_per_second": 1.0}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, page = read(write_report([run]))
+    assert "10" in page.text("div") and "steps per second" in page.text("div")
 
 
 @pytest.mark.parametrize("evaluation", ["[]", "{", "[" * 100_000, '{"return_mean": "x", "return_ci95": [1]}', "null"])
