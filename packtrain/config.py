@@ -61,6 +61,8 @@ class Configuration:
     imports: list[str] = field(default_factory=list)
     where: dict[tuple[str, str], str] = field(default_factory=dict)  # (configurable or "", parameter or knob) → place
     macros: dict[tuple[str, str], str] = field(default_factory=dict)  # (configurable, parameter) → the knob it reads
+    scoped: dict[tuple[str, str], tuple[str, str | None]] = field(default_factory=dict)
+    """("scope/configurable", parameter) → the place, and the knob it reads."""
     comments: dict[str, str] = field(default_factory=dict)  # knob → its comment
     values: dict[str, str] = field(default_factory=dict)  # "Impala.entropy_cost" → repr, of everything built
     trusted: bool = True  # False for a file the user did not name
@@ -73,11 +75,14 @@ class Configuration:
         return next((name for name in ("Study", "Runner") if name in owners), "Experiment")
 
     def place(self, configurable: str, parameter: str) -> str:
-        """Where a parameter's value was set, for messages."""
-        macro = self.macros.get((configurable, parameter))
-        if macro is not None and ("", macro) in self.where:
-            return f"{self.where['', macro]} as {macro}"
-        return self.where.get((configurable, parameter), "its default")
+        """Where a parameter's value was set, in the scope that is being built, for messages."""
+        key = (configurable, parameter)
+        anywhere = (self.where.get(key, "its default"), self.macros.get(key))
+        place, macro = self.scoped.get((f"{gin.current_scope_str()}/{configurable}", parameter), anywhere)
+        if macro is None or ("", macro) not in self.where:
+            return place
+        knob = self.where["", macro]
+        return knob if knob == f"--{macro}" else f"{knob} as {macro}"
 
     def identity(self) -> dict[str, str]:
         """The built values that make this run this run; what may change on resume is left out."""
@@ -392,8 +397,11 @@ def _note_place(configuration: Configuration, statement: Any, place: str) -> Non
     owner = statement.selector.rpartition(".")[2]
     configuration.where[owner, statement.arg_name] = place
     configuration.macros.pop((owner, statement.arg_name), None)
+    macro = None
     if isinstance(statement.value, str) and statement.value.startswith("%"):
-        configuration.macros[owner, statement.arg_name] = statement.value[1:]
+        macro = configuration.macros[owner, statement.arg_name] = statement.value[1:]
+    if statement.scope:
+        configuration.scoped[f"{statement.scope}/{owner}", statement.arg_name] = (place, macro)
 
 
 def _bind(statement: Any) -> None:
@@ -437,14 +445,27 @@ def build(configuration: Configuration) -> Any:
 
 
 def _refuse_unused(configuration: Configuration) -> None:
-    used = {tuple(name.rpartition("/")[2].rpartition(".")[::2]) for name in _operative()}
+    scopes: dict[tuple[str, str], set[str]] = {}  # in which a parameter was used
+    for name in _operative():
+        scope, _, rest = name.rpartition("/")
+        owner, _, parameter = rest.rpartition(".")
+        scopes.setdefault((owner, parameter), set()).add(scope)
     given = {key: place for key, place in configuration.where.items() if not place.startswith(knobs.SHIPPED)}
-    unused = {key: place for key, place in given.items() if key not in used}
+    unused = {key: place for key, place in given.items() if not _is_used(configuration, key, place, scopes)}
     if unused:
         (owner, parameter), place = next(iter(unused.items()))
         name = f"{owner}.{parameter}" if owner else parameter
         more = f" (and {len(unused) - 1} more)" if len(unused) > 1 else ""
-        raise ConfigError(f"{name} is set but used by nothing in this configuration{more}; set in {place}")
+        inside = [f"{scope}/{name}" for scope in sorted(scopes.get((owner, parameter), ()))]
+        instead = f"; there is {', '.join(inside)}" if inside else ""
+        raise ConfigError(f"{name} is set but used by nothing in this configuration{more}{instead}; set in {place}")
+
+
+def _is_used(configuration: Configuration, key: tuple[str, str], place: str, scopes: dict) -> bool:
+    """Whether what was set there had an effect: in a scope it was set for, or in one that sets nothing of its own."""
+    owner, parameter = key
+    own = [configuration.scoped.get((f"{scope}/{owner}", parameter)) for scope in scopes.get(key, ())]
+    return any(one is None or one[0] == place for one in own)
 
 
 @dataclass(frozen=True)

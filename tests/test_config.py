@@ -83,6 +83,28 @@ def test_bad_bindings_are_one_clear_line(binding, message):
     assert message in text and "\n" not in text
 
 
+@pytest.mark.parametrize(
+    "binding, values, message",
+    [
+        ("LearnerUse.ratio = 3.0", {}, "there is model/LearnerUse.ratio, value/LearnerUse.ratio; set in --config"),
+        ("other/LearnerUse.ratio = 3.0", {}, "LearnerUse.ratio is set but used by nothing"),
+        ("value/LearnerUse.ratio = -3.0", {}, "ratio = -3.0 must be above 0, or None; set in --config 'value/Lea"),
+        (None, {"updates_per_step": -1.0}, "ratio = -1.0 must be above 0, or None; set in --updates_per_step"),
+        (None, {"model_updates_per_step": -1.0}, "or None; set in --model_updates_per_step"),
+    ],
+)
+def test_scopes_are_told_apart(binding, values, message):
+    """Mutations: the last of all scopes named; a setting that scopes override taken for used."""
+    bindings = [] if binding is None else [binding]
+    with pytest.raises(ConfigError) as caught:
+        config.build(config.load([knobs.CONFIGS / "steve" / "steve_pendulum.gin"], bindings, values))
+    assert message in str(caught.value)
+    experiment = config.build(
+        config.load([knobs.CONFIGS / "steve" / "steve_pendulum.gin"], ["value/LearnerUse.ratio = 3.0"], {})
+    )
+    assert experiment.learners["value"].ratio == 3.0 != experiment.learners["model"].ratio
+
+
 def test_type_errors_say_which_line_of_which_file(tmp_path):
     path = tmp_path / "mine.gin"
     path.write_text("include 'impala/catch.gin'\n\n\nImpala.discounting = 'long'\n")

@@ -69,7 +69,7 @@ class Rule(Protocol):
           prepared: for notes between two calls; empty before the first.
 
         Returns:
-          Metrics, kept until there are newer ones.
+          Metrics, reported once, with the updates that follow.
         """
 
 
@@ -168,7 +168,7 @@ class ReplayLearner:
         self._latest = 0  # updates of the last call
         self.steps = 0
         self._prepared: dict[str, int] = {}
-        self._found: dict[str, Tensor] = {}  # metrics of the last preparation
+        self._found: dict[str, Tensor] = {}  # metrics of a preparation, until they are reported
 
     @property
     def capture(self) -> bool:
@@ -281,9 +281,9 @@ def update(learners: Sequence[ReplayLearner], batches: Sequence[Batch]) -> list[
     assert launches.runs == len(learners), "joined runs update together"
     means = launches.update(batches, learners[0].updates)
     count = len(next(iter(batches[0].values())))
-    for learner in learners:
+    names, reports = launches.rule.names, []
+    for learner, own in zip(learners, means.unbind(), strict=True):
+        reports.append(dict(zip(names, own.unbind(), strict=True)) | learner._found)
         learner.updates += count
-        learner._latest = count
-    names = launches.rule.names
-    each = zip(learners, means.unbind(), strict=True)
-    return [dict(zip(names, own.unbind(), strict=True)) | learner._found for learner, own in each]
+        learner._latest, learner._found = count, {}
+    return reports

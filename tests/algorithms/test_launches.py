@@ -109,7 +109,8 @@ def test_many_at_once_are_those_one_at_a_time(case):
         end()  # copies that are due after a call: it is one to whoever looks
         metrics = many.learners[place].update(batch)
         for name, mean in metrics.items():
-            torch.testing.assert_close(mean, torch.stack([each[name] for each in found]).mean(), atol=1e-5, rtol=1e-5)
+            each = torch.stack([one[name] for one in found if name in one])
+            torch.testing.assert_close(mean, each.mean(), atol=1e-5, rtol=1e-5)
     same(many, single, **EXACT)
     assert many.learners[0].updates == many.learners[1].updates == 14
 
@@ -250,7 +251,7 @@ def test_loading_goes_on_the_same(tmp_path):
     first, second = train([run], [3, 2]), train([again], [3, 2])
     same(run, again, **EXACT)
     assert all(torch.equal(a[0][name], b[0][name]) for a, b in zip(first, second, strict=True) for name in a[0])
-    assert "model/held_out_error" in first[0][0]
+    assert any("model/held_out_error" in each[0] for each in first)
 
 
 def test_a_learner_saves_what_it_writes():
