@@ -16,7 +16,7 @@ USAGE = """usage: packtrain COMMAND [ARGUMENTS]      (packtrain COMMAND --help s
 
   train CONFIG...        train an agent; the same command again resumes
   eval RUN               play greedy episodes with a run's checkpoint
-  list                   the shipped configurations
+  list [WORD...]         the shipped configurations, all or those whose name has every word in it
   show-config CONFIG...  the configuration that would run
   report RUN...          one HTML page with the curves of one or more runs
   audit RUN --trusted T  does a run's policy still act like a trusted one? a verdict and a page
@@ -316,14 +316,20 @@ def _refuse_other_knobs(run: str, flags: list[str]) -> None:
 
 
 def _list(argv: list[str]) -> int:
-    _Parser(prog="packtrain list", description="The shipped configurations, one a line.").parse_args(argv)
-    width = max(len(name) for name in knobs.shipped())
-    for name in knobs.shipped():
+    parser = _Parser(prog="packtrain list", description="The shipped configurations, one a line.")
+    parser.add_argument("words", nargs="*", metavar="WORD", help="only those whose name has every such word in it")
+    words = parser.parse_args(argv).words
+    names = [name for name in knobs.shipped() if all(word in name for word in words)]
+    if not names:
+        raise ConfigError(f"no shipped configuration has {' and '.join(map(repr, words))} in its name")
+    width = max(len(name) for name in names)
+    for name in names:
         path = knobs.CONFIGS / f"{name}.gin"
         known = knobs.read_knobs(path)
         own = [knob.name for knob in known.values() if knob.where.startswith(f"configs/{name}.gin:")]
         shown = ", ".join(f"{name}={known[name].default!r}" for name in own[:4])
-        more = [f"{len(known) - len(own[:4])} more knobs"] if len(known) > len(own[:4]) else []
+        rest = len(known) - len(own[:4])
+        more = [f"{rest} {'more ' * bool(shown)}knobs"] if rest else []
         print(f"{name:<{width}}  {knobs.headline(path)}  [{' and '.join([shown] * bool(shown) + more)}]")
     return 0
 

@@ -65,7 +65,9 @@ class DynamicsLearning:
                     f"Dynamics.{name} = {getattr(sizes, name)}"
                 )
         if sizes.elites is not None and sizes.elites < sizes.transitions and not self.holdout:
-            raise ConfigError("Dynamics.elites are chosen on held-out steps: set DynamicsLearning.holdout = True")
+            raise ConfigError(
+                "Dynamics.elites are chosen on held-out steps: set DynamicsLearning.holdout, --holdout True"
+            )
         if self.rows == "own" and sizes.transitions != sizes.rewards:
             raise ConfigError("DynamicsLearning.rows = 'own' needs as many Dynamics.rewards as Dynamics.transitions")
         return ReplayLearner(network, ("model",), partial(DynamicsRule, self))

@@ -95,7 +95,8 @@ class ValueExpansion:
             raise ConfigError(f"ValueExpansion.target = @{kind}() needs a world model: set Control.dynamics")
         if (self.core == "sac") != sizes.stochastic:
             raise ConfigError(
-                f"ValueExpansion.core = {self.core!r} and Control.stochastic = {sizes.stochastic} do not fit"
+                f"ValueExpansion.core = {self.core!r} and Control.stochastic = {sizes.stochastic} do not fit: "
+                f"sac draws its actions, the others do not; --stochastic {not sizes.stochastic}"
             )
         if self.rows == "split" and self.batch_size % sizes.critics:
             raise ConfigError(

@@ -22,6 +22,7 @@ from packtrain.config import Travelling
 from packtrain.envs.boundary import Answer, Boundary, batch_of_one, check_structure
 from packtrain.envs.columns import Outcome
 from packtrain.envs.picture import PICTURES_PER_SECOND, drawn, reason
+from packtrain.envs.remarks import remarks_logged
 from packtrain.envs.saving import exact_saving
 from packtrain.errors import EnvError, EnvSetupError, Error
 from packtrain.trees import Tree
@@ -112,7 +113,8 @@ class Guard(gym.Wrapper):
 def make_gymnasium(spec: Any, kwargs: dict[str, Any], name: str) -> gym.Env:
     """One Gymnasium environment from its registration; EnvSetupError if it cannot be made."""
     try:
-        return gym.make(spec, disable_env_checker=True, **kwargs)
+        with remarks_logged(spec.entry_point):
+            return gym.make(spec, disable_env_checker=True, **kwargs)
     except Error:
         raise
     except gym.error.DependencyNotInstalled as error:

@@ -18,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from packtrain.envs import options
+from packtrain.envs.remarks import remarks_logged
 from packtrain.errors import EnvSetupError, MissingExtraError
 from packtrain.trees import Tree
 
@@ -158,10 +159,6 @@ class HalfCheetah:
 
 
 def _load(mujoco: Any, robot: Path) -> Any:
-    """The compiled robot. MuJoCo's remarks on a file that is not ours would go to a log in the working folder."""
-    before = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(lambda remark: None)
-    try:
+    """The compiled robot."""
+    with remarks_logged():
         return mujoco.MjModel.from_xml_path(str(robot))
-    finally:
-        mujoco.set_mju_user_warning(before)

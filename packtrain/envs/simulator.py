@@ -20,6 +20,7 @@ from packtrain.envs import options
 from packtrain.envs.boundary import batch_of_one, check_structure, space_leaves
 from packtrain.envs.gymnasium_columns import reward_channels
 from packtrain.envs.picture import PICTURES_PER_SECOND
+from packtrain.envs.remarks import remarks_logged
 from packtrain.envs.saving import find_saving
 from packtrain.errors import EnvSetupError
 from packtrain.trees import Tree
@@ -248,7 +249,8 @@ def _feed(update: Callable[[bytes], None], tree: Any) -> None:
 
 def _make(env_id: str, kwargs: dict[str, Any]) -> gym.Env:
     try:
-        return gym.make(env_id, **kwargs)
+        with remarks_logged(gym.spec(env_id).entry_point):
+            return gym.make(env_id, **kwargs)
     except gym.error.UnregisteredEnv as error:
         raise EnvSetupError(f"unknown environment {env_id!r}{knobs.nearest(env_id, list(gym.registry))}") from error
     except Exception as error:

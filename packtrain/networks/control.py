@@ -66,7 +66,7 @@ def _sizes(spec: Spec) -> tuple[int, int]:
     if not (np.isfinite(spec.action.low) & np.isfinite(spec.action.high)).all():
         raise EnvSetupError(
             f"value expansion needs finite bounds of actions, and here they are {spec.action.low.min():g} to "
-            f"{spec.action.high.max():g}; gymnasium.wrappers.RescaleAction sets them"
+            f"{spec.action.high.max():g}; gymnasium.wrappers.TransformAction can give it others"
         )
     if not isinstance(spec.obs, gym.spaces.Box) or len(spec.obs.shape) != 1:
         raise EnvSetupError(

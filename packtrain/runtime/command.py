@@ -507,7 +507,7 @@ def describe_evaluation(run: str, result: dict[str, Any]) -> str:
     solved = f", solved {result['solved']:.3f}" if "solved" in result else ""
     text = (
         f"{run} at step {result['checkpoint']:,}: return {result['return_mean']:.3f}{interval}{solved} "
-        f"({result['episodes']} episodes of {result['length_mean']:.1f} steps)"
+        f"({result['episodes']} episode{'s' * (result['episodes'] != 1)} of {result['length_mean']:.1f} steps)"
     )
     others = {name: value for name, value in result["rewards"].items() if name != "train"}
     text += "".join(f"\n  {name}: {value:.3f}" for name, value in others.items())

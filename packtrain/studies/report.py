@@ -429,7 +429,7 @@ def _differences(runs: list[Run]) -> str:
 
 
 def _settings(config: str) -> dict[str, str]:
-    """The `name = value` lines of a configuration; a value may go on in indented lines."""
+    """The `name = value` lines of a configuration, knobs looked up; a value may go on in indented lines."""
     settings: dict[str, str] = {}
     name = ""
     for line in config.splitlines():
@@ -440,8 +440,8 @@ def _settings(config: str) -> dict[str, str]:
         if name.startswith("#") or not equals or not name:
             name = ""
         else:
-            settings[name] = value
-    return settings
+            settings[name] = value.partition("  # ")[0]
+    return {name: settings.get(value[1:], value) if value[:1] == "%" else value for name, value in settings.items()}
 
 
 def _logs(runs: list[Run]) -> list[tuple[str, str]]:

@@ -183,3 +183,12 @@ def test_no_good_checkpoint_left(capsys, tmp_path):
 )
 def test_sizes_and_values_that_cannot_be(capsys, tmp_path, argv, parts):
     refused(capsys, tmp_path, argv, *parts)
+
+
+def test_a_list_of_those_with_a_word_in_their_name(capsys):
+    """Mutation: any of the words; a name that nothing has ends in an error of Python's."""
+    assert main(["list", "steve", "hopper_paper"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 5 and all(line.startswith("steve/") and "hopper_paper " in line for line in lines)
+    assert main(["list", "hoper"]) == 2
+    assert capsys.readouterr().err == "packtrain: error: no shipped configuration has 'hoper' in its name\n"

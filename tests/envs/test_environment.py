@@ -13,7 +13,7 @@ from packtrain import config
 from packtrain.envs import environment as environment_module
 from packtrain.envs.environment import Environment
 from packtrain.envs.functional_columns import FunctionalColumns
-from packtrain.envs.gymnasium_columns import GymnasiumColumns
+from packtrain.envs.gymnasium_columns import GymnasiumColumns, make_gymnasium
 from packtrain.errors import ConfigError, EnvError, EnvSetupError, MissingExtraError
 from packtrain.testing import abilities  # noqa: F401  (registers Counting)
 from packtrain.types import Spec
@@ -291,3 +291,14 @@ def test_processes_find_environments_that_only_the_parent_registered():
         assert steps == [[1, 1], [2, 2], [3, 3], [0, 0], [1, 1]]
     finally:
         columns.close()
+
+
+def test_remarks_on_a_model_go_neither_to_the_terminal_nor_to_a_file(tmp_path, monkeypatch, capfd, caplog):
+    """HalfCheetah's model uses an old word. Mutations: MuJoCo's own ways; its remarks lost, or kept off for good."""
+    mujoco = pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    before = mujoco.get_mju_user_warning()
+    with caplog.at_level("DEBUG", "packtrain"):
+        make_gymnasium(gym.spec("HalfCheetah-v5"), {}, "HalfCheetah-v5").close()
+    assert capfd.readouterr().err == "" and not list(tmp_path.iterdir())
+    assert "MuJoCo: " in caplog.text and mujoco.get_mju_user_warning() is before

@@ -414,3 +414,11 @@ def test_the_weights_of_depths_share_a_chart_beside_the_models_use(tmp_path):
         "Weight by depth, run",
         "Weight by depth, other",
     ]
+
+
+def test_settings_that_differ_are_values(tmp_path):
+    """Mutations: comments beside them; the names of knobs instead of what they hold."""
+    texts = ["a = 1  # of each\nRun.total_steps = %a\n", "a = 2  # of each\nRun.total_steps = %a\nsame = 'x  y'\n"]
+    runs = [make_run(tmp_path / name, config=text) for name, text in zip("ab", texts, strict=True)]
+    _, page = read(write_report(runs, tmp_path / "out.html"))
+    assert page.text("code")[:5] == ["1", "2", "1", "2", "'x  y'"]
