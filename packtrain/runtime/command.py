@@ -48,6 +48,7 @@ from packtrain.types import Spec
 
 log = logging.getLogger("packtrain")
 MANY_GAMES = 32  # from which on opening them takes long enough to say so
+MOST_LISTED = 20  # episodes of an evaluation that are named one by one
 RUNTIMES = {"local": local.run, "serial": serial.run}
 Saved = tuple[int, dict[str, Any]] | None  # a checkpoint
 
@@ -237,6 +238,10 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
         for line in say_rewards(experiment):
             print(line, flush=True)
             log.info("%s", line)
+        if request.runtime == "serial" and any(use.slack is not None for use in experiment.learners.values()):
+            line = "slack is not used: in the serial runtime acting and learning take turns"
+            print(line, flush=True)
+            log.warning("%s", line)
         total, warm_up = experiment.total_steps, experiment.warm_up
         if experiment.by_ratio and warm_up >= total:
             line = f"nothing is learned: all {total:,} steps are random, of a warm-up of {warm_up:,}"
@@ -472,6 +477,8 @@ def evaluate(
             film = films.Film(evaluator, folder, name, video_episodes, video_format, keep=expansion is not None)
         played = _play(evaluator, num_episodes, known, film)
     result = {**played, "checkpoint": step, "env": environment.id, "greedy": greedy}
+    episodes = [episode for column in evaluator.episodes for episode in column]
+    result |= {"returns": [each.returns["train"] for each in episodes], "lengths": [each.length for each in episodes]}
     if film is not None and folder is not None:
         result["videos"] = film.videos
         if expansion is not None:
@@ -509,6 +516,9 @@ def describe_evaluation(run: str, result: dict[str, Any]) -> str:
         f"{run} at step {result['checkpoint']:,}: return {result['return_mean']:.3f}{interval}{solved} "
         f"({result['episodes']} episode{'s' * (result['episodes'] != 1)} of {result['length_mean']:.1f} steps)"
     )
+    if 1 < result["episodes"] <= MOST_LISTED:
+        each = zip(result["returns"], result["lengths"], strict=True)
+        text += "\n  episodes: " + ", ".join(f"{value:.1f} ({length:,} steps)" for value, length in each)
     others = {name: value for name, value in result["rewards"].items() if name != "train"}
     text += "".join(f"\n  {name}: {value:.3f}" for name, value in others.items())
     if "videos" in result:

@@ -432,6 +432,17 @@ def test_ten_kills_lose_nothing(tmp_path):
         assert all(torch.equal(mine[leaf], theirs[leaf]) for leaf in theirs), file
 
 
+def test_slack_that_is_not_used_is_said(tmp_path, capsys):
+    """Mutation: a setting that is passed over without a word."""
+    argv = ["train", "steve/ddpg_pendulum", "--output_dir", str(tmp_path / "run"), "--runtime", "serial"]
+    argv += [f"--{name}={value}" for name, value in {**SMALL, "total_steps": 60}.items()]
+    assert cli.main([*argv, "--slack", "4"]) == 0
+    assert "slack is not used: in the serial runtime" in capsys.readouterr().out
+    assert "slack is not used" in (tmp_path / "run" / "log.txt").read_text()
+    assert cli.main([*argv, "--fresh"]) == 0
+    assert "slack" not in capsys.readouterr().out
+
+
 def test_a_target_that_looks_into_a_model_needs_one():
     """Mutation: building the learner anyway."""
     file, _ = knobs.find_config("steve/ddpg_pendulum")
