@@ -230,3 +230,10 @@ def test_the_legend_breaks_into_rows_and_shortens_names():
     assert len(entries) == 4 and len({entry.get("y") for entry in entries}) > 1
     assert all(len(entry.text) <= 36 for entry in entries)
     assert "only" not in texts(draw([rising("only", 1)])[0]), "one curve needs no legend"
+
+
+def test_a_lone_point_stands_at_the_end_of_what_led_to_it():
+    """Mutation: an axis of half a step to both sides."""
+    text = line_chart([Curve("a", [400], [1.0])], "one", "steps", "")
+    assert ">0<" in text and ">400<" in text and "399" not in text
+    assert ">0<" in line_chart([Curve("a", [0], [1.0])], "one", "steps", "")
