@@ -75,7 +75,7 @@ def exact_saving(env: gym.Env) -> Saving | None:
     """
     layer = env
     while isinstance(layer, gym.Wrapper):
-        if not isinstance(layer, _FORGETFUL) and not getattr(layer, "forgetful", False):
+        if type(layer) not in _FORGETFUL and not getattr(layer, "forgetful", False):
             return None
         layer = layer.env
     own: Any = layer
