@@ -25,8 +25,13 @@ WARM_UP_SECS = 0.2  # the first moments fill the queue
 
 
 class _Silent:
+    """Shows nothing."""
+
     def show(self, row: dict[str, Any]) -> None:
-        """Show nothing."""
+        """Nothing."""
+
+    def pulse(self, step: int, wall_s: float, doing: Callable[[], str]) -> None:
+        """Nothing."""
 
 
 class Subject(NamedTuple):
@@ -110,7 +115,7 @@ def open_training(subject: Subject, folder: Path, streams: list[Stream] | None =
         RunFolder(folder),
         subject.configuration,
         subject.device,
-        _Silent(),  # type: ignore[arg-type]
+        _Silent(),
         None,
         streams=streams,
     )

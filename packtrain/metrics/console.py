@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 QUIET_SECS = 30.0  # after so long without a line, one says how far a run is
 
@@ -25,6 +25,22 @@ def duration(seconds: float) -> str:
     minutes, secs = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes}:{secs:02}"
+
+
+class Console(Protocol):
+    """Shows a person how a run gets on."""
+
+    def show(self, row: dict[str, Any]) -> None:
+        """A metric row has been written."""
+
+    def pulse(self, step: int, wall_s: float, doing: Callable[[], str]) -> None:
+        """Something has been done since; called often.
+
+        Args:
+          step: how far it is.
+          wall_s: seconds of training.
+          doing: says in words what is going on, if anybody wants to know.
+        """
 
 
 class PlainConsole:

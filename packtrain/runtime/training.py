@@ -26,7 +26,7 @@ from packtrain.memory.episodes import EpisodeMemory
 from packtrain.memory.replay import ReplayMemory
 from packtrain.memory.segments import Segments
 from packtrain.memory.sequences import SequenceMemory
-from packtrain.metrics.console import PlainConsole, RichConsole
+from packtrain.metrics.console import Console
 from packtrain.metrics.planning import planning_row
 from packtrain.metrics.recorder import Recorder, means
 from packtrain.metrics.rolling import Rolling
@@ -75,7 +75,7 @@ class Training:
         folder: RunFolder,
         configuration: Configuration,
         device: torch.device,
-        console: PlainConsole | RichConsole,
+        console: Console,
         saved: tuple[int, dict[str, Any]] | None,
         tensorboard: bool = False,
         streams: list[Stream] | None = None,
