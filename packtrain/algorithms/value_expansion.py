@@ -62,7 +62,7 @@ class ValueExpansion:
     polyak: float = 0.005  # how much of the way it follows in an update
     model_period: int | None = 500  # updates between copies of the model that targets are made with; None: every turn
     publish_period: int | None = 500  # updates between copies of the policy that acts; None: every turn
-    calibration_period: int = 1000  # updates between two looks at how good the model is, see calibration.py; 0: never
+    calibration_period: int = 2500  # updates between two looks at how good the model is, see calibration.py; 0: never
     policy_delay: int = 1  # updates of the critic for each of the policy
     target_noise: float = 0.2  # of td3's imagined actions
     target_noise_clip: float = 0.5
