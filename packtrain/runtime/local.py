@@ -91,7 +91,7 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
                     if room and not over.is_set():
                         hungry.fed()
                         training.act()
-                    training.tick_evaluation()
+                    training.evaluations.tick()
                 if not room:
                     hungry.look()
     except BaseException as error:  # handed to the learner's thread, which saves and ends the run

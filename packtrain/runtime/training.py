@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import torch
@@ -32,11 +32,12 @@ from packtrain.metrics.recorder import Recorder, means
 from packtrain.metrics.rolling import Rolling
 from packtrain.metrics.writers import JsonlWriter, TensorBoardWriter
 from packtrain.planning.traces import TraceWriter
+from packtrain.runtime.evaluations import Evaluated, Evaluations
 from packtrain.runtime.experiment import Collect, Experiment, Planning, Repeat, Update
 from packtrain.runtime.explorer import Explorer
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.gate import Busy, Gate
-from packtrain.runtime.parts import REPLAYED, Parts, open_evaluator
+from packtrain.runtime.parts import REPLAYED, Parts
 from packtrain.runtime.saving import Saving
 from packtrain.runtime.seeds import seed_for
 from packtrain.types import Spec
@@ -55,14 +56,6 @@ def _settle_gpu() -> None:
     """Wait until a GPU has nothing left to do: one thread is about to touch what another's stream has worked on."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
-
-
-class _Evaluated(NamedTuple):
-    """What is being evaluated."""
-
-    step: int
-    state: dict[str, Any] | None  # None: the disk refused
-    updates: dict[str, int]  # of every learner, by metric
 
 
 class Training:
@@ -118,17 +111,9 @@ class Training:
         self.actor_busy, self.learner_busy = Busy(since=time.perf_counter()), Busy(since=time.perf_counter())
         self._recorder = Recorder(1 if experiment.by_epochs else experiment.run.log_every)
         self._episodes: collections.deque = collections.deque()  # from the actor's thread to the learner's
-        self._results: collections.deque = collections.deque()  # evaluations, likewise
         self._wall_before, self._begin = 0.0, time.monotonic()
         self._row_step, self._row_time = 0, time.monotonic()
-        self._next_eval, self._last_eval = 0, -1
-        self._evaluated: _Evaluated | None = None
-        self._evaluator, self._evaluation_network = None, None
-        if experiment.evaluation.every or experiment.evaluation.every_epochs:
-            count = experiment.evaluation.num_episodes
-            self._evaluator, self._evaluation_network = open_evaluator(
-                experiment, spec, device, count, experiment.seed, travelling, self.parts.precision
-            )
+        self.evaluations = Evaluations(experiment, spec, device, travelling, self.parts.precision)
         keep = self._resume(*saved) if saved else 0
         _settle_gpu()  # the actor's stream goes on from what this one has made
         self._writers: list[Any] = [JsonlWriter(folder.metrics, keep)]
@@ -143,8 +128,7 @@ class Training:
 
     def columns(self) -> list[Columns]:
         """All groups of environments, those of evaluations included: what a watchdog watches."""
-        evaluated = [self._evaluator.stream] if self._evaluator is not None else []
-        return [stream.columns for stream in [*self.parts.streams, *evaluated]]
+        return [*(stream.columns for stream in self.parts.streams), *self.evaluations.columns]
 
     # -- acting
 
@@ -171,13 +155,6 @@ class Training:
         if self.explorer is not None:
             marks = policy.marks if isinstance(policy, PlannedPolicy) else {}
             self.explorer.look(group, self.parts.streams[group], actor.steps, random, marks)
-
-    def tick_evaluation(self) -> None:
-        """One step of an evaluation under way, if there is one."""
-        if self._evaluator is not None and self._evaluator.active:
-            result = self._evaluator.tick()
-            if result is not None:
-                self._results.append(result)
 
     # -- learning
 
@@ -426,46 +403,31 @@ class Training:
 
     def begin_evaluation_if_due(self) -> bool:
         """Start an evaluation with the current weights if the step count has come to it."""
-        due = self._evaluator is not None and self._last_eval != self.step and (self._evaluation_due() or self.finished)
-        if not due or self.evaluating:
+        evaluations = self.evaluations
+        if not evaluations.is_due(self.step, self.epoch, self.finished):
             return False
-        every = self.experiment.evaluation.every
         with self.gate.held(self._patience):
-            for learner in self.parts.learners.values():
-                self._evaluation_network.load_state_dict(learner.network.state_dict())  # type: ignore[union-attr]
             # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
             state = None
             with self._saving.guarded(self.step):  # segments of the replay are written; without, it is evaluated too
                 state = self._state(with_actor=True)
-            self._evaluated = _Evaluated(self.step, state, self._update_counts())
-            assert self._evaluator is not None
-            known = None
-            if isinstance(self._evaluator.policy, PlannedPolicy):
-                self._evaluator.policy.epoch = learning_epoch(self.experiment, self.repeats)
-                self._evaluator.policy.version = self.parts.updates
-                self._evaluator.policy.trace_epoch = self.epoch
+            known, policy = None, evaluations.policy
+            if isinstance(policy, PlannedPolicy):
+                policy.epoch = learning_epoch(self.experiment, self.repeats)
+                policy.version, policy.trace_epoch = self.parts.updates, self.epoch
                 known = self.parts.actor.seats[0].snapshot()
             elif isinstance(self.parts.policy, ValuePolicy):
                 known = {"own": self.parts.actor.seats[0].lasting()}  # type: ignore[union-attr]
-            self._evaluator.begin(known)
+            networks = [learner.network for learner in self.parts.learners.values()]
+            evaluations.begin(Evaluated(self.step, state, self._update_counts()), networks, known)
             _settle_gpu()  # the actor's stream plays on with what this one has prepared
-        if every:
-            self._next_eval = (self.step // every + 1) * every
-        self._last_eval = self.step
         return True
-
-    def _evaluation_due(self) -> bool:
-        settings = self.experiment.evaluation
-        if settings.every_epochs and self.epoch % settings.every_epochs == 0 and self.epoch > 0:
-            return True
-        return bool(settings.every) and self.step >= self._next_eval
 
     def collect_evaluation(self) -> None:
         """Write the row of a finished evaluation; a new best score keeps the state that was evaluated."""
-        while self._results:
-            result = self._results.popleft()
-            assert self._evaluated is not None
-            step, state, updates = self._evaluated
+        while (result := self.evaluations.finished()) is not None:
+            assert self.evaluations.under_way is not None
+            step, state, updates = self.evaluations.under_way
             rewards = result.pop("rewards")
             result |= {f"reward/{name}": value for name, value in rewards.items() if name != "train"}
             epoch = {"epoch": self.epoch} if self.experiment.by_epochs else {}
@@ -473,17 +435,17 @@ class Training:
             if state is not None:
                 others = {name: value for name, value in rewards.items() if name != "train"}
                 self._saving.keep_if_best(state, result["return_mean"], others)
-            self._evaluated = None  # only now: until then its segments are not to be deleted
+            self.evaluations.under_way = None
 
     def _evaluated_memories(self) -> dict[str, Any]:
         """The memories of the state that is being evaluated."""
-        evaluated = self._evaluated
+        evaluated = self.evaluations.under_way
         return {} if evaluated is None or evaluated.state is None else evaluated.state.get("memories", {})
 
     @property
     def evaluating(self) -> bool:
         """Whether an evaluation has been begun and its row is not written yet."""
-        return self._evaluated is not None
+        return self.evaluations.under_way is not None
 
     # -- saving
 
@@ -520,8 +482,7 @@ class Training:
             "repeats": list(self.repeats),
             "wall_s": self.wall_s(),
             "metrics_bytes": self._writers[0].bytes,
-            "next_eval": self._last_eval if self.evaluating else self._next_eval,  # one under way is begun again
-            "last_eval": -1 if self.evaluating else self._last_eval,
+            **self.evaluations.snapshot(),
             "env_steps": step if self._epoch_begin else self.parts.actor.steps,
             "random_steps": books["random_steps"],
             "counted": books["counted"],
@@ -547,7 +508,7 @@ class Training:
         run = state["run"]
         self.step, self._wall_before = run["step"], run["wall_s"]
         self.repeats = list(run.get("repeats", self.repeats))
-        self._next_eval, self._last_eval = run["next_eval"], run["last_eval"]
+        self.evaluations.restore(run)
         self.random_steps, self.solved_at = run.get("random_steps", 0), run.get("solved_at")
         self._counted = run.get("counted", run["env_steps"])
         self._rolling.restore(run.get("rolling") or Rolling().snapshot())
@@ -568,6 +529,5 @@ class Training:
                 self.explorer.draw()
         for writer in self._writers:
             writer.close()
-        if self._evaluator is not None:
-            self._evaluator.close()
+        self.evaluations.close()
         self.parts.close()

@@ -217,7 +217,7 @@ def test_a_best_checkpoint_knows_only_the_rows_before_it(tmp_path):
     assert run.begin_evaluation_if_due()
     run._write("train", {"x": 1})
     while run.evaluating:
-        run.tick_evaluation()
+        run.evaluations.tick()
         run.collect_evaluation()
     step, state = checkpoint.choose(tmp_path / "checkpoints", "best")
     assert step == 0 and state["run"]["metrics_bytes"] == before < run._writers[0].bytes
@@ -230,9 +230,9 @@ def test_an_evaluation_counts_as_under_way_until_its_row_is_written(tmp_path):
     """Mutation: asking the evaluator, which is through before its result has been handed over: the last row is lost."""
     run = training(tmp_path, eval_every=100, eval_episodes=2)
     assert run.begin_evaluation_if_due()
-    while run._evaluator.active:
-        run.tick_evaluation()
-    run._results.clear()  # the moment between the last step and the hand-over
+    while run.evaluations._evaluator.active:
+        run.evaluations.tick()
+    run.evaluations._results.clear()  # the moment between the last step and the hand-over
     assert run.evaluating
     run.close()
 
