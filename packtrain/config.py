@@ -34,9 +34,9 @@ _CHANGEABLE = (
     *("Run.", "Evaluation.", "EvaluationCallback.", "TraceCallback.", "ExplorationCallback."),
     *("Runner.n_epochs", "Runner.total_steps", "Runner.callback_classes"),
 )
-_CHANGEABLE_ENDS = (".compile", ".slack")
-"""Parameters that may differ on resume: run length, logging, evaluation, and how the machine is used. Device and
-runtime are program flags."""
+_CHANGEABLE_ENDS = (".compile", ".slack", ".calibration_period")
+"""Parameters that may differ on resume: run length, logging, evaluation, what is only measured, and how the machine is
+used. Device and runtime are program flags."""
 
 _signatures: dict[str, list[str]] = {}  # configurable → its parameters, to suggest spellings from
 _recording = True
@@ -461,11 +461,20 @@ def _refuse_unused(configuration: Configuration) -> None:
         raise ConfigError(f"{name} is set but used by nothing in this configuration{more}{instead}; set in {place}")
 
 
-def _is_used(configuration: Configuration, key: tuple[str, str], place: str, scopes: dict) -> bool:
+def _is_used(
+    configuration: Configuration, key: tuple[str, str], place: str, scopes: dict[tuple[str, str], set]
+) -> bool:
     """Whether what was set there had an effect: in a scope it was set for, or in one that sets nothing of its own."""
-    owner, parameter = key
-    own = [configuration.scoped.get((f"{scope}/{owner}", parameter)) for scope in scopes.get(key, ())]
-    return any(one is None or one[0] == place for one in own)
+    own: dict[str, str] = {}  # scope → where it sets this
+    for (name, of), (where, _) in configuration.scoped.items():
+        scope, _, configurable = name.rpartition("/")
+        if (configurable, of) == key:
+            own[scope] = where
+    used = scopes.get(key, set())
+    inside = lambda scope, outer: scope == outer or scope.startswith(f"{outer}/")  # noqa: E731
+    if place in own.values():
+        return any(inside(scope, outer) for outer, where in own.items() if where == place for scope in used)
+    return any(not any(inside(scope, outer) for outer in own) for scope in used)
 
 
 @dataclass(frozen=True)

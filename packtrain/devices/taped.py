@@ -112,7 +112,9 @@ class Taped:
             self._give_up(recorder.obstacle)
             return
         outline = _Outline(recorder.noted)
-        if self._first is None:
+        if not outline.there:
+            self._give_up("it touches nothing that was there before")
+        elif self._first is None:
             self._first = outline
         elif outline.steps == self._first.steps:
             self._tried = _Tape(_played(recorder.noted, self._spare), outline.there, len(recorder.noted))

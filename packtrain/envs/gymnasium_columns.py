@@ -279,7 +279,7 @@ class GymnasiumColumns:
         return {
             "envs": [saving.snapshot() for saving in self._savings if saving is not None],
             "guards": [guard.snapshot() for guard in self._envs.envs],
-            "clocks": [getattr(_clock(env), "_elapsed_steps", 0) for env in self._envs.envs],
+            "clocks": [[clock._elapsed_steps for clock in _clocks(env)] for env in self._envs.envs],
             "steps": self._steps.copy(),
             "ended": self._ended.copy(),
         }
@@ -293,8 +293,8 @@ class GymnasiumColumns:
         for guard, state in zip(self._envs.envs, snapshot["guards"], strict=True):
             guard.restore(state)
         for env, elapsed in zip(self._envs.envs, snapshot["clocks"], strict=True):
-            if (clock := _clock(env)) is not None:
-                clock._elapsed_steps = elapsed
+            for clock, steps in zip(_clocks(env), elapsed, strict=True):
+                clock._elapsed_steps = steps
         self._steps, self._ended = snapshot["steps"].copy(), snapshot["ended"].copy()
         self._envs._autoreset_envs = self._ended.copy()
 
@@ -336,10 +336,11 @@ def reward_channels(env: gym.Env) -> tuple[str, ...]:
     return ("train", *getattr(source, "reward_channels", ()))
 
 
-def _clock(env: gym.Env) -> Any:
-    """The time-limit wrapper around an environment, if it has one: its count is part of the state."""
+def _clocks(env: gym.Env) -> list[Any]:
+    """The time-limit wrappers around an environment: their counts are part of the state."""
+    clocks = []
     while isinstance(env, gym.Wrapper):
         if isinstance(env, gym.wrappers.TimeLimit):
-            return env
+            clocks.append(env)
         env = env.env
-    return None
+    return clocks

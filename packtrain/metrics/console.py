@@ -44,7 +44,7 @@ class Console(Protocol):
 
 
 class PlainConsole:
-    """One line for every row, at most one every few seconds, and at least one in half a minute."""
+    """One line for every row, at most one every few seconds; of what goes on between rows, one in half a minute."""
 
     def __init__(
         self, name: str, total_steps: int, epochs: int | None = None, every_secs: float = 5.0, alone: bool = True
@@ -110,7 +110,7 @@ class RichConsole:
 
     def pulse(self, step: int, wall_s: float, doing: Callable[[], str]) -> None:
         """Between two rows: the bar and a line of what is going on, four times a second."""
-        if self._epochs is None and time.monotonic() - self._drawn > 0.25:
+        if time.monotonic() - self._drawn > 0.25:
             self._advance(step)
             self._doing = doing()
             self._draw()

@@ -124,7 +124,7 @@ class Training:
         )
         self.saves_itself = True  # False where runs that learn together are saved at the same update
         self._process = psutil.Process()
-        self._console.pulse(self.step, self.wall_s(), self._doing)
+        self._pulse()
 
     def columns(self) -> list[Columns]:
         """All groups of environments, those of evaluations included: what a watchdog watches."""
@@ -269,6 +269,7 @@ class Training:
             self._recorder.episodes(self._episodes.popleft())
         if self._recorder.due(self.step) or self._is_last_row:
             self._write_train_row()
+        self._pulse()
         return True
 
     # -- replaying
@@ -324,7 +325,12 @@ class Training:
         self._recorder.update(metrics, None)
         if self.experiment.learners[name].publishes and self.parts.learners[name].publishes:
             self.parts.publish(self.parts.updates)
-        self._console.pulse(self.step, self.wall_s(), self._doing)
+        self._pulse()
+
+    def _pulse(self) -> None:
+        """Let a person see that something goes on between two rows; rounds of whole episodes have no steps to tell."""
+        if not self.experiment.by_epochs:
+            self._console.pulse(self.step, self.wall_s(), self._doing)
 
     def _doing(self) -> str:
         """How far the learners are."""
@@ -342,7 +348,7 @@ class Training:
             self._recorder.episodes(self._episodes.popleft())
         if self._recorder.due(self.step, without_updates=True) or self._is_last_row:
             self._write_train_row()
-        self._console.pulse(self.step, self.wall_s(), self._doing)
+        self._pulse()
 
     @property
     def _is_last_row(self) -> bool:

@@ -25,7 +25,8 @@ EVALUATION_RETURN: Metric = ("eval", "return_mean")
 TRAINING_RETURN: Metric = ("train", "episode_return")
 
 _LAST_ROWS = 10  # whose mean is the training score
-_LAST_PART = 0.98  # of a run: evaluations from there on are of its end
+_LAST_PART = 0.98  # of a run: what `packtrain eval` says of checkpoints from there on is of its end
+_LATER_HALF = 0.5  # of a run: its evaluations while it trained may be rare
 _LOG_LINES = 60
 _LOG_BYTES = 64 * 1024
 _CONFIG_BYTES = 256 * 1024
@@ -184,13 +185,15 @@ def over_seeds(values: list[float]) -> tuple[float, tuple[float, float] | None] 
 def seed_scores(seed: Seed) -> dict[str, float]:
     """What one seed scored in the end, by source, the best first: eval.json, its evaluation rows, its training rows.
 
-    An evaluation of an earlier checkpoint, or of the best one, says nothing about the end.
+    An evaluation of an earlier checkpoint, or of the best one, says nothing about the end, nor do evaluation rows of a
+    run's first half.
     """
     scores: dict[str, float] = {}
     value, at = number(seed.evaluation.get("return_mean")), number(seed.evaluation.get("checkpoint"))
     if value is not None and (at is None or at >= _LAST_PART * seed.steps):
         scores["eval.json"] = value
-    if evaluated := series(seed.rows, *EVALUATION_RETURN)[1]:
+    steps, evaluated = series(seed.rows, *EVALUATION_RETURN)
+    if evaluated and steps[-1] >= _LATER_HALF * seed.steps:
         scores["evaluation"] = evaluated[-1]
     if trained := series(seed.rows, *TRAINING_RETURN)[1][-_LAST_ROWS:]:
         scores["training"] = sum(trained) / len(trained)

@@ -374,6 +374,13 @@ def test_a_tape_is_kept_only_if_it_leaves_the_same(monkeypatch, caplog):
     assert tape._calls is None and "from a tape it is not the same" in caplog.text
 
 
+def test_work_that_touches_nothing_is_not_taped():
+    tape = Taped(lambda: torch.ones(3).add_(1), "work")
+    for _ in range(5):
+        tape()
+    assert tape._calls is None
+
+
 def test_a_run_that_breaks_off_is_not_counted():
     left, broken = torch.zeros(2), [False, True, False, False, False]
 

@@ -88,3 +88,21 @@ def test_a_dropped_episode_shows_what_was_good_before_the_pause():
     other.restore(some.snapshot())
     for mine, theirs in zip(other._envs.envs, some._envs.envs, strict=True):
         assert np.array_equal(mine._good, theirs._good) and mine._steps == theirs._steps == 3
+
+
+def test_every_clock_is_saved():
+    """Mutation: the outermost alone."""
+    make = lambda: gym.wrappers.TimeLimit(gym.make("Pendulum-v1", max_episode_steps=5), 12)  # noqa: E731
+    some, other = (
+        GymnasiumColumns(
+            [Factory(make, "p", "raise", None)], [1], processes=False, deadline_secs=30, answer="raise", name="p"
+        )
+        for _ in range(2)
+    )
+    still = [np.zeros((1, 1), np.float32)]
+    some.reset()
+    play(some, 3 * still)
+    other.reset()
+    other.restore(some.snapshot())
+    ends = [[bool(truncated[0]) for *_, truncated in play(one, 12 * still)] for one in (some, other)]
+    assert ends[0] == ends[1] and sum(ends[0]) == 2

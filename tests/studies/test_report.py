@@ -422,3 +422,13 @@ def test_settings_that_differ_are_values(tmp_path):
     runs = [make_run(tmp_path / name, config=text) for name, text in zip("ab", texts, strict=True)]
     _, page = read(write_report(runs, tmp_path / "out.html"))
     assert page.text("code")[:5] == ["1", "2", "1", "2", "'x  y'"]
+
+
+def test_a_run_that_was_stopped_early_is_not_judged_by_its_first_weights(tmp_path):
+    """Mutation: the last evaluation, whenever it was."""
+    run = make_run(tmp_path / "run")
+    rows = [{"step": 0, "wall_s": 0.0, "kind": "eval", "return_mean": 1.0}]
+    rows += [{"step": 100, "wall_s": 1.0, "kind": "train", "episode_return": 5.0}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, page = read(write_report([run]))
+    assert page.text("div")[:2] == ["Final return", "5"]
