@@ -24,7 +24,7 @@ from packtrain.envs.columns import Outcome
 from packtrain.envs.picture import PICTURES_PER_SECOND, drawn, reason
 from packtrain.envs.remarks import remarks_logged
 from packtrain.envs.saving import exact_saving
-from packtrain.errors import EnvError, EnvSetupError, Error
+from packtrain.errors import CheckpointError, EnvError, EnvSetupError, Error
 from packtrain.trees import Tree
 
 RESET_SECS = 180.0  # the deadline of the first reset in a process, which may have much to load
@@ -285,7 +285,9 @@ class GymnasiumColumns:
         }
 
     def restore(self, snapshot: Tree) -> None:
-        """Go back to a snapshot."""
+        """Go back to a snapshot; CheckpointError if it is from before guards were saved."""
+        if "guards" not in snapshot:
+            raise CheckpointError(f"{self._name} was saved by an earlier packtrain, without its guards; --fresh begins")
         self._envs.reset(seed=list(self._seeds))  # Gymnasium's wrappers insist on one before the first step
         for saving, state in zip(self._savings, snapshot["envs"], strict=True):
             assert saving is not None

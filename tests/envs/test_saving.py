@@ -6,6 +6,7 @@ import pytest
 
 from packtrain.envs.gymnasium_columns import Factory, GymnasiumColumns
 from packtrain.envs.saving import exact_saving
+from packtrain.errors import CheckpointError
 from packtrain.runtime import checkpoint
 
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Swimmer-v5", "Ant-v5", "Humanoid-v5", "Reacher-v5")
@@ -88,6 +89,8 @@ def test_a_dropped_episode_shows_what_was_good_before_the_pause():
     other.restore(some.snapshot())
     for mine, theirs in zip(other._envs.envs, some._envs.envs, strict=True):
         assert np.array_equal(mine._good, theirs._good) and mine._steps == theirs._steps == 3
+    with pytest.raises(CheckpointError, match="Pendulum-v1 was saved by an earlier packtrain"):
+        other.restore({name: part for name, part in some.snapshot().items() if name != "guards"})
 
 
 def test_every_clock_is_saved():
