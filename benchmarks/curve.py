@@ -84,6 +84,8 @@ def main() -> None:
         arguments.data.parent.mkdir(parents=True, exist_ok=True)
         arguments.data.write_text(json.dumps({"kind": arguments.kind, "metric": arguments.metric, "runs": data}) + "\n")
     data = json.loads(arguments.data.read_text())["runs"]
+    if unknown := set(arguments.names or ()) - set(data):
+        parser.error(f"{arguments.data} has no {', '.join(sorted(unknown))}; there are: {'; '.join(data)}")
     found = {
         name: [(seed["step"], smooth(seed["step"], seed["value"], arguments.window)) for seed in seeds]
         for name, seeds in data.items()

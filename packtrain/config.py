@@ -451,26 +451,28 @@ def _refuse_unused(configuration: Configuration) -> None:
         owner, _, parameter = rest.rpartition(".")
         scopes.setdefault((owner, parameter), set()).add(scope)
     given = {key: place for key, place in configuration.where.items() if not place.startswith(knobs.SHIPPED)}
-    unused = {key: place for key, place in given.items() if not _is_used(configuration, key, place, scopes)}
+    unused = {
+        key: place for key, place in given.items() if not _is_used(configuration, key, place, scopes.get(key, set()))
+    }
     if unused:
         (owner, parameter), place = next(iter(unused.items()))
         name = f"{owner}.{parameter}" if owner else parameter
         more = f" (and {len(unused) - 1} more)" if len(unused) > 1 else ""
-        inside = [f"{scope}/{name}" for scope in sorted(scopes.get((owner, parameter), ()))]
+        inside = [f"{scope}/{name}" for scope in sorted(scopes.get((owner, parameter), ())) if scope]
         instead = f"; there is {', '.join(inside)}" if inside else ""
         raise ConfigError(f"{name} is set but used by nothing in this configuration{more}{instead}; set in {place}")
 
 
-def _is_used(
-    configuration: Configuration, key: tuple[str, str], place: str, scopes: dict[tuple[str, str], set]
-) -> bool:
-    """Whether what was set there had an effect: in a scope it was set for, or in one that sets nothing of its own."""
+def _is_used(configuration: Configuration, key: tuple[str, str], place: str, used: set[str]) -> bool:
+    """Whether what was set there had an effect in one of the scopes that a parameter was used in.
+
+    That is, in one it was set for, or, set for none, in one that sets nothing of its own.
+    """
     own: dict[str, str] = {}  # scope → where it sets this
     for (name, of), (where, _) in configuration.scoped.items():
         scope, _, configurable = name.rpartition("/")
         if (configurable, of) == key:
             own[scope] = where
-    used = scopes.get(key, set())
     inside = lambda scope, outer: scope == outer or scope.startswith(f"{outer}/")  # noqa: E731
     if place in own.values():
         return any(inside(scope, outer) for outer, where in own.items() if where == place for scope in used)

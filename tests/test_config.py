@@ -88,7 +88,7 @@ def test_bad_bindings_are_one_clear_line(binding, message):
     [
         ("LearnerUse.ratio = 3.0", {}, "there is model/LearnerUse.ratio, value/LearnerUse.ratio; set in --config"),
         ("other/LearnerUse.ratio = 3.0", {}, "LearnerUse.ratio is set but used by nothing"),
-        ("other/Environment.id = 'CartPole-v1'", {}, "Environment.id is set but used by nothing"),
+        ("other/Environment.id = 'CartPole-v1'", {}, "used by nothing in this configuration; set in --config"),
         ("value/LearnerUse.ratio = -3.0", {}, "ratio = -3.0 must be above 0, or None; set in --config 'value/Lea"),
         (None, {"updates_per_step": -1.0}, "ratio = -1.0 must be above 0, or None; set in --updates_per_step"),
         (None, {"model_updates_per_step": -1.0}, "or None; set in --model_updates_per_step"),

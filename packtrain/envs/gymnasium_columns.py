@@ -21,8 +21,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from packtrain.config import Travelling
 from packtrain.envs.boundary import Answer, Boundary, batch_of_one, check_structure
 from packtrain.envs.columns import Outcome
+from packtrain.envs.mujoco_remarks import remarks_logged
 from packtrain.envs.picture import PICTURES_PER_SECOND, drawn, reason
-from packtrain.envs.remarks import remarks_logged
 from packtrain.envs.saving import exact_saving
 from packtrain.errors import CheckpointError, EnvError, EnvSetupError, Error
 from packtrain.trees import Tree

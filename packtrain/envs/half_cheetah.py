@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from packtrain.envs import options
-from packtrain.envs.remarks import remarks_logged
+from packtrain.envs.mujoco_remarks import remarks_logged
 from packtrain.errors import EnvSetupError, MissingExtraError
 from packtrain.trees import Tree
 

@@ -19,8 +19,8 @@ from packtrain import knobs, trees
 from packtrain.envs import options
 from packtrain.envs.boundary import batch_of_one, check_structure, space_leaves
 from packtrain.envs.gymnasium_columns import reward_channels
+from packtrain.envs.mujoco_remarks import remarks_logged
 from packtrain.envs.picture import PICTURES_PER_SECOND
-from packtrain.envs.remarks import remarks_logged
 from packtrain.envs.saving import find_saving
 from packtrain.errors import EnvSetupError
 from packtrain.trees import Tree

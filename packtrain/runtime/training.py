@@ -391,7 +391,7 @@ class Training:
                 )
 
     def _update_counts(self) -> dict[str, int]:
-        """How many updates every learner has made, where several learn beside acting."""
+        """How many updates every learner has made, where they are due by steps."""
         learners = self.parts.learners if self.experiment.by_ratio else {}
         return {f"updates/{name}": learner.updates for name, learner in learners.items()}
 

@@ -86,6 +86,8 @@ def test_a_film_changes_nothing_else(catch, capsys):
     plain = evaluate(capsys, catch, "--num_episodes", "20")
     filmed = evaluate(capsys, catch, "--num_episodes", "20", "--video")
     assert len(filmed.pop("videos")) == 1 and filmed == plain
+    assert len(plain["returns"]) == 20 and sum(plain["returns"]) == pytest.approx(20 * plain["return_mean"])
+    assert plain["lengths"] == [9] * 20
     capsys.readouterr()
     assert main(["eval", str(catch), "--num_episodes", "5", "--video"]) == 0
     lines = capsys.readouterr().out.splitlines()

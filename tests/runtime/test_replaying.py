@@ -432,6 +432,30 @@ def test_ten_kills_lose_nothing(tmp_path):
         assert all(torch.equal(mine[leaf], theirs[leaf]) for leaf in theirs), file
 
 
+def test_scores_say_how_many_updates_led_to_them(tmp_path):
+    """Mutations: no counts; those of one learner for both."""
+    run = training(tmp_path, eval_every=30, eval_episodes=1)
+    serial.run(run)
+    run.close()
+    found = [(row["step"], row["updates/model"], row["updates/value"]) for row in rows(tmp_path, "eval")]
+    assert found[0] == (0, 0, 0) and len(found) >= 3
+    assert found[-1] == (90, 12 + 48, 2 * 48)
+
+
+@pytest.mark.parametrize("savable", [True, False])
+def test_new_episodes_after_a_resume_are_said_on_the_terminal(tmp_path, monkeypatch, capsys, savable):
+    """And how often the model is looked at may change. Mutations: in the log alone; said of every resume."""
+    if not savable:
+        monkeypatch.setattr("packtrain.envs.gymnasium_columns.exact_saving", lambda env: None)
+    argv = ["train", "steve/ddpg_pendulum", "--output_dir", str(tmp_path / "run"), "--runtime", "serial"]
+    argv += [f"--{name}={value}" for name, value in {**SMALL, "env": "Pendulum-v1"}.items()]
+    assert cli.main([*argv, "--total_steps", "60"]) == 0
+    capsys.readouterr()
+    assert cli.main([*argv, "--config", "ValueExpansion.calibration_period = 7"]) == 0
+    said = capsys.readouterr().out
+    assert "going on from step 6" in said and ("; the environments begin new episodes" in said) != savable
+
+
 def test_slack_that_is_not_used_is_said(tmp_path, capsys):
     """Mutation: a setting that is passed over without a word."""
     argv = ["train", "steve/ddpg_pendulum", "--output_dir", str(tmp_path / "run"), "--runtime", "serial"]

@@ -63,6 +63,13 @@ def make_run(folder, final=10.0, rows=20, config="env_id = 'Catch-v0'\nseed = 1\
     return folder
 
 
+def with_rows(folder, *rows):
+    """A run that has these rows alone."""
+    run = make_run(folder)
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
 def read(path):
     text = path.read_text(encoding="utf-8")
     return text, Page(text)
@@ -176,11 +183,9 @@ def test_an_earlier_checkpoint_says_nothing_about_the_end(tmp_path):
 
 def test_speed_is_steps_over_time(tmp_path):
     """Mutation: the mean of what rows say, in which fast rows count as much as slow ones."""
-    run = make_run(tmp_path / "run")
-    rows = [{"step": 900, "wall_s": 1.0, "kind": "train", "steps_per_second": 900.0}]
-    rows += [{"step": 1000, "wall_s": 100.0, "kind": "train", "steps_per_second": 1.0}]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    _, page = read(write_report([run]))
+    fast = {"step": 900, "wall_s": 1.0, "kind": "train", "steps_per_second": 900.0}
+    slow = {"step": 1000, "wall_s": 100.0, "kind": "train", "steps_per_second": 1.0}
+    _, page = read(write_report([with_rows(tmp_path / "run", fast, slow)]))
     assert "10" in page.text("div") and "steps per second" in page.text("div")
 
 
@@ -426,9 +431,7 @@ def test_settings_that_differ_are_values(tmp_path):
 
 def test_a_run_that_was_stopped_early_is_not_judged_by_its_first_weights(tmp_path):
     """Mutation: the last evaluation, whenever it was."""
-    run = make_run(tmp_path / "run")
-    rows = [{"step": 0, "wall_s": 0.0, "kind": "eval", "return_mean": 1.0}]
-    rows += [{"step": 100, "wall_s": 1.0, "kind": "train", "episode_return": 5.0}]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    _, page = read(write_report([run]))
+    first = {"step": 0, "wall_s": 0.0, "kind": "eval", "return_mean": 1.0}
+    later = {"step": 100, "wall_s": 1.0, "kind": "train", "episode_return": 5.0}
+    _, page = read(write_report([with_rows(tmp_path / "run", first, later)]))
     assert page.text("div")[:2] == ["Final return", "5"]
