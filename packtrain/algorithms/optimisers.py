@@ -109,6 +109,7 @@ class Adam:
         self._rate, self._decay, self._epsilon, self._norm = learning_rate, weight_decay, epsilon, norm
         self._first, self._second = ([torch.zeros_like(p.detach()) for p in self._parameters] for _ in range(2))
         self._steps = torch.zeros((), device=self._parameters[0].device)
+        self._one = torch.ones_like(self._steps)  # a number of Python's takes longer to add
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -130,7 +131,7 @@ class Adam:
         """One step against gradients, one of each parameter; returns what `descend` does."""
         gradients = tuple(map(_laid_out_like, found, self._parameters))
         norm = None if self._norm is None else self._clip(gradients, self._norm)
-        self._steps += 1
+        self._steps += self._one
         torch._fused_adam_(
             self._parameters,
             list(gradients),

@@ -279,12 +279,10 @@ def measures(
     targets: Targets,
 ) -> Tensor:
     """The metrics of an update in the order of `ValueRule.names`, [R, M]; losses of what made no step are None."""
-    often = settings.policy_delay  # means over updates count those without a step of the policy as 0
-    critic_loss, policy_loss, regulariser = (torch.zeros_like(value_mean) if loss is None else loss for loss in losses)
-    found = [
-        *(critic_loss, often * policy_loss, often * regulariser, temperature_of(network, settings), value_mean),
-        targets.target[0].mean(-1),
-    ]
+    critic_loss, *of_policy = (torch.zeros_like(value_mean) if loss is None else loss for loss in losses)
+    if settings.policy_delay > 1:  # means over updates count those without a step of the policy as 0
+        of_policy = [settings.policy_delay * loss for loss in of_policy]
+    found = [critic_loss, *of_policy, temperature_of(network, settings), value_mean, targets.target[0].mean(-1)]
     if targets.weight.shape[1] > 1:
         found += [model_use(targets).mean(-1), *targets.weight[0].mean(-1).unbind()]
     return torch.stack(found, -1)

@@ -153,7 +153,9 @@ def td_targets(
     assert r_t.shape == termination_t.shape == value_t.shape[:-1], (
         f"shapes do not fit: {tuple(r_t.shape)}, {tuple(termination_t.shape)}, {tuple(value_t.shape)}"
     )
-    target = reward_scale * r_t + discount * (1 - termination_t) * value_t.mean(-1)
+    later = discount * (value_t.mean(-1) if value_t.shape[-1] > 1 else value_t.squeeze(-1))
+    reward = r_t if reward_scale == 1 else reward_scale * r_t
+    target = reward + torch.addcmul(later, termination_t, later, value=-1)  # less δ of it
     return Targets(target[None], torch.ones_like(target)[None, None], torch.ones_like(target)[None])
 
 

@@ -129,4 +129,5 @@ class ControlNetwork(nn.Module):
 
     def value(self, critic: nn.Module, obs: Tensor, action: Tensor, learns: bool = True) -> Tensor:
         """What each critic says of the same pairs [R, N, ...], or of its own [R, K, N, ...]: [R, K, N]."""
-        return critic(torch.cat([obs, action], -1), learns).squeeze(-1)
+        given = 0 if obs.requires_grad else obs.shape[-1]
+        return critic(torch.cat([obs, action], -1), learns, given).squeeze(-1)

@@ -109,8 +109,14 @@ class StackedNetwork(nn.Module):
         self._look_up()
         return self
 
-    def forward(self, x: Tensor, learns: bool = True) -> Tensor:
-        """All members; no gradient reaches their weights where they do not learn, only what they are asked."""
+    def forward(self, x: Tensor, learns: bool = True, given: int = 0) -> Tensor:
+        """All members.
+
+        Args:
+          x: what they are asked.
+          learns: False: no gradient reaches their weights, only what they are asked.
+          given: so many numbers of x, from the first on, want no gradient; it may be 0 there.
+        """
         runs, rows = len(x), x.shape[-2]
         if x.ndim == 3:
             x = x.unsqueeze(1).expand(-1, self.members, -1, -1)
@@ -125,7 +131,7 @@ class StackedNetwork(nn.Module):
         elif not torch.is_grad_enabled():
             x = self._layers(_in_lanes(x), leaves, self._in_place)
         elif self._simple:
-            x = _Layers.apply(_in_lanes(x), *leaves)
+            x = _Layers.apply(_in_lanes(x), given, *leaves)
         else:
             x = self._layers(_in_lanes(x), leaves, self._activation)
         return x.reshape(runs, self.members, rows, x.shape[-1])
@@ -160,8 +166,8 @@ class StackedNetwork(nn.Module):
                 gain, shift = leaves[2 * last + 2 + layer], leaves[3 * last + 2 + layer]
                 x = torch.addcmul(shift, nn.functional.layer_norm(x, x.shape[-1:]), gain)
             x = activation(x)
-        answer = _Layers.apply if torch.is_grad_enabled() else _layer
-        return answer(x, leaves[last], leaves[2 * last + 1])
+        weight, bias = leaves[last], leaves[2 * last + 1]
+        return _Layers.apply(x, 0, weight, bias) if torch.is_grad_enabled() else _layer(x, weight, bias)
 
 
 def _in_lanes(x: Tensor) -> Tensor:
@@ -180,7 +186,7 @@ class _Layers(torch.autograd.Function):
     """Linear layers with ReLUs between them as one step of autograd: on a CPU half its time would be bookkeeping."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *leaves: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, given: int, *leaves: Tensor) -> Tensor:
         """All layers; what goes into each is kept."""
         count = len(leaves) // 2
         inputs = [x]
@@ -190,6 +196,7 @@ class _Layers(torch.autograd.Function):
                 x.relu_()
                 inputs.append(x)
         ctx.save_for_backward(*inputs, *leaves[:count])
+        ctx.given = given
         return x
 
     @staticmethod
@@ -200,15 +207,20 @@ class _Layers(torch.autograd.Function):
         inputs, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         found: list[Tensor | None] = [None] * (2 * count)
         for layer in reversed(range(count)):
-            if ctx.needs_input_grad[1 + layer]:
+            if ctx.needs_input_grad[2 + layer]:
                 found[layer] = _of_all_lanes(_weight_gradient(inputs[layer], gradient), weights[layer])
-            if ctx.needs_input_grad[1 + count + layer]:
+            if ctx.needs_input_grad[2 + count + layer]:
                 found[count + layer] = gradient.reshape(len(weights[layer]), -1, gradient.shape[-1]).sum(1, True)
-            if layer or ctx.needs_input_grad[0]:
+            if layer:
                 gradient = _input_gradient(gradient, weights[layer])
-            if layer:  # in place: nobody else has seen it
+                # in place: nobody else has seen it
                 torch.ops.aten.threshold_backward.grad_input(gradient, inputs[layer], 0, grad_input=gradient)
-        return (gradient if ctx.needs_input_grad[0] else None, *found)
+        if not ctx.needs_input_grad[0]:
+            return (None, None, *found)
+        wanted = _input_gradient(gradient, weights[0][:, ctx.given :])
+        if ctx.given:
+            wanted = torch.cat([wanted.new_zeros(*wanted.shape[:-1], ctx.given), wanted], -1)
+        return (wanted, None, *found)
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -227,7 +239,9 @@ def _weight_gradient(x: Tensor, gradient: Tensor) -> Tensor:
 def _input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
     """Towards its input."""
     weight = _for_lanes(weight, gradient)
-    return torch.bmm(gradient, weight.mT) if weight.is_cuda or weight.shape[-1] > 1 else gradient * weight.mT
+    if weight.shape[-1] == 1 and not weight.is_cuda:
+        return gradient * weight.mT
+    return torch.bmm(gradient, weight.mT) if _is_wide(weight.mT) else torch.bmm(weight, gradient.mT).mT
 
 
 def _for_lanes(weight: Tensor, rows: Tensor) -> Tensor:

@@ -344,7 +344,7 @@ def finished(experiment: Experiment, run: dict[str, Any]) -> str | None:
 
 
 def find_device(name: str) -> torch.device:
-    """The torch device; ConfigError if it is not there."""
+    """The torch device; ConfigError if it is not there or does not open."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -356,7 +356,11 @@ def find_device(name: str) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             raise ConfigError(f"--device {name!r}: torch sees {count} CUDA devices here; try --device cpu")
-        torch.cuda.set_device(device.index or 0)  # events and streams that name no device mean this one
+        try:
+            torch.cuda.set_device(device.index or 0)  # events and streams that name no device mean this one
+        except RuntimeError as error:  # full, broken, or lent to somebody else alone
+            why = str(error).strip().split("\n")[0]
+            raise ConfigError(f"--device {name!r} does not open: {why}; nvidia-smi shows who uses it") from None
         return torch.device("cuda", device.index or 0)  # "cuda" alone is not equal to the device of a tensor on it
     return device
 

@@ -1,8 +1,9 @@
-"""Streams have hardware queues of their own before anybody calls CUDA."""
+"""GPUs as they are asked for: streams have hardware queues of their own, and what does not open is one line."""
 
 import os
 
 import pytest
+import torch
 
 from packtrain.errors import ConfigError
 from packtrain.runtime.command import find_device
@@ -28,3 +29,19 @@ def test_a_cpu_needs_none(monkeypatch):
     monkeypatch.delenv(NAME, raising=False)
     find_device("cpu")
     assert NAME not in os.environ
+
+
+def test_a_gpu_that_does_not_open_is_one_line(monkeypatch):
+    """As when another program has all of its memory. Mutation: torch's own error, of many lines."""
+
+    def full(index):
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", full)
+    with pytest.raises(ConfigError) as caught:
+        find_device("cuda")
+    assert str(caught.value) == (
+        "--device 'cuda' does not open: CUDA error: out of memory; nvidia-smi shows who uses it"
+    )

@@ -206,6 +206,23 @@ def test_rows_of_a_lone_network_are_dealt_out_to_threads(outputs, layer_norm, mo
             torch.testing.assert_close(mine, alone)
 
 
+@pytest.mark.parametrize("outputs", [1, 2, 16])
+@pytest.mark.parametrize("given", [0, 2, 5])
+def test_what_wants_no_gradient_costs_none_and_the_rest_is_the_same(given, outputs):
+    """Mutation: the gradient of the first numbers for that of the last."""
+    torch.manual_seed(0)
+    joint = join([StackedMlp(3, (20, 4)).build(6, outputs).double() for _ in range(2)])
+    x = torch.randn(2, 3, 7, 6, dtype=torch.float64, requires_grad=True)
+    leaves = [x, *joint.parameters()]
+    factors = torch.arange(42 * outputs).reshape(2, 3, 7, outputs)
+    wanted = torch.autograd.grad((joint(x) * factors).sum(), leaves)
+    found = torch.autograd.grad((joint(x, given=given) * factors).sum(), leaves)
+    assert wanted[0][..., :given].any() == (given > 0) and (found[0][..., :given] == 0).all()
+    torch.testing.assert_close(found[0][..., given:], wanted[0][..., given:])
+    for mine, theirs in zip(found[1:], wanted[1:], strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_no_rows_are_no_answers():
     assert StackedMlp(2, (8,)).build(3, 1)(torch.zeros(1, 0, 3)).shape == (1, 2, 0, 1)
 
