@@ -22,7 +22,7 @@ from packtrain.algorithms.optimisers import Adam
 from packtrain.config import configurable
 from packtrain.devices.compiled import Compiled
 from packtrain.errors import ConfigError
-from packtrain.memory.replay import ReplayMemory
+from packtrain.memory.replay import Replay, ReplayMemory
 from packtrain.networks.control import ControlNetwork
 from packtrain.networks.dynamics import DynamicsNetwork
 
@@ -52,6 +52,11 @@ class DynamicsLearning:
                 raise ConfigError(f"DynamicsLearning.{name} = {getattr(self, name)} must be above 0")
         if self.weight_decay < 0:
             raise ConfigError(f"DynamicsLearning.weight_decay = {self.weight_decay} must not be negative")
+
+    def refuse_unless_it_fits(self, memory: Replay) -> None:
+        """ConfigError if a model cannot learn from what a memory keeps."""
+        if memory.n_step > 1:
+            raise ConfigError(f"Replay.n_step = {memory.n_step}: a world model learns from single steps")
 
     def build(self, network: ControlNetwork, total_steps: int) -> ReplayLearner:
         """A learner for a run's world model; ConfigError if the two do not fit."""

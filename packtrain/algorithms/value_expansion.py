@@ -37,7 +37,7 @@ from packtrain.config import configurable
 from packtrain.devices.compiled import Compiled
 from packtrain.equations.value_expansion import Targets, expanded_returns, model_use, td_targets
 from packtrain.errors import ConfigError
-from packtrain.memory.replay import ReplayMemory
+from packtrain.memory.replay import Replay, ReplayMemory
 from packtrain.networks.control import ControlNetwork
 
 STRETCHES = 1024  # of real steps, that a model is held against
@@ -86,6 +86,19 @@ class ValueExpansion:
                 raise ConfigError(f"ValueExpansion.{name} = {getattr(self, name)} must lie between 0 and 1")
         if self.temperature is not None and self.temperature < 0:
             raise ConfigError(f"ValueExpansion.temperature = {self.temperature} must not be negative")
+
+    def refuse_unless_it_fits(self, memory: Replay) -> None:
+        """ConfigError if targets cannot be made of what a memory keeps."""
+        if memory.n_step > 1 and self.target.horizon:
+            raise ConfigError(
+                f"Replay.n_step = {memory.n_step} and ValueExpansion.target = @{type(self.target).__name__}() do not "
+                "fit: what goes into a model goes on from single steps; @OneStep() takes several real ones"
+            )
+        if memory.n_step > 1 and memory.discount != self.discount:
+            raise ConfigError(
+                f"Replay.discount = {memory.discount} is not ValueExpansion.discount = {self.discount}; --discount "
+                "sets both"
+            )
 
     def build(self, network: ControlNetwork, total_steps: int) -> ReplayLearner:
         """A learner for a run's network; ConfigError if the two do not fit."""
@@ -303,8 +316,8 @@ def expand(network: ControlNetwork, settings: ValueExpansion, batch: Batch) -> t
     imagined = imagine(network, settings, batch)
     if settings.target.horizon == 0:  # the same in fewer operations
         value, over = imagined.value[0, :, :, 0], imagined.termination[0, :, :, 0]
-        scale = settings.reward_scale
-        return imagined, td_targets(batch["reward"], over, value, discount=settings.discount, reward_scale=scale)
+        discount, scale = batch.get("discount", settings.discount), settings.reward_scale
+        return imagined, td_targets(batch["reward"], over, value, discount=discount, reward_scale=scale)
     expansion = expanded_returns(
         batch["reward"],
         imagined.termination,

@@ -136,15 +136,15 @@ def return_scatter(expansion: Expansion) -> Tensor:
 
 @torch.no_grad()
 def td_targets(
-    r_t: Tensor, termination_t: Tensor, value_t: Tensor, *, discount: float, reward_scale: float = 1.0
+    r_t: Tensor, termination_t: Tensor, value_t: Tensor, *, discount: float | Tensor, reward_scale: float = 1.0
 ) -> Targets:
     """DDPG's targets, which need no model: y = κ r + γ (1 − δ) mean_q Q'_q.
 
     Args:
-      r_t: [...] reward of the real step.
+      r_t: [...] reward of the real step, or discounted sum of those of several.
       termination_t: [...] δ, 1 where it ended the task.
       value_t: [..., N] Q' of where it led and the policy's action there.
-      discount: γ.
+      discount: γ; [...] γ^m where a row stands for m steps.
       reward_scale: κ.
 
     Returns:

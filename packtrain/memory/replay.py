@@ -18,6 +18,7 @@ from torch import Tensor
 from packtrain import trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
+from packtrain.memory.n_step import Joiner
 from packtrain.memory.packed import Layout
 from packtrain.memory.segments import NoSegments, Segments
 from packtrain.memory.storage import sent
@@ -37,11 +38,15 @@ class Replay:
     capacity: int = 1_000_000  # transitions; the oldest give way. Room is taken as it is needed
     batch_size: int = 256
     warm_up: int = 1  # transitions before the first batch
+    n_step: int = 1  # steps of a transition, see memory/n_step.py
+    discount: float = 0.99  # γ, between those
 
     def __post_init__(self) -> None:
-        for name in ("capacity", "batch_size", "warm_up"):
+        for name in ("capacity", "batch_size", "warm_up", "n_step"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"Replay.{name} = {getattr(self, name)} must be at least 1")
+        if not 0 <= self.discount <= 1:
+            raise ConfigError(f"Replay.discount = {self.discount} must lie between 0 and 1")
         if self.capacity < self.batch_size:
             raise ConfigError(
                 f"Replay.capacity = {self.capacity} is less than Replay.batch_size = {self.batch_size}: a batch would "
@@ -77,7 +82,7 @@ class ReplayMemory:
         self._rng = np.random.default_rng(0)
         self._segments: Segments | NoSegments = NoSegments()
         self.dropped = 0
-        self.sinks = [_GroupSink(self, size) for size in groups]
+        self.sinks = [_GroupSink(self, size, sizes) for size in groups]
 
     def reseed(self, seed: int) -> None:
         """Draw other rows from now on."""
@@ -198,14 +203,17 @@ class ReplayMemory:
         return True
 
     def add(self, transitions: dict[str, Tree]) -> None:
-        """Keep M transitions: "obs", "action", "reward", "after", "terminated", "truncated", each [M, ...]."""
+        """Keep M transitions: "obs", "action", "reward", "after", "terminated", "truncated", each [M, ...].
+
+        Those of several steps have a "discount" too.
+        """
         if not self._structure:
             self._structure = {name: transitions[name] for name in ("obs", "action", "after")}
         flat: dict[str, np.ndarray] = {}
         for name in ("obs", "action", "after"):
             leaves = trees.flatten(transitions[name])
             flat |= {leaf: _compact(value) for leaf, value in zip(_names(name, len(leaves)), leaves, strict=True)}
-        flat |= {name: _compact(transitions[name]) for name in ("reward", *_FLAGS)}
+        flat |= {name: _compact(transitions[name]) for name in ("reward", *_FLAGS, "discount") if name in transitions}
         self._waiting.append(flat)
         self.count += len(flat["reward"])
 
@@ -290,11 +298,12 @@ class ReplayMemory:
 
 
 class _GroupSink:
-    """Where one group of columns writes: a transition is a row and what its action led to."""
+    """Where one group of columns writes: a transition is a row and what its action led to, or what n of them led to."""
 
-    def __init__(self, memory: ReplayMemory, size: int):
+    def __init__(self, memory: ReplayMemory, size: int, sizes: Replay):
         self._memory, self.size = memory, size
         self._obs: Tree = None  # of the row before
+        self._joiner = Joiner(sizes.n_step, sizes.discount) if sizes.n_step > 1 else None
 
     def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
         """One row of all columns. A row that a reset made answers no action."""
@@ -302,27 +311,33 @@ class _GroupSink:
         if before is None:
             return
         real = np.flatnonzero(~np.asarray(row.first))
+        if self._joiner is not None:
+            self._joiner.forget(np.flatnonzero(row.first))
         if not len(real):
             return
         pick = lambda tree: trees.map(lambda leaf: np.asarray(leaf)[real], tree)  # noqa: E731
-        self._memory.add(
-            {
-                "obs": pick(before),
-                "action": pick(row.last_action),
-                "reward": pick(row.last_reward["train"]),
-                "after": pick(self._obs),
-                "terminated": pick(row.terminated),
-                "truncated": pick(row.truncated),
-            }
-        )
+        steps = {
+            "obs": pick(before),
+            "action": pick(row.last_action),
+            "reward": pick(row.last_reward["train"]),
+            "after": pick(self._obs),
+            "terminated": pick(row.terminated),
+            "truncated": pick(row.truncated),
+        }
+        whole = steps if self._joiner is None else self._joiner.add(real, steps)
+        if whole is not None:
+            self._memory.add(whole)
 
     def snapshot(self) -> dict[str, Any]:
-        """The row before."""
-        return {} if self._obs is None else {"obs": trees.map(np.copy, self._obs)}
+        """The row before, and steps whose transitions are not whole yet."""
+        found: dict[str, Any] = {} if self._obs is None else {"obs": trees.map(np.copy, self._obs)}
+        return found if self._joiner is None else {**found, "open": self._joiner.snapshot()}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Go on with the row before, if there was one."""
         self._obs = trees.map(np.array, snapshot["obs"]) if "obs" in snapshot else None
+        if self._joiner is not None:
+            self._joiner.restore(snapshot.get("open", {}))
 
 
 def _on_host(leaf: Any) -> np.ndarray:

@@ -279,6 +279,13 @@ class Experiment:
                 f"Collect.steps = {self.warm_up} leaves learner {early[0]!r} nothing to begin with: "
                 "warm_up must be at least 1"
             )
+        for memory in self.memories.values():
+            n_step = memory.n_step if isinstance(memory, Replay) else 1
+            if n_step > 1 and self.warm_up < n_step * self.streams.num_actors:
+                raise ConfigError(
+                    f"Collect.steps = {self.warm_up} ends before there is a transition of Replay.n_step = {n_step} "
+                    f"steps: warm_up must be at least {n_step * self.streams.num_actors}, n_step for each actor"
+                )
         if not self.by_epochs == isinstance(self.policy, Planning) == self.streams.together:
             raise ConfigError("whole episodes are collected for planners, and planners play whole episodes, together")
 

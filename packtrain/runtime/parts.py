@@ -13,8 +13,10 @@ from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
 from packtrain.acting.predictive import PredictivePolicy
 from packtrain.acting.values import ValuePolicy
+from packtrain.algorithms.dynamics import DynamicsLearning
 from packtrain.algorithms.launches import ReplayLearner
 from packtrain.algorithms.q_learning import QLearning
+from packtrain.algorithms.value_expansion import ValueExpansion
 from packtrain.config import Travelling
 from packtrain.devices.precision import choose_precision, use_tf32
 from packtrain.envs.environment import Environment
@@ -97,6 +99,8 @@ def try_out(experiment: Experiment, spec: Spec) -> None:
             if isinstance(memory, Sequences) and isinstance(use.learner, QLearning):
                 arms = isinstance(experiment.policy, ActionValues) and experiment.policy.arms is not None
                 use.learner.refuse_unless_it_fits(memory, arms)
+            if isinstance(memory, Replay) and isinstance(use.learner, (ValueExpansion, DynamicsLearning)):
+                use.learner.refuse_unless_it_fits(memory)
             if isinstance(memory, Replay) and memory.capacity < learner.rule.batch_size:
                 raise ConfigError(
                     f"Replay.capacity = {memory.capacity} is less than the batches of {learner.rule.batch_size} that "

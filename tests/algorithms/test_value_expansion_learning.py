@@ -306,6 +306,16 @@ def test_two_critics_are_td3s_twins():
     torch.testing.assert_close(expand(alone, numbers, batch)[1].target[0], KAPPA * batch["reward"] + going * said[:, 0])
 
 
+@pytest.mark.parametrize("core", ["ddpg", "td3", "sac"])
+def test_rows_of_several_steps_have_their_own_discount(core):
+    """Mutation: γ of one step for all of them."""
+    network, numbers, batch = scene(OneStep(), core)
+    once = expand(network, numbers, batch)[1].target[0] - KAPPA * batch["reward"]
+    powers = torch.tensor(GAMMA, dtype=torch.float64) ** torch.arange(RUNS * ROWS).reshape(RUNS, ROWS)
+    found = expand(network, numbers, {**batch, "discount": powers})[1].target[0]
+    torch.testing.assert_close(found, KAPPA * batch["reward"] + once / GAMMA * powers)
+
+
 def test_without_depth_steve_is_ddpg_with_an_ensemble():
     """Check (c) of the specification."""
     network, numbers, batch = scene(OneStep())

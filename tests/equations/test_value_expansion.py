@@ -152,6 +152,8 @@ def test_golden_td():
     assert got.weight.shape == (1, 1, 2) and (model_use(got) == 0).all() and (got.reach == 1).all()
     scaled = td_targets(double([3.0]), double([0.0]), double([[10.0]]), discount=0.5, reward_scale=0.1)
     close(scaled.target, [[0.3 + 5.0]])
+    mixed = td_targets(double([3.0, 4.0]), double([0.0, 0.0]), double([[8.0], [8.0]]), discount=double([0.5, 0.25]))
+    close(mixed.target, [[7.0, 6.0]])
 
 
 def test_after_a_real_end_the_target_is_the_reward_and_no_imagined_state_counts():

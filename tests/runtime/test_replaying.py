@@ -98,20 +98,22 @@ def test_random_steps_come_first_and_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, env",
+    "name, values",
     [
-        ("steve/ddpg_pendulum", "PointMass"),
-        ("steve/steve_pendulum", "PointMass"),
-        ("steve/steve_pendulum", "Hopper-v5"),
-        ("steve/ddpg_pendulum", "Pendulum-v1"),
+        ("steve/ddpg_pendulum", {"env": "PointMass"}),
+        ("steve/ddpg_pendulum", {"env": "PointMass", "n_step": 4}),
+        ("steve/steve_pendulum", {"env": "PointMass"}),
+        ("steve/steve_pendulum", {"env": "Hopper-v5"}),
+        ("steve/ddpg_pendulum", {"env": "Pendulum-v1"}),
     ],
 )
-def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_path, name, env):
+def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_path, name, values):
     """Saved after every single wish, also within pre-training and between model and critic; the rest is the same.
 
-    Mutations: counting steps that the environments have answered and nobody has stored; new episodes of Gymnasium's.
+    Mutations: counting steps that the environments have answered and nobody has stored; new episodes of Gymnasium's;
+    transitions of several steps that were not whole are lost.
     """
-    whole = training(tmp_path / "whole", name, env=env)
+    whole = training(tmp_path / "whole", name, **values)
     serial.run(whole)
     whole.save(required=True)
     wanted = weights(whole)
@@ -119,14 +121,14 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_pat
     stops = [5, 17, 23, 31, 47]
     for stop in stops:
         path = tmp_path / str(stop)
-        run = training(path, name, env=env)
+        run = training(path, name, **values)
         for count, wish in enumerate(serial.wishes(run)):
             if count == stop:
                 break
             serial._grant(run, wish)
         run.save(required=True)
         run.close()
-        again = training(path, name, env=env, saved=checkpoint.load_newest(path / "checkpoints"))
+        again = training(path, name, saved=checkpoint.load_newest(path / "checkpoints"), **values)
         serial.run(again)
         again.save(required=True)
         got = weights(again)
@@ -492,6 +494,7 @@ def test_a_target_that_looks_into_a_model_needs_one():
         ({"probabilistic": True, "normalise": False}, [], "needs Dynamics.normalise"),
         ({"elites": 2}, [], "held-out"),
         ({"explore_chance": 1.5}, [], "must lie between 0 and 1"),
+        ({"n_step": 3}, [], r"Replay.n_step = 3 and ValueExpansion.target = @Steve\(\) do not fit"),
     ],
 )
 def test_what_does_not_fit_is_said_in_one_line(tmp_path, values, bindings, said):
@@ -500,3 +503,25 @@ def test_what_does_not_fit_is_said_in_one_line(tmp_path, values, bindings, said)
     with pytest.raises((ConfigError, EnvSetupError), match=said) as caught:
         command.prepare([file], bindings, {**MODEL, **values}, 0, True)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "bindings", "said"),
+    [
+        ({"n_step": 0}, [], "Replay.n_step = 0 must be at least 1"),
+        ({"n_step": 14}, [], "warm_up must be at least 42, n_step for each actor"),  # of three, after 40 steps
+        ({"n_step": 2}, ["Replay.discount = 0.9"], "Replay.discount = 0.9 is not ValueExpansion.discount = 0.99"),
+    ],
+)
+def test_steps_that_cannot_be_joined_are_refused(values, bindings, said):
+    """Mutation: batches of a memory that is empty yet."""
+    file, _ = knobs.find_config("steve/ddpg_pendulum")
+    command.prepare([file], [], {**SMALL, "n_step": 13}, 0, True)
+    with pytest.raises(ConfigError, match=said):
+        command.prepare([file], bindings, {**SMALL, **values}, 0, True)
+
+
+def test_a_planner_learns_its_model_from_single_steps():
+    file, _ = knobs.find_config("steve/pets_pendulum")
+    with pytest.raises(ConfigError, match="Replay.n_step = 3: a world model learns from single steps"):
+        command.prepare([file], ["Replay.n_step = 3"], {}, 0, True)
