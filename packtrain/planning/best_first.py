@@ -30,15 +30,17 @@ import numpy as np
 from packtrain import config, trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
-from packtrain.planning import kernels
+from packtrain.planning.boards import Boards, numbered
 from packtrain.planning.chance import best, chance
 from packtrain.planning.distances import Graph, Outward, graph_fields
 from packtrain.planning.events import Listener, ModelSteps
 from packtrain.planning.model import Asking, Model, Stepped
 from packtrain.planning.nodes import Nodes
 from packtrain.planning.planner import Plan, Roots
+from packtrain.planning.routes import Routes
 from packtrain.planning.table import NOBODY
 from packtrain.planning.verification import Verification
+from packtrain.planning.worth import Worth
 from packtrain.trees import Tree
 from packtrain.types import Request
 
@@ -223,24 +225,14 @@ class BestFirstSearch:
         self._action = np.zeros(columns, np.int64)
         self._unrated = np.empty(0, np.int64)  # nodes that were heard of, until the network is asked about them
         self._reached_from = np.full(columns, NOBODY)  # the current node of which `reachable` is true; NOBODY: none
-        self._sizes = np.zeros(columns, np.int64)  # nodes of each column
         self._expansions = np.zeros(columns, np.int64)  # for the latest decision
-        self._reached = np.zeros(columns, np.int64)  # reachable ones
-        self._fringes = np.zeros(columns, np.int64)  # those neither expanded nor terminal among them
-        self._targets = np.full(columns, NOBODY)  # of the plans that are being followed
-        self._steps = np.zeros(columns, np.int64)  # from the current node to there; 0: there is no plan
-        # The paths of these plans, the last steps first: place n − 1 is n steps from the target.
-        self._plan_nodes = np.full((columns, 64), NOBODY)
-        self._plan_actions = np.zeros((columns, 64), np.int64)
-        self._plan_values = np.zeros((columns, 64))  # the return along the path from there
-        self._avoids_distance = agent.fringe == "priority" and agent.expand_heuristic != "neg_distance"
-        self._lists_fringe = agent.fringe in ("fifo", "lifo", "random")
-        # Boards: one row for each column, one place for each of its nodes.
-        self._room = 64
-        self._members = np.full((columns, self._room), NOBODY)  # the nodes
-        self._ranks = np.full((columns, self._room), NOBODY)  # of reachable nodes, else NOBODY
-        self._open = np.zeros((columns, self._room if self._lists_fringe else 0), bool)  # is in the fringe
-        self._scores = np.full((columns, self._room if self._avoids_distance else 0), -np.inf, np.float32)  # in it
+        self._routes = Routes(self.nodes, columns, agent.gamma)
+        doubts = (self._verification, agent.doubt_octaves) if agent.plan_to_verify else ()
+        self._worth = Worth(self.nodes, agent.expand_heuristic, agent.top_level_heuristic, *doubts)
+        self._by_distance = agent.fringe == "priority" and agent.expand_heuristic == "neg_distance"
+        scored = agent.fringe == "priority" and not self._by_distance
+        lists_fringe = agent.fringe in ("fifo", "lifo", "random")
+        self.boards = Boards(self.nodes, columns, lists_fringe, self._worth.of_expansion if scored else None)
 
     # -- the planner's face
 
@@ -250,10 +242,9 @@ class BestFirstSearch:
             self._verification.begin(columns)
         self._unrated = self._unrated[~np.isin(self.nodes.owner[self._unrated], columns)]
         self.nodes.forget(columns)
-        self._current[columns] = self._reached_from[columns] = self._targets[columns] = NOBODY
-        self._sizes[columns] = self._steps[columns] = 0
-        self._members[columns] = NOBODY
-        self._clear(columns)
+        self._current[columns] = self._reached_from[columns] = NOBODY
+        self._routes.forget(columns)
+        self.boards.forget(columns)
 
     def plan(self, roots: Roots) -> Asking[Plan]:
         """Expand nodes, choose a target, take the first step towards it."""
@@ -268,11 +259,11 @@ class BestFirstSearch:
             self._settle(columns[fresh], current[fresh])
         nearest = np.where(fresh, 0, _FAR)  # [R] distance of the nearest node that this decision has expanded
         left = self._agent.n_nodes_per_step - fresh
-        if self._agent.fringe == "priority" and not self._avoids_distance:
+        if self._by_distance:
             walk = self._graph.walk(current)
             yield from self._expand_nearest(walk, columns, left, nearest)
         else:
-            nearest[self._fringes[columns] > 0] = 0  # at least; nobody measures it
+            nearest[self.boards.fringes[columns] > 0] = 0  # at least; nobody measures it
             if self._agent.fringe == "artefact":
                 yield from self._expand_heaps(columns, current, left)
             else:
@@ -368,9 +359,9 @@ class BestFirstSearch:
         self._rank(ids)
         if len(found):
             found = self._graph.reach_on(found)
-            self._count(found)
-            self._show(found)
-        self._steps[columns] = 0
+            self.boards.count(found)
+            self.boards.show(found)
+        self._routes.drop(columns)
 
     # -- where the columns are
 
@@ -403,12 +394,12 @@ class BestFirstSearch:
         if not len(rows):
             return
         columns = columns[rows]
-        members = self._members[columns]
+        members = self.boards.members[columns]
         nodes.reachable[members[members != NOBODY]] = False
         nodes.reachable[ids] = True
-        self._clear(columns)
-        self._count(ids)
-        self._show(ids)
+        self.boards.clear(columns)
+        self.boards.count(ids)
+        self.boards.show(ids)
 
     # -- expansion
 
@@ -420,43 +411,43 @@ class BestFirstSearch:
         Writes into `nearest` the distance of the first of each row.
         """
         nodes, level = self.nodes, np.zeros(len(columns), np.int64)
-        walk.only((left > 0) & (self._fringes[columns] > 0))
+        walk.only((left > 0) & (self.boards.fringes[columns] > 0))
         while len(walk.ids):
             level += walk.seek(nodes.open, _TRUE)
             ids = walk.ids.compress(nodes.open.take(walk.ids))
             rows = walk.rows(ids)
-            number = _numbered(rows, len(columns))
+            number = numbered(rows, len(columns))
             within = np.flatnonzero(number < left.take(rows))
             if len(within) < len(rows):
                 ids, rows, number = ids.take(within), rows.take(within), number.take(within)
             left -= np.bincount(rows, minlength=len(columns))
             nearest[rows] = np.minimum(nearest.take(rows), level.take(rows))
             yield from self._expand(ids, number)
-            walk.only((left > 0) & (self._fringes[columns] > 0))
+            walk.only((left > 0) & (self.boards.fringes[columns] > 0))
 
     def _expand_listed(self, columns: np.ndarray, left: np.ndarray) -> Asking[None]:
         """Expand the first `left` [R] nodes of the fringe in the agent's order, one of each column at a time."""
         done = self._agent.n_nodes_per_step - left
         for _ in range(self._agent.n_nodes_per_step):
-            rows = np.flatnonzero((done < self._agent.n_nodes_per_step) & (self._fringes[columns] > 0))
+            rows = np.flatnonzero((done < self._agent.n_nodes_per_step) & (self.boards.fringes[columns] > 0))
             if not len(rows):
                 return
             slots = self._pick(columns[rows], done[rows])
             done[rows] += 1
-            yield from self._expand(self._members[columns[rows], slots])
+            yield from self._expand(self.boards.members[columns[rows], slots])
 
     def _pick(self, columns: np.ndarray, done: np.ndarray) -> np.ndarray:
         """The places of the fringe nodes to be expanded next, in columns that have some."""
-        size = self._sizes.max()
-        if self._avoids_distance:
-            return self._scores[columns, :size].argmax(axis=1)
-        open_ = self._open[columns, :size]
+        boards, size = self.boards, self.boards.sizes.max()
+        if self._agent.fringe == "priority":
+            return boards.scores[columns, :size].argmax(axis=1)
+        open_ = boards.open[columns, :size]
         if self._agent.fringe == "fifo":
             return open_.argmax(axis=1)
         if self._agent.fringe == "lifo":
             return size - 1 - open_[:, ::-1].argmax(axis=1)
         drawn = chance(self._seed, columns, self.decisions, _RANDOM_NODE, done)
-        wanted = (drawn * self._fringes[columns]).astype(np.int64)
+        wanted = (drawn * boards.fringes[columns]).astype(np.int64)
         return (open_.cumsum(axis=1) > wanted[:, None]).argmax(axis=1)
 
     def _expand_heaps(self, columns: np.ndarray, current: np.ndarray, left: np.ndarray) -> Asking[None]:
@@ -512,18 +503,17 @@ class BestFirstSearch:
             self._enter(new, owners.take(made), keys.take(made))
             yield from self._rate(new)
         self._expansions += np.bincount(owners[::n_actions], minlength=len(self._expansions))
-        counted = owners[::n_actions].compress(nodes.reachable.take(ids))
-        self._fringes -= np.bincount(counted, minlength=len(self._fringes))
+        self.boards.leave_fringe(ids)
         self._graph.link(ids, children.reshape(-1, n_actions))
         nodes.rewards[ids] = stepped.rewards.reshape(-1, n_actions)
         if bonus is not None:
             nodes.bonuses[ids] = bonus.reshape(-1, n_actions)
         nodes.open[ids], nodes.expanded[ids] = False, True
         out = self._graph.reach_on(children)
-        self._count(out)
+        self.boards.count(out)
         self._rank(np.concatenate([ids, new]))
         if len(out) > len(new):  # something known has come within reach
-            self._show(out)
+            self.boards.show(out)
         if self._listener is not None:
             numbers = np.zeros(len(ids), np.int64) if number is None else number
             self._tell(numbers, owners, repeated, children, actions, stepped)
@@ -565,18 +555,13 @@ class BestFirstSearch:
             self._listener.model_steps(ModelSteps(columns, *steps, stepped.rewards[mine], stepped.terminated[mine]))
             self._listener.pass_end(columns[:: self._n_actions])
 
-    # -- new nodes, and the boards
+    # -- new nodes, and what they are worth
 
     def _enter(self, ids: np.ndarray, columns: np.ndarray, keys: np.ndarray) -> None:
         """Give new nodes [M], those of a column together, a place in their column."""
-        added = np.bincount(columns, minlength=len(self._sizes))
-        slots = self._sizes.take(columns) + _numbered(columns, len(self._sizes))
-        self._sizes += added
-        if self._sizes.max() > self._room:
-            self._widen()
-        self.nodes.slot[ids], self.nodes.key[ids] = slots, keys
+        self.nodes.key[ids] = keys
+        self.boards.enter(ids, columns)
         self._graph.enter(ids)
-        self._members.ravel()[columns * self._room + slots] = ids
 
     def _rate(self, ids: np.ndarray) -> Asking[None]:
         """Ask for the values of nodes [M] that have none and are not terminal."""
@@ -596,103 +581,26 @@ class BestFirstSearch:
         nodes.value[ids], nodes.rated[ids] = values, True
 
     def _rank(self, ids: np.ndarray) -> None:
-        """Rank nodes by the top-level heuristic, as whole numbers that compare as its tuples do, and show the ranks."""
-        nodes, by = self.nodes, self._agent.top_level_heuristic
-        if by == "neg_distance" and not self._agent.plan_to_verify:
-            nodes.rank[ids] = 0  # all equal: then the nearest is taken
-        else:
-            rank = nodes.open.take(ids).astype(np.int64)
-            if self._agent.plan_to_verify:
-                rank |= _ordered(nodes.auxiliary.take(ids)) << 21 | self._doubt(ids) << 53
-            elif by == "solved_then_auxiliary_then_bonus":
-                rank |= _ordered(nodes.auxiliary.take(ids)) << 30
-                rank |= (_ordered(self._bonus(ids)) >> 3) << 1  # bonuses lose three bits
-            else:
-                rank |= _ordered(self._score(ids, by.removeprefix("solved_then_"))) << 30
-            if by.startswith("solved") or self._agent.plan_to_verify:
-                rank |= nodes.solved.take(ids).astype(np.int64) << 62
-            nodes.rank[ids] = rank
-        self._show(ids.compress(nodes.reachable.take(ids)))
-
-    def _score(self, ids: np.ndarray, heuristic: str) -> np.ndarray:
-        """A heuristic of nodes [M], float32."""
-        nodes = self.nodes
-        if heuristic == "bonus":
-            return self._bonus(ids)
-        value = nodes.value.take(ids)
-        if heuristic == "value_plus_bonus":
-            return value + self._bonus(ids)
-        return value + nodes.auxiliary.take(ids) if heuristic == "index" else value
-
-    def _bonus(self, ids: np.ndarray) -> np.ndarray:
-        """The largest bonus of the actions of nodes [M]; 0 of those that are not expanded."""
-        return self.nodes.bonuses.take(ids, axis=0).max(axis=1)
-
-    def _doubt(self, ids: np.ndarray) -> np.ndarray:
-        """How unsure the model is of an action of nodes [M], in steps of octaves, below 512; 0 up to noise."""
-        assert self._verification is not None
-        bonus, octaves = self._bonus(ids), self._agent.doubt_octaves
-        noise = self._verification.noise(self.nodes.owner.take(ids))
-        level = np.minimum(1 + (_ordered(bonus) >> 23) // octaves, 511) if octaves else 1
-        return np.where(bonus > noise, level, 0)
-
-    def _show(self, ids: np.ndarray) -> None:
-        """Write reachable nodes [M] on the boards."""
-        nodes = self.nodes
-        places = nodes.owner.take(ids) * self._room + nodes.slot.take(ids)
-        self._ranks.ravel()[places] = nodes.rank.take(ids)
-        if self._lists_fringe:
-            self._open.ravel()[places] = nodes.open.take(ids)
-        if self._avoids_distance:
-            by = self._agent.expand_heuristic
-            score = nodes.found_bonus.take(ids) if by == "bonus" else self._score(ids, by)
-            if by == "value_plus_bonus":
-                score += nodes.found_bonus.take(ids)
-            lowest = np.finfo(np.float32).min  # a value of -inf is still in the fringe
-            self._scores.ravel()[places] = np.where(nodes.open.take(ids), np.maximum(score, lowest), -np.inf)
-
-    def _count(self, ids: np.ndarray) -> None:
-        """Count nodes that have become reachable."""
-        owners, n_columns = self.nodes.owner.take(ids), len(self._sizes)
-        open_ = self.nodes.open.take(ids)
-        self._reached += np.bincount(owners, minlength=n_columns)
-        self._fringes += np.bincount(owners.compress(open_), minlength=n_columns)
-
-    def _clear(self, columns: np.ndarray) -> None:
-        self._reached[columns] = self._fringes[columns] = 0
-        self._ranks[columns] = NOBODY
-        self._open[columns] = False
-        self._scores[columns] = -np.inf
-
-    def _widen(self) -> None:
-        room = self._room
-        while room < self._sizes.max():
-            room *= 2
-        self._members = _wider(self._members, room, NOBODY)
-        self._ranks = _wider(self._ranks, room, NOBODY)
-        if self._lists_fringe:
-            self._open = _wider(self._open, room, False)
-        if self._avoids_distance:
-            self._scores = _wider(self._scores, room, -np.inf)
-        self._room = room
+        """Say anew what nodes are worth as targets, where they can be reached on the boards too."""
+        self.nodes.rank[ids] = self._worth.rank(ids)
+        self.boards.show(ids.compress(self.nodes.reachable.take(ids)))
 
     # -- the choice
 
     def _find_targets(self, walk: Outward, columns: np.ndarray, current: np.ndarray, nearest: np.ndarray) -> None:
         """Plan a shortest path to the best node other than the current one, where there is one."""
-        nodes = self.nodes
-        top = self._best_ranks(columns, current)
+        nodes, routes = self.nodes, self._routes
+        top = self.boards.best_ranks(columns, current)
         # Following a plan needs no walk: a path that was the first choice is so still, if all that is new is farther
         # away and the node just left, which could not be a target while it was the current one, is none now.
-        target, steps = self._targets[columns], self._steps[columns] - 1
-        follows = (steps > 0) & (self._plan_nodes[columns, steps - 1] == current)
+        follows, steps = routes.step_on(columns, current)
         follows &= nodes.rank.take(self._before[columns]) != top
-        follows &= (nodes.rank.take(target) == top) & (steps < nearest)
-        self._steps[columns] = np.where(follows, steps, 0)
+        follows &= (nodes.rank.take(routes.targets[columns]) == top) & (steps < nearest)
+        routes.steps[columns] = np.where(follows, steps, 0)
         wanted = ~follows & (top != NOBODY)
         if not wanted.any():
             return
-        target = self._first_met(walk, columns, current, top, wanted)
+        target = self.boards.first_met(walk, columns, current, top, wanted)
         going = wanted & (target == NOBODY)
         if going.any():
             walk.resume(going)
@@ -702,91 +610,21 @@ class BestFirstSearch:
             target[rows.take(hits)] = walk.ids.take(hits)  # of several writers the last one stays: the first hit
             assert (target[going] != NOBODY).all(), "a reachable node was not met by a walk"
         rows = np.flatnonzero(wanted)
-        self._plan_back(walk, columns[rows], target[rows])
-
-    def _plan_back(self, walk: Outward, columns: np.ndarray, targets: np.ndarray) -> None:
-        """Write down the first shortest paths to targets [M] that a walk has met, and the returns along them."""
-        nodes, gamma = self.nodes, self._agent.gamma
-        self._targets[columns] = targets
-        value = nodes.value.take(targets).astype(np.float64)
-        if kernels.compiled:
-            arrays = (columns, targets, value, gamma, nodes.mark, nodes.edges, nodes.rewards)
-            plan = (self._plan_nodes, self._plan_actions, self._plan_values)
-            longest = kernels.plan_back(*arrays, *plan, self._steps)
-            if longest > self._plan_nodes.shape[1]:
-                self._make_room(longest)
-                self._plan_back(walk, columns, targets)
-            return
-        steps = walk.ways_back(targets)
-        self._make_room(len(steps))
-        for place, (which, source, action) in enumerate(steps):
-            value[which] = nodes.rewards[source, action] + gamma * value[which]
-            mine = columns[which]
-            self._plan_nodes[mine, place], self._plan_actions[mine, place] = source, action
-            self._plan_values[mine, place], self._steps[mine] = value[which], place + 1
-
-    def _make_room(self, steps: int) -> None:
-        """Widen the plans for paths of so many steps."""
-        if steps > self._plan_nodes.shape[1]:
-            self._plan_nodes = _wider(self._plan_nodes, 2 * steps, NOBODY)
-            self._plan_actions = _wider(self._plan_actions, 2 * steps, 0)
-            self._plan_values = _wider(self._plan_values, 2 * steps, 0)
-
-    def _best_ranks(self, columns: np.ndarray, current: np.ndarray) -> np.ndarray:
-        """The best rank in each column [R], without the current node's."""
-        slots = self.nodes.slot.take(current)
-        if kernels.compiled:
-            top = np.full(len(columns), NOBODY)
-            kernels.best_ranks(self._ranks, self._sizes, columns, slots, top)
-            return top
-        ranks, places, size = self._ranks.ravel(), columns * self._room + slots, self._sizes.max()
-        own = ranks[places]
-        ranks[places] = NOBODY
-        everyone = len(columns) == len(self._sizes)
-        top = (self._ranks[:, :size] if everyone else self._ranks[columns, :size]).max(axis=1)
-        ranks[places] = own
-        return top
-
-    def _first_met(
-        self, walk: Outward, columns: np.ndarray, current: np.ndarray, top: np.ndarray, wanted: np.ndarray
-    ) -> np.ndarray:
-        """The first node with the top rank [R] that a walk has met so far, past its source; NOBODY where there is none.
-
-        Those with that rank are few, so they are looked up on the board.
-        """
-        target = np.full(len(columns), NOBODY)
-        if kernels.compiled:
-            boards = (self._ranks, self._members, self._sizes)
-            kernels.first_met(*boards, columns, top, wanted, current, self.nodes.mark, walk.floor, target)
-            return target
-        size = self._sizes.max()
-        ranks = self._ranks[:, :size] if len(columns) == len(self._sizes) else self._ranks[columns, :size]
-        place = np.flatnonzero(ranks == top[:, None])
-        rows = place // size
-        ids = self._members.ravel().take(columns.take(rows) * self._room + place - rows * size)
-        met = np.flatnonzero(walk.has_met(ids) & wanted.take(rows) & (ids != current.take(rows)))
-        ids, rows = ids.take(met), rows.take(met)
-        order, first = walk.order(ids), np.full(len(columns), _FAR)
-        np.minimum.at(first, rows, order)
-        hits = np.flatnonzero(order == first.take(rows))
-        target[rows.take(hits)] = ids.take(hits)
-        return target
+        routes.lead(walk, columns[rows], target[rows])
 
     def _decide(self, columns: np.ndarray, current: np.ndarray, states: Tree) -> Plan:
         """The first action of each plan; a random one where there is no plan, or where chance says so."""
         nodes, agent = self.nodes, self._agent
         decision, self.decisions = self.decisions, self.decisions + 1
-        steps = self._steps[columns]
+        steps, action, value = self._routes.next(columns)
         planned = steps > 0
-        action = np.where(planned, self._plan_actions[columns, steps - 1], 0)
-        value = np.where(planned, self._plan_values[columns, steps - 1], 0.0)
         by_chance = planned & (chance(self._seed, columns, decision, _EPSILON) < agent.top_level_epsilon)
         verified = np.full(len(columns), -1)
         if self._verification is not None:
             arrived: np.ndarray | bool = False
             if agent.plan_to_verify:  # nothing that can be reached is less sure, and nothing solves the task
-                best_elsewhere = self._best_ranks(columns, current)
-                arrived = self._doubt(current) >= best_elsewhere >> 53
+                best_elsewhere = self.boards.best_ranks(columns, current)
+                arrived = self._worth.doubt(current) >= self._worth.doubt_of(best_elsewhere)
             verified = self._verification.choose(columns, nodes.bonuses[current], decision, arrived)
             planned, by_chance = planned | (verified >= 0), by_chance & (verified < 0)
         if not planned.all() or by_chance.any():
@@ -802,23 +640,23 @@ class BestFirstSearch:
                 allowed = np.where(safe.any(axis=1, keepdims=True), safe, allowed)
             noise = chance(self._seed, columns[rows, None], decision, _RANDOM_ACTION, self._every_action)
             action[rows] = best(np.zeros(allowed.shape), noise, allowed)
-            self._steps[columns[rows]] = 0
+            self._routes.drop(columns[rows])
             undo = current[by_chance]
             if len(undo) and agent.avoid_history_coeff:
                 nodes.auxiliary[undo] -= np.float32(agent.avoid_history_coeff)
                 self._rank(undo)
         if self._verification is not None:
             action = np.where(verified >= 0, verified, action)
-            self._steps[columns[verified >= 0]] = 0  # what is found out may change the plan
+            self._routes.drop(columns[verified >= 0])  # what is found out may change the plan
         self._action[columns] = action
         extras = {
             "value": value.astype(np.float32),
             "target_distance": steps,
             "random_action": ~planned | by_chance,
             "expansions": self._expansions[columns],
-            "graph_size": self._sizes[columns],
-            "reachable_nodes": self._reached[columns],
-            "fringe_size": self._fringes[columns],
+            "graph_size": self.boards.sizes[columns],
+            "reachable_nodes": self.boards.reached[columns],
+            "fringe_size": self.boards.fringes[columns],
         }
         if self._bonuses:
             extras["one_step_bonus"] = nodes.bonuses[current]  # [R, A]
@@ -835,23 +673,3 @@ class _Equal:
 
     def __lt__(self, other: _Equal) -> bool:
         return False
-
-
-def _numbered(rows: np.ndarray, n_rows: int) -> np.ndarray:
-    """0, 1, 2, … within each run of equal rows [M]; every row has one run at most."""
-    starts = np.empty(n_rows, np.int64)
-    mine = np.arange(len(rows))
-    starts[rows[::-1]] = mine[::-1]  # the last writer is the first of its run
-    return mine - starts.take(rows)
-
-
-def _ordered(scores: np.ndarray) -> np.ndarray:
-    """Whole numbers in [0, 2^32) that compare as float32 scores do; int64."""
-    bits = (scores + np.float32(0)).view(np.int32)  # −0 becomes 0
-    return (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))).astype(np.int64) + (1 << 31)
-
-
-def _wider(board: np.ndarray, room: int, fill: float) -> np.ndarray:
-    wider = np.full((len(board), room), fill, board.dtype)
-    wider[:, : board.shape[1]] = board
-    return wider

@@ -160,7 +160,7 @@ def first_met(
     floor: int,
     target: np.ndarray,  # [R] written where there is one
 ) -> None:
-    """`BestFirstSearch._first_met`."""
+    """`Boards.first_met`."""
     for row in range(len(columns)):
         column, first = columns[row], np.iinfo(np.int64).max
         if not wanted[row]:
@@ -186,7 +186,7 @@ def plan_back(
     plan_values: np.ndarray,  # [C, D]
     plan_steps: np.ndarray,  # [C]
 ) -> int:
-    """`BestFirstSearch._plan_back`, of paths that D has room for; how many steps the longest of all has."""
+    """`Routes.lead`, of paths that D has room for; how many steps the longest of all has."""
     longest, node_bits = 0, (1 << 32) - 1
     for index in range(len(targets)):
         column, node, value, steps = columns[index], targets[index], values[index], 0

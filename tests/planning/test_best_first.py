@@ -13,9 +13,10 @@ from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.toy_mr import ToyMR
 from packtrain.errors import ConfigError
 from packtrain.planning import kernels
-from packtrain.planning.best_first import BestFirstSearchAgent, _Equal, _ordered
+from packtrain.planning.best_first import BestFirstSearchAgent, _Equal
 from packtrain.planning.model import CoreModel, Stepped, digest
 from packtrain.planning.planner import Roots
+from packtrain.planning.worth import ordered
 from packtrain.testing.plain_best_first import PlainBestFirst, distances
 
 
@@ -387,7 +388,7 @@ def test_terminal_nodes_spend_no_budget() -> None:
     planner.begin(np.zeros(1, np.int64), 0)
     for _ in range(8):
         plan_one(planner, model, 1)
-    expanded = planner.nodes.states[planner._members[0, tape.expansions(0, 3)], 0]
+    expanded = planner.nodes.states[planner.boards.members[0, tape.expansions(0, 3)], 0]
     assert expanded.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert plan_one(planner, model, 1).extras["fringe_size"] == 0 and len(tape.steps) == 8
 
@@ -446,7 +447,7 @@ def test_a_heap_of_equal_keys_pops_positions_0_2_6_14() -> None:
 def test_ranks_compare_as_scores() -> None:
     """Caught mutation: no correction for the sign, under which −1 ranks above 1."""
     scores = np.array([-np.inf, -3.5, -1e-30, -0.0, 0.0, 1e-30, 0.25, 2.0, np.inf], np.float32)
-    ranks = _ordered(scores)
+    ranks = ordered(scores)
     assert (np.diff(ranks) >= 0).all() and ranks[3] == ranks[4] and len(set(ranks.tolist())) == 8
     assert ranks.min() >= 0 and ranks.max() < 2**32
 
