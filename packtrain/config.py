@@ -38,7 +38,7 @@ _CHANGEABLE_ENDS = (".compile", ".slack", ".calibration_period")
 """Parameters that may differ on resume: run length, logging, evaluation, what is only measured, and how the machine is
 used. Device and runtime are program flags."""
 
-_signatures: dict[str, list[str]] = {}  # configurable → its parameters, to suggest spellings from
+_signatures: dict[str, dict[str, inspect.Parameter]] = {}  # configurable → its parameters
 _recording = True
 _building = False  # whether `build` is under way
 _state: Configuration | None = None  # the one being built, so that configurables can record what they were given
@@ -91,15 +91,16 @@ class Configuration:
     def difference(self, before: dict[str, str]) -> list[str]:
         """One line for each value that differs from an earlier identity.
 
-        A parameter that the earlier one does not know and nobody has set here is new in this release: its default is
-        what the earlier run did.
+        A parameter that the earlier one does not know is new in this release: its default, whether somebody sets it
+        here or not, is what the earlier run did.
         """
         before, after = _lasting(before), self.identity()
         given = {f"{owner}.{parameter}" for owner, parameter in self.where}
         return [
             f"{name}: {before.get(name, 'absent')} → {after.get(name, 'absent')}"
             for name in sorted({*before, *after})
-            if before.get(name) != after.get(name) and (name in before or name in given)
+            if before.get(name) != after.get(name)
+            and (name in before or (name in given and not _is_default(name, after[name])))
         ]
 
     def hash(self) -> str:
@@ -133,6 +134,13 @@ def _operative() -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
+def _is_default(name: str, text: str) -> bool:
+    """Whether a parameter, as "Impala.entropy_cost", has this value where nobody sets it."""
+    owner, _, parameter = name.rpartition(".")
+    known = _signatures.get(owner, {}).get(parameter)
+    return known is not None and known.default is not known.empty and _written(known.default) == text
+
+
 def _is_literal(text: str) -> bool:
     try:
         ast.literal_eval(text)
@@ -151,7 +159,7 @@ def configurable(target: T, module: str | None = None) -> T:
     """
     name = target.__name__
     module = module or ("packtrain.agents" if target.__module__.startswith("packtrain.planning") else "packtrain")
-    _signatures[name] = list(inspect.signature(target).parameters)
+    _signatures[name] = dict(inspect.signature(target).parameters)
     if inspect.isclass(target):
         setattr(target, "__init__", _checked(target.__init__, name))  # noqa: B010  (mypy)
         return typing.cast(T, gin.configurable(name, module=module)(target))
@@ -420,7 +428,7 @@ def _unknown(message: str) -> str:
         return f"nothing is called {wrong!r}{knobs.nearest(wrong, list(_signatures))}"
     if "doesn't have a parameter named" in first:
         owner, parameter = (first.split("'")[index].rpartition(".")[2] for index in (1, -2))
-        return f"{owner} has no parameter {parameter!r}{knobs.nearest(parameter, _signatures.get(owner, []))}"
+        return f"{owner} has no parameter {parameter!r}{knobs.nearest(parameter, list(_signatures.get(owner, ())))}"
     return first
 
 

@@ -152,6 +152,7 @@ def test_a_new_parameter_at_its_default_is_no_difference():
     del before["Impala.trace_lambda"]
     assert load()[0].difference(before) == []
     assert load("Impala.trace_lambda = 0.5")[0].difference(before) == ["Impala.trace_lambda: absent → 0.5"]
+    assert load("Impala.trace_lambda = 1.0")[0].difference(before) == []  # shipped files set defaults too
 
 
 def test_a_child_notices_another_configuration():

@@ -35,7 +35,7 @@ from packtrain.algorithms.optimisers import Adam
 from packtrain.algorithms.targets import OneStep, Target
 from packtrain.config import configurable
 from packtrain.devices.compiled import Compiled
-from packtrain.equations.value_expansion import Targets, expanded_returns, model_use, td_targets
+from packtrain.equations.value_expansion import Targets, expanded_returns, joined_rewards, model_use, td_targets
 from packtrain.errors import ConfigError
 from packtrain.memory.replay import Replay, ReplayMemory
 from packtrain.networks.control import ControlNetwork
@@ -93,11 +93,6 @@ class ValueExpansion:
             raise ConfigError(
                 f"Replay.n_step = {memory.n_step} and ValueExpansion.target = @{type(self.target).__name__}() do not "
                 "fit: what goes into a model goes on from single steps; @OneStep() takes several real ones"
-            )
-        if memory.n_step > 1 and memory.discount != self.discount:
-            raise ConfigError(
-                f"Replay.discount = {memory.discount} is not ValueExpansion.discount = {self.discount}; --discount "
-                "sets both"
             )
 
     def build(self, network: ControlNetwork, total_steps: int) -> ReplayLearner:
@@ -316,8 +311,11 @@ def expand(network: ControlNetwork, settings: ValueExpansion, batch: Batch) -> t
     imagined = imagine(network, settings, batch)
     if settings.target.horizon == 0:  # the same in fewer operations
         value, over = imagined.value[0, :, :, 0], imagined.termination[0, :, :, 0]
-        discount, scale = batch.get("discount", settings.discount), settings.reward_scale
-        return imagined, td_targets(batch["reward"], over, value, discount=discount, reward_scale=scale)
+        reward, discount, scale = batch["reward"], settings.discount, settings.reward_scale
+        if "steps" in batch:
+            sums = joined_rewards(reward, batch["steps"], discount=discount)
+            return imagined, td_targets(sums.reward, over, value, discount=sums.discount, reward_scale=scale)
+        return imagined, td_targets(reward, over, value, discount=discount, reward_scale=scale)
     expansion = expanded_returns(
         batch["reward"],
         imagined.termination,

@@ -159,6 +159,29 @@ def td_targets(
     return Targets(target[None], torch.ones_like(target)[None, None], torch.ones_like(target)[None])
 
 
+class Joined(NamedTuple):
+    """Several real steps as one."""
+
+    reward: Tensor  # [...] Σ_{k<m} γ^k r_{t+k}
+    discount: Tensor  # [...] γ^m
+
+
+def joined_rewards(r_t: Tensor, steps: Tensor, *, discount: float) -> Joined:
+    """Rewards of several real steps, for targets that ask the critic after the last of them.
+
+    Args:
+      r_t: [..., n] rewards, 0 after the last step.
+      steps: [...] m, how many steps were made, n at most.
+      discount: γ, of one step.
+
+    Returns:
+      Joined.
+    """
+    assert r_t.shape[:-1] == steps.shape, f"shapes do not fit: {tuple(r_t.shape)}, {tuple(steps.shape)}"
+    powers = discount ** torch.arange(r_t.shape[-1], dtype=r_t.dtype, device=r_t.device)
+    return Joined((powers * r_t).sum(-1), discount ** steps.to(r_t.dtype))
+
+
 def mve_targets(expansion: Expansion) -> Targets:
     """MVE: the deepest estimate alone, y[i] = mean T[i, H]; with ensembles, their mean.
 

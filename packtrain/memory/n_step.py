@@ -1,8 +1,7 @@
-"""Transitions of several steps: an action, what the steps after it paid, and where the last of them led.
+"""Transitions of several steps: an action, what it and the steps after it paid, and where the last of them led.
 
-    reward = Σ_{k<m} γ^k r_{t+k},  after = x_{t+m},  discount = γ^m
-
-m is n, or less where an episode ends before: none of its steps is left out, and no transition reaches over its end.
+There are n steps, or fewer where an episode ends before: none of its steps is left out, and no transition reaches over
+its end. What rewards are worth by then is the learner's business (`equations.value_expansion.joined_rewards`).
 """
 
 from __future__ import annotations
@@ -21,21 +20,15 @@ class _Open(NamedTuple):
 
     obs: Tree
     action: Tree
-    reward: float  # so far
-    discount: float  # of what comes next
+    rewards: tuple[float, ...]  # so far
 
 
 class Joiner:
     """Single steps of columns in, transitions of n of them out, n − 1 steps later or when an episode ends."""
 
-    def __init__(self, n_step: int, discount: float):
-        """Nothing is open.
-
-        Args:
-          n_step: n.
-          discount: γ, of one step.
-        """
-        self._n_step, self._discount = n_step, discount
+    def __init__(self, n_step: int):
+        """Nothing is open; n_step: n."""
+        self._n_step = n_step
         self._open: dict[int, collections.deque[_Open]] = {}  # by column, the oldest first
 
     def add(self, columns: np.ndarray, steps: dict[str, Tree]) -> dict[str, Tree] | None:
@@ -46,17 +39,15 @@ class Joiner:
           steps: "obs", "action", "reward", "after", "terminated", "truncated", each [M, ...].
 
         Returns:
-          The same fields and "discount", [N, ...].
+          The same fields [N, ...], of the reward [N, n], 0 after the last step; and "steps" [N], how many there were.
         """
         whole: list[tuple[_Open, int]] = []  # and where among `steps` it ends
         ends = np.asarray(steps["terminated"]) | np.asarray(steps["truncated"])
         for place, column in enumerate(map(int, columns)):
             reward = float(steps["reward"][place])
-            begun = _Open(trees.pick(steps["obs"], place), trees.pick(steps["action"], place), 0.0, 1.0)
-            still = collections.deque(
-                one._replace(reward=one.reward + one.discount * reward, discount=self._discount * one.discount)
-                for one in (*self._open.pop(column, ()), begun)
-            )
+            begun = _Open(trees.pick(steps["obs"], place), trees.pick(steps["action"], place), ())
+            before = self._open.pop(column, ())
+            still = collections.deque(one._replace(rewards=(*one.rewards, reward)) for one in (*before, begun))
             while still and (ends[place] or len(still) == self._n_step):
                 whole.append((still.popleft(), place))
             self._open[column] = still
@@ -64,7 +55,7 @@ class Joiner:
             return None
         opened, places = [one for one, _ in whole], np.array([place for _, place in whole])
         last = {name: trees.pick(steps[name], places) for name in ("after", "terminated", "truncated")}
-        return {**_stacked(opened), **last}
+        return {**self._fields(opened), **last}
 
     def forget(self, columns: np.ndarray) -> None:
         """Nothing that is open in these columns will end: they were begun anew."""
@@ -76,22 +67,22 @@ class Joiner:
         pairs = [(column, one) for column, still in self._open.items() for one in still]
         if not pairs:
             return {}
-        return {"column": np.array([column for column, _ in pairs]), **_stacked([one for _, one in pairs])}
+        return {"column": np.array([column for column, _ in pairs]), **self._fields([one for _, one in pairs])}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """The reverse."""
         self._open = {}
         for place, column in enumerate(map(int, snapshot.get("column", ()))):
             obs, action = (trees.pick(snapshot[name], place) for name in ("obs", "action"))
-            one = _Open(obs, action, float(snapshot["reward"][place]), float(snapshot["discount"][place]))
-            self._open.setdefault(column, collections.deque()).append(one)
+            rewards = snapshot["reward"][place, : snapshot["steps"][place]].tolist()
+            self._open.setdefault(column, collections.deque()).append(_Open(obs, action, tuple(rewards)))
 
-
-def _stacked(opened: list[_Open]) -> dict[str, Tree]:
-    """Fields of several, each [N, ...]."""
-    obs, action = (
-        trees.map(lambda *leaves: np.stack(leaves), *trees_of)
-        for trees_of in zip(*(one[:2] for one in opened), strict=True)
-    )
-    reward, discount = (np.array(numbers) for numbers in zip(*(one[2:] for one in opened), strict=True))
-    return {"obs": obs, "action": action, "reward": reward, "discount": discount}
+    def _fields(self, opened: list[_Open]) -> dict[str, Tree]:
+        """Of several, each [N, ...]."""
+        stacked = lambda found: trees.map(lambda *leaves: np.stack(leaves), *found)  # noqa: E731
+        steps = np.array([len(one.rewards) for one in opened])
+        reward = np.zeros((len(opened), self._n_step), np.float32)
+        for row, one in zip(reward, opened, strict=True):
+            row[: len(one.rewards)] = one.rewards
+        obs, action = stacked([one.obs for one in opened]), stacked([one.action for one in opened])
+        return {"obs": obs, "action": action, "reward": reward, "steps": steps}

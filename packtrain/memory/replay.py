@@ -39,14 +39,11 @@ class Replay:
     batch_size: int = 256
     warm_up: int = 1  # transitions before the first batch
     n_step: int = 1  # steps of a transition, see memory/n_step.py
-    discount: float = 0.99  # γ, between those
 
     def __post_init__(self) -> None:
         for name in ("capacity", "batch_size", "warm_up", "n_step"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"Replay.{name} = {getattr(self, name)} must be at least 1")
-        if not 0 <= self.discount <= 1:
-            raise ConfigError(f"Replay.discount = {self.discount} must lie between 0 and 1")
         if self.capacity < self.batch_size:
             raise ConfigError(
                 f"Replay.capacity = {self.capacity} is less than Replay.batch_size = {self.batch_size}: a batch would "
@@ -76,6 +73,7 @@ class ReplayMemory:
         self._structure: dict[str, Tree] = {}  # leaf by leaf: what a field is made of
         self._layout: Layout | None = None  # known from the first transition on
         self._block = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [room, W], replaced while it grows
+        self.steps = 0  # that actors have made; transitions of several of them come later
         self.count = 0  # transitions ever added, those that wait included
         self._waiting: collections.deque[dict[str, np.ndarray]] = collections.deque()  # not on the device yet
         self._stored = 0  # transitions on the device, ever
@@ -136,6 +134,7 @@ class ReplayMemory:
 
         Rows of a column come once a turn. Whether one really follows another is seen from where it begins.
         """
+        assert self._sizes.n_step == 1, "transitions of several steps do not follow each other"
         fields = self.filled()
         stride, rows = sum(sink.size for sink in self.sinks), len(fields["reward"])
         last = rows - stride * (steps - 1)
@@ -163,6 +162,7 @@ class ReplayMemory:
 
     def gather(self, rows: Tensor) -> Trajectory:
         """Transitions as a trajectory [1, B]."""
+        assert self._sizes.n_step == 1, "a trajectory has single steps"
         taken = self._at(rows)
         tree = lambda name: trees.pack(self._structure[name], [taken[leaf] for leaf in self._leaves(name)])  # noqa: E731
         obs = trees.map(lambda a, b: torch.stack([a, b]), tree("obs"), tree("after"))
@@ -205,7 +205,7 @@ class ReplayMemory:
     def add(self, transitions: dict[str, Tree]) -> None:
         """Keep M transitions: "obs", "action", "reward", "after", "terminated", "truncated", each [M, ...].
 
-        Those of several steps have a "discount" too.
+        Those of n steps have n rewards, and "steps".
         """
         if not self._structure:
             self._structure = {name: transitions[name] for name in ("obs", "action", "after")}
@@ -213,7 +213,7 @@ class ReplayMemory:
         for name in ("obs", "action", "after"):
             leaves = trees.flatten(transitions[name])
             flat |= {leaf: _compact(value) for leaf, value in zip(_names(name, len(leaves)), leaves, strict=True)}
-        flat |= {name: _compact(transitions[name]) for name in ("reward", *_FLAGS, "discount") if name in transitions}
+        flat |= {name: _compact(transitions[name]) for name in ("reward", *_FLAGS, "steps") if name in transitions}
         self._waiting.append(flat)
         self.count += len(flat["reward"])
 
@@ -268,6 +268,7 @@ class ReplayMemory:
         else:
             head, tail = (oldest, first * size), (whole * size, self.count)
         return {
+            "steps": self.steps,
             "count": self.count,
             "rng": self._rng.bit_generator.state,
             "segments": self._segments.described(first, whole) if first < whole else [],
@@ -287,6 +288,7 @@ class ReplayMemory:
         self._layout, self._block = None, self._block.new_zeros(0, 0)
         self._waiting, self._structure = collections.deque(), dict(snapshot["structure"])
         self.count = int(snapshot["count"])
+        self.steps = int(snapshot.get("steps", self.count))  # none: a run of when every transition was one step
         parts = [snapshot["head"], *(self._segments.read(each) for each in snapshot["segments"]), snapshot["tail"]]
         rows = [part for part in parts if part and len(part["reward"])]
         self._stored = self.count - sum(len(part["reward"]) for part in rows)
@@ -303,7 +305,7 @@ class _GroupSink:
     def __init__(self, memory: ReplayMemory, size: int, sizes: Replay):
         self._memory, self.size = memory, size
         self._obs: Tree = None  # of the row before
-        self._joiner = Joiner(sizes.n_step, sizes.discount) if sizes.n_step > 1 else None
+        self._joiner = Joiner(sizes.n_step) if sizes.n_step > 1 else None
 
     def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
         """One row of all columns. A row that a reset made answers no action."""
@@ -315,6 +317,7 @@ class _GroupSink:
             self._joiner.forget(np.flatnonzero(row.first))
         if not len(real):
             return
+        self._memory.steps += len(real)
         pick = lambda tree: trees.map(lambda leaf: np.asarray(leaf)[real], tree)  # noqa: E731
         steps = {
             "obs": pick(before),

@@ -283,6 +283,11 @@ class SequenceMemory:
 
     # -- the learner's side
 
+    @property
+    def steps(self) -> int:
+        """Steps that actors have made."""
+        return self.count
+
     def ready(self) -> bool:
         """Whether a batch can be taken."""
         return self.count >= self.sizes.warm_up and len(self) > 0

@@ -129,5 +129,5 @@ class ControlNetwork(nn.Module):
 
     def value(self, critic: nn.Module, obs: Tensor, action: Tensor, learns: bool = True) -> Tensor:
         """What each critic says of the same pairs [R, N, ...], or of its own [R, K, N, ...]: [R, K, N]."""
-        given = 0 if obs.requires_grad else obs.shape[-1]
+        given = 0 if obs.requires_grad else obs.shape[-1]  # of which nobody wants the gradient
         return critic(torch.cat([obs, action], -1), learns, given).squeeze(-1)

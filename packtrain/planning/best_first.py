@@ -593,10 +593,10 @@ class BestFirstSearch:
         top = self.boards.best_ranks(columns, current)
         # Following a plan needs no walk: a path that was the first choice is so still, if all that is new is farther
         # away and the node just left, which could not be a target while it was the current one, is none now.
-        follows, steps = routes.step_on(columns, current)
-        follows &= nodes.rank.take(self._before[columns]) != top
-        follows &= (nodes.rank.take(routes.targets[columns]) == top) & (steps < nearest)
-        routes.steps[columns] = np.where(follows, steps, 0)
+        left = routes.left(columns, current)
+        follows = (left > 0) & (nodes.rank.take(self._before[columns]) != top)
+        follows &= (nodes.rank.take(routes.targets[columns]) == top) & (left < nearest)
+        routes.keep(columns, np.where(follows, left, 0))
         wanted = ~follows & (top != NOBODY)
         if not wanted.any():
             return

@@ -28,7 +28,7 @@ class Boards:
         """Empty.
 
         Args:
-          nodes: have `owner`, `slot`, `open` and `rank`.
+          nodes: have `slot`, `open`, `reachable`, `rank` and a walk's `mark`.
           columns: B.
           lists_fringe: whether somebody asks which nodes are in the fringe.
           score: of nodes [M], float32: what the fringe is ordered by; None: nobody asks.

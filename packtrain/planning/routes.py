@@ -28,7 +28,7 @@ class Routes:
         """
         self._nodes, self._gamma = nodes, gamma
         self.targets = np.full(columns, NOBODY)
-        self.steps = np.zeros(columns, np.int64)  # from the current node to there; 0: there is no path
+        self._steps = np.zeros(columns, np.int64)  # from the current node to there; 0: there is no path
         self._places = np.full((columns, 64), NOBODY)  # the nodes
         self._actions = np.zeros((columns, 64), np.int64)
         self._values = np.zeros((columns, 64))  # the return along the path from there
@@ -40,16 +40,20 @@ class Routes:
 
     def drop(self, columns: np.ndarray) -> None:
         """Their paths are followed no further."""
-        self.steps[columns] = 0
+        self._steps[columns] = 0
 
-    def step_on(self, columns: np.ndarray, current: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which columns [R] are on their paths, one step further, with some left; and how many steps are left."""
-        steps = self.steps[columns] - 1
-        return (steps > 0) & (self._places[columns, steps - 1] == current), steps
+    def left(self, columns: np.ndarray, current: np.ndarray) -> np.ndarray:
+        """How many steps are left of the paths of columns [R] that have made one since; 0 where they are not on it."""
+        steps = self._steps[columns] - 1
+        return np.where((steps > 0) & (self._places[columns, steps - 1] == current), steps, 0)
+
+    def keep(self, columns: np.ndarray, steps: np.ndarray) -> None:
+        """Columns [R] have so many steps left of their paths; 0: they are followed no further."""
+        self._steps[columns] = steps
 
     def next(self, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """How many steps columns [R] have to go, the action to take and the return of taking it; 0 without a path."""
-        steps = self.steps[columns]
+        steps = self._steps[columns]
         there = steps > 0
         action, value = self._actions[columns, steps - 1], self._values[columns, steps - 1]
         return steps, np.where(there, action, 0), np.where(there, value, 0.0)
@@ -61,7 +65,7 @@ class Routes:
         value = nodes.value.take(targets).astype(np.float64)
         if kernels.compiled:
             arrays = (columns, targets, value, self._gamma, nodes.mark, nodes.edges, nodes.rewards)
-            longest = kernels.plan_back(*arrays, self._places, self._actions, self._values, self.steps)
+            longest = kernels.plan_back(*arrays, self._places, self._actions, self._values, self._steps)
             if longest > self._places.shape[1]:
                 self._make_room(longest)
                 self.lead(walk, columns, targets)
@@ -72,7 +76,7 @@ class Routes:
             value[which] = nodes.rewards[source, action] + self._gamma * value[which]
             mine = columns[which]
             self._places[mine, place], self._actions[mine, place] = source, action
-            self._values[mine, place], self.steps[mine] = value[which], place + 1
+            self._values[mine, place], self._steps[mine] = value[which], place + 1
 
     def _make_room(self, steps: int) -> None:
         """For paths of so many steps."""

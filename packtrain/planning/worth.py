@@ -22,7 +22,8 @@ class Worth:
         """Of nodes by these heuristics.
 
         Args:
-          nodes: have `value`, `auxiliary`, `open`, `solved`, and bonuses where a heuristic looks at them.
+          nodes: have `value`, `auxiliary`, `open`, `solved`, and `bonuses` and `found_bonus` where a heuristic looks at
+            them.
           expand_heuristic: what the fringe is ordered by.
           top_level_heuristic: what targets are chosen by.
           verification: targets are chosen by how unsure the model is there, and by nothing else; None: they are not.

@@ -283,7 +283,7 @@ class Training:
     @property
     def acted(self) -> int:
         """Steps that can be learned from. What environments have answered since the last turn is not among them."""
-        return max(memory.count for memory in self.parts.memories.values() if isinstance(memory, REPLAYED))
+        return max(memory.steps for memory in self.parts.memories.values() if isinstance(memory, REPLAYED))
 
     def due(self, name: str) -> int:
         """How many updates a learner may make before more has been acted."""

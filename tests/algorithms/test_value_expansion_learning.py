@@ -307,13 +307,16 @@ def test_two_critics_are_td3s_twins():
 
 
 @pytest.mark.parametrize("core", ["ddpg", "td3", "sac"])
-def test_rows_of_several_steps_have_their_own_discount(core):
+def test_rows_of_several_steps_ask_the_critic_after_the_last(core):
     """Mutation: γ of one step for all of them."""
     network, numbers, batch = scene(OneStep(), core)
     once = expand(network, numbers, batch)[1].target[0] - KAPPA * batch["reward"]
-    powers = torch.tensor(GAMMA, dtype=torch.float64) ** torch.arange(RUNS * ROWS).reshape(RUNS, ROWS)
-    found = expand(network, numbers, {**batch, "discount": powers})[1].target[0]
-    torch.testing.assert_close(found, KAPPA * batch["reward"] + once / GAMMA * powers)
+    steps = 1 + torch.arange(RUNS * ROWS).reshape(RUNS, ROWS) % 3
+    rewards = torch.randn(RUNS, ROWS, 3, dtype=torch.float64)
+    rewards[torch.arange(3) >= steps[..., None]] = 0
+    found = expand(network, numbers, {**batch, "reward": rewards, "steps": steps})[1].target[0]
+    paid = sum(GAMMA**k * rewards[..., k] for k in range(3))
+    torch.testing.assert_close(found, KAPPA * paid + once * GAMMA ** (steps - 1).double())
 
 
 def test_without_depth_steve_is_ddpg_with_an_ensemble():

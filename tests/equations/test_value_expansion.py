@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from packtrain.equations.value_expansion import (
     every_return,
     expanded_returns,
+    joined_rewards,
     model_use,
     mve_mean_targets,
     mve_targets,
@@ -154,6 +155,15 @@ def test_golden_td():
     close(scaled.target, [[0.3 + 5.0]])
     mixed = td_targets(double([3.0, 4.0]), double([0.0, 0.0]), double([[8.0], [8.0]]), discount=double([0.5, 0.25]))
     close(mixed.target, [[7.0, 6.0]])
+
+
+def test_joined_rewards_are_a_discounted_sum():
+    """Mutation: γ^n where fewer steps were made."""
+    got = joined_rewards(double([[1.0, 2.0, 4.0], [3.0, 5.0, 0.0]]), torch.tensor([3, 2]), discount=0.5)
+    close(got.reward, [1 + 1 + 1, 3 + 2.5])
+    close(got.discount, [0.125, 0.25])
+    with pytest.raises(AssertionError, match="shapes do not fit"):
+        joined_rewards(double([1.0, 2.0]), torch.tensor([1, 1]), discount=0.5)
 
 
 def test_after_a_real_end_the_target_is_the_reward_and_no_imagined_state_counts():

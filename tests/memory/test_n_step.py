@@ -11,7 +11,7 @@ from packtrain.memory.n_step import Joiner
 from packtrain.memory.replay import Replay
 from packtrain.types import Row
 
-FIELDS = ("obs", "action", "reward", "discount", "after", "terminated", "truncated")
+FIELDS = ("obs", "action", "reward", "steps", "after", "terminated", "truncated")
 
 
 def step(columns, numbers, ends) -> dict:
@@ -27,8 +27,8 @@ def step(columns, numbers, ends) -> dict:
     }
 
 
-def brute_force(played, n_step, discount) -> list[tuple]:
-    """(column, begin, reward, γ^m, after, terminated, truncated) of all that is whole, from lists of ends by column."""
+def brute_force(played, n_step) -> list[tuple]:
+    """(column, begin, rewards, m, after, terminated, truncated) of all that is whole, from lists of ends by column."""
     found = []
     for column, ends in enumerate(played):
         for begin in range(len(ends)):
@@ -37,8 +37,8 @@ def brute_force(played, n_step, discount) -> list[tuple]:
                 if last == len(ends):
                     break  # still open
                 if m == n_step or ends[last]:
-                    reward = sum(discount**k * (begin + k) ** 2 for k in range(m))
-                    found.append((column, begin, reward, discount**m, last + 1, ends[last] == 1, ends[last] == 2))
+                    rewards = [float((begin + k) ** 2) if k < m else 0.0 for k in range(n_step)]
+                    found.append((column, begin, rewards, m, last + 1, ends[last] == 1, ends[last] == 2))
                     break
     return sorted(found)
 
@@ -53,14 +53,14 @@ def brute_force(played, n_step, discount) -> list[tuple]:
 def test_it_is_what_lists_of_steps_say(n_step, columns, program, pause) -> None:
     """Columns rest now and then (None), and the joiner is another after a pause.
 
-    Mutations: γ^n where an episode ended before n steps; a transition over an end; nothing of the last n − 1 steps.
+    Mutations: n steps where an episode ended before; a transition over an end; nothing of the last n − 1 steps.
     """
-    joiner, discount = Joiner(n_step, 0.5), 0.5
+    joiner = Joiner(n_step)
     played: list[list[int]] = [[] for _ in range(columns)]
     found = []
     for turn, ends in enumerate(program):
         if turn == pause:
-            saved, joiner = joiner.snapshot(), Joiner(n_step, 0.5)
+            saved, joiner = joiner.snapshot(), Joiner(n_step)
             joiner.restore(saved)
         now = [column for column in range(columns) if ends[column] is not None]
         if not now:
@@ -76,16 +76,16 @@ def test_it_is_what_lists_of_steps_say(n_step, columns, program, pause) -> None:
         assert (whole["obs"]["column"] == whole["after"]["column"]).all()
         for at, begin in enumerate(whole["obs"]["place"][:, 0]):
             assert whole["action"][at] == -begin
-            names = ("reward", "discount", "terminated", "truncated")
-            reward, power, terminated, truncated = (whole[name][at] for name in names)
+            rewards = whole["reward"][at].tolist()
+            steps, terminated, truncated = (whole[name][at] for name in ("steps", "terminated", "truncated"))
             after = whole["after"]["place"][at, 0]
-            found.append((whole["obs"]["column"][at], begin, reward, power, after, terminated, truncated))
-    assert sorted(found) == brute_force(played, n_step, discount)
+            found.append((whole["obs"]["column"][at], begin, rewards, steps, after, terminated, truncated))
+    assert sorted(found) == brute_force(played, n_step)
 
 
 def test_what_was_begun_anew_is_forgotten() -> None:
     """Mutation: rewards of the next episode for an action of the last."""
-    joiner = Joiner(3, 0.9)
+    joiner = Joiner(3)
     assert joiner.add(np.array([0, 1]), step([0, 1], [0, 0], [0, 0])) is None
     joiner.forget(np.array([0]))
     assert joiner.add(np.array([0, 1]), step([0, 1], [5, 1], [0, 0])) is None
@@ -110,7 +110,7 @@ def row(number, first=False, terminated=False, truncated=False) -> Row:
 def test_a_replay_keeps_them_and_comes_back_with_what_was_open() -> None:
     """Mutation: what is open is not saved."""
     rows = [row(0, first=True), row(1), row(2), row(3), row(4, terminated=True), row(9, first=True), row(10), row(11)]
-    sizes = Replay(100, 4, n_step=3, discount=0.5)
+    sizes = Replay(100, 4, n_step=3)
     memories = [sizes.build([2], 0, torch.device("cpu")) for _ in range(2)]
     for number, one in enumerate(rows):
         memories[0].sinks[0].add(one, (), {})
@@ -120,31 +120,34 @@ def test_a_replay_keeps_them_and_comes_back_with_what_was_open() -> None:
             memories[1].sinks[0].add(one, (), {})
     for memory in memories:
         kept = {name: leaf.numpy() for name, leaf in memory.filled().items()}
-        mine = kept["obs"][:, 0] >= 0
-        mine &= kept["reward"] > 0
-        # from 0: 1 + 2/2 + 3/4; from 1: 2 + 3/2 + 4/4; from 2 and 3 to the end
+        mine = kept["reward"][:, 0] > 0
         assert kept["obs"][mine][:, 0].tolist() == [0, 1, 2, 3]
-        assert kept["reward"][mine].tolist() == [2.75, 4.5, 5, 4]
-        assert kept["discount"][mine].tolist() == [0.125, 0.125, 0.25, 0.5]
+        assert kept["reward"][mine].tolist() == [[1, 2, 3], [2, 3, 4], [3, 4, 0], [4, 0, 0]]
+        assert kept["steps"][mine].tolist() == [3, 3, 2, 1]
         assert kept["after"][mine][:, 0].tolist() == [3, 4, 4, 4]
         assert kept["terminated"][mine].tolist() == [0, 1, 1, 1]
-        assert kept["discount"].dtype == np.float32 and len(memory) == 8
+        assert kept["reward"].dtype == np.float32 and len(memory) == 8
+        assert memory.steps == 12  # four, and two of the next episode, in two columns
     begun = sizes.build([2], 0, torch.device("cpu"))
     begun.restore(memories[0].snapshot(), same_episodes=False)
     assert begun.sinks[0].snapshot() == {"open": {}}
 
 
-def test_single_steps_have_no_discount_of_their_own() -> None:
+def test_an_episode_that_was_dropped_pays_nothing_to_the_one_before() -> None:
+    """It begins anew without an end. Mutation: what was open goes on."""
+    memory = Replay(100, 4, n_step=3).build([2], 0, torch.device("cpu"))
+    for one in (row(0, first=True), row(1), row(9, first=True), row(10), row(11), row(12)):
+        memory.sinks[0].add(one, (), {})
+    assert memory.filled()["reward"].tolist() == [[10, 11, 12], [-10, -11, -12]]
+
+
+def test_single_steps_are_as_they_were() -> None:
     memory = Replay(100, 4).build([2], 0, torch.device("cpu"))
     for one in (row(0, first=True), row(1), row(2)):
         memory.sinks[0].add(one, (), {})
-    assert "discount" not in memory.filled()
+    assert "steps" not in memory.filled() and memory.filled()["reward"].shape == (4,) and memory.steps == 4
 
 
-@pytest.mark.parametrize(
-    ("values", "line"),
-    [({"n_step": 0}, "Replay.n_step = 0 must be at least 1"), ({"discount": 1.5}, "Replay.discount = 1.5 must lie")],
-)
-def test_numbers_that_cannot_be_are_refused(values, line) -> None:
-    with pytest.raises(ConfigError, match=line):
-        Replay(**values)
+def test_less_than_one_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Replay.n_step = 0 must be at least 1"):
+        Replay(n_step=0)

@@ -96,6 +96,15 @@ def test_critics_see_observation_and_action():
     torch.testing.assert_close(own, said)
 
 
+def test_who_wants_the_gradient_of_an_observation_gets_it():
+    """Mutation: that of actions alone, always."""
+    network = Control(8, 1, 2).build(SPEC)
+    obs = torch.randn(1, 4, network.policy.weights[0].shape[1], requires_grad=True)
+    action = torch.rand(1, 4, network.action_size, requires_grad=True)
+    said = network.value(network.critic, obs, action).sum()
+    assert all(leaf.any() for leaf in torch.autograd.grad(said, [obs, action]))
+
+
 def test_copies_begin_equal_and_learn_nothing_by_themselves():
     dynamics = Dynamics(transitions=3, rewards=2, hidden_size=4, num_layers=1, elites=2, normalise=True)
     network = build(dynamics=dynamics)
