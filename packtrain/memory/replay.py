@@ -317,7 +317,6 @@ class _GroupSink:
             self._joiner.forget(np.flatnonzero(row.first))
         if not len(real):
             return
-        self._memory.steps += len(real)
         pick = lambda tree: trees.map(lambda leaf: np.asarray(leaf)[real], tree)  # noqa: E731
         steps = {
             "obs": pick(before),
@@ -330,6 +329,7 @@ class _GroupSink:
         whole = steps if self._joiner is None else self._joiner.add(real, steps)
         if whole is not None:
             self._memory.add(whole)
+        self._memory.steps += len(real)  # now: somebody may wait for it, to draw
 
     def snapshot(self) -> dict[str, Any]:
         """The row before, and steps whose transitions are not whole yet."""
