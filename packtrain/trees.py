@@ -56,6 +56,12 @@ def pick(tree: Tree, rows: Any) -> Tree:
     return tree[rows] if isinstance(tree, np.ndarray) else map(lambda leaf: leaf[rows], tree)
 
 
+def stack(trees: Iterable[Tree]) -> Tree:
+    """Equal structures of arrays as one, with an axis in front; ValueError if they differ or are none."""
+    first, *others = trees  # ValueError of Python where there are none
+    return map(lambda *leaves: np.stack(leaves), first, *others)
+
+
 def named_leaves(tree: Tree, prefix: str = "") -> dict[str, Any]:
     """The leaves under readable, unique names: `{"a": (x, y)}` gives `{"a/0": x, "a/1": y}`."""
     paths, leaves, _ = optree.tree_flatten_with_path(tree, none_is_leaf=True)

@@ -159,6 +159,16 @@ def test_front_is_the_first_leaf():
             trees.front(tree)
 
 
+def test_stack_puts_an_axis_in_front():
+    """Mutation: leaves behind each other."""
+    one, other = {"a": np.zeros(2), "b": (np.array(1),)}, {"a": np.ones(2), "b": (np.array(5),)}
+    found = trees.stack(tree for tree in [one, other])  # any iterable
+    assert found["a"].tolist() == [[0, 0], [1, 1]] and found["b"][0].tolist() == [1, 5]
+    for wrong in ([], [one, {"a": np.zeros(2)}]):
+        with pytest.raises(ValueError):
+            trees.stack(wrong)
+
+
 def test_named_leaves_have_readable_unique_names():
     tree = {"a": (10, 20), "b": Pair({"x": 30}, None)}
     named = trees.named_leaves(tree)

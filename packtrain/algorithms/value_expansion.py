@@ -311,11 +311,11 @@ def expand(network: ControlNetwork, settings: ValueExpansion, batch: Batch) -> t
     imagined = imagine(network, settings, batch)
     if settings.target.horizon == 0:  # the same in fewer operations
         value, over = imagined.value[0, :, :, 0], imagined.termination[0, :, :, 0]
-        reward, discount, scale = batch["reward"], settings.discount, settings.reward_scale
+        reward: Tensor = batch["reward"]
+        discount: float | Tensor = settings.discount
         if "steps" in batch:
-            sums = joined_rewards(reward, batch["steps"], discount=discount)
-            return imagined, td_targets(sums.reward, over, value, discount=sums.discount, reward_scale=scale)
-        return imagined, td_targets(reward, over, value, discount=discount, reward_scale=scale)
+            reward, discount = joined_rewards(reward, batch["steps"], discount=settings.discount)
+        return imagined, td_targets(reward, over, value, discount=discount, reward_scale=settings.reward_scale)
     expansion = expanded_returns(
         batch["reward"],
         imagined.termination,

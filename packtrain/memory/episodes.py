@@ -287,7 +287,7 @@ class _GroupSink:
             self._keep()
 
     def _keep(self) -> None:
-        rows = Row(*(trees.map(lambda *leaves: np.stack(leaves), *parts) for parts in zip(*self._rows, strict=True)))
+        rows = Row(*(trees.stack(parts) for parts in zip(*self._rows, strict=True)))
         wanted = self._memory._sizes.extras
         extras = {name: np.stack([one[name] for one in self._extras[:-1]]) for name in wanted}
         for column in range(self._size):

@@ -79,10 +79,9 @@ class Joiner:
 
     def _fields(self, opened: list[_Open]) -> dict[str, Tree]:
         """Of several, each [N, ...]."""
-        stacked = lambda found: trees.map(lambda *leaves: np.stack(leaves), *found)  # noqa: E731
         steps = np.array([len(one.rewards) for one in opened])
         reward = np.zeros((len(opened), self._n_step), np.float32)
         for row, one in zip(reward, opened, strict=True):
             row[: len(one.rewards)] = one.rewards
-        obs, action = stacked([one.obs for one in opened]), stacked([one.action for one in opened])
+        obs, action = trees.stack(one.obs for one in opened), trees.stack(one.action for one in opened)
         return {"obs": obs, "action": action, "reward": reward, "steps": steps}

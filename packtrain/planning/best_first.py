@@ -3,6 +3,8 @@
 Each decision expands a few nodes of the known graph, picks the node most worth being at, and takes the first action of
 a shortest path to it. The graph lasts for the episode: states met again are the same node, and what really happened
 corrects it (`feedback`). The planner of Trust-but-Verify (IJCNN 2021), without that rule itself.
+What nodes are worth is in `worth.py`, what is looked up of all nodes of a column at once in `boards.py`, and the paths
+that are being followed in `routes.py`.
 
 Deviations from the published code:
 1. Values. `value` is the return of the plan: the rewards on the path to the target, then the network's value of it.
@@ -227,8 +229,9 @@ class BestFirstSearch:
         self._reached_from = np.full(columns, NOBODY)  # the current node of which `reachable` is true; NOBODY: none
         self._expansions = np.zeros(columns, np.int64)  # for the latest decision
         self._routes = Routes(self.nodes, columns, agent.gamma)
-        doubts = (self._verification, agent.doubt_octaves) if agent.plan_to_verify else ()
-        self._worth = Worth(self.nodes, agent.expand_heuristic, agent.top_level_heuristic, *doubts)
+        doubts = self._verification if agent.plan_to_verify else None
+        heuristics = (agent.expand_heuristic, agent.top_level_heuristic)
+        self._worth = Worth(self.nodes, *heuristics, doubts, agent.doubt_octaves)
         self._by_distance = agent.fringe == "priority" and agent.expand_heuristic == "neg_distance"
         scored = agent.fringe == "priority" and not self._by_distance
         lists_fringe = agent.fringe in ("fifo", "lifo", "random")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from packtrain.arrays import wider
 from packtrain.planning import kernels
 from packtrain.planning.distances import Outward
 from packtrain.planning.nodes import Nodes
@@ -149,10 +150,3 @@ def numbered(rows: np.ndarray, n_rows: int) -> np.ndarray:
     mine = np.arange(len(rows))
     starts[rows[::-1]] = mine[::-1]  # the last writer is the first of its run
     return mine - starts.take(rows)
-
-
-def wider(board: np.ndarray, room: int, fill: float) -> np.ndarray:
-    """A board with more places in a row."""
-    wider = np.full((len(board), room), fill, board.dtype)
-    wider[:, : board.shape[1]] = board
-    return wider

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from packtrain.arrays import wider
 from packtrain.planning import kernels
-from packtrain.planning.boards import wider
 from packtrain.planning.distances import Outward
 from packtrain.planning.nodes import Nodes
 from packtrain.planning.table import NOBODY

@@ -12,20 +12,13 @@ from packtrain.envs.cartpole import CartPole
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.toy_mr import ToyMR
 from packtrain.errors import ConfigError
-from packtrain.planning import kernels
 from packtrain.planning.best_first import BestFirstSearchAgent, _Equal
 from packtrain.planning.model import CoreModel, Stepped, digest
 from packtrain.planning.planner import Roots
 from packtrain.planning.worth import ordered
 from packtrain.testing.plain_best_first import PlainBestFirst, distances
 
-
-@pytest.fixture(params=["numpy", "kernels"], autouse=True, scope="module")
-def way(request):
-    """Everything in NumPy, then with kernels: compiled where numba is installed, else the same lines in Python."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "compiled", request.param == "kernels")
-        yield
+pytestmark = pytest.mark.usefixtures("way")
 
 
 class SteppedWithBonus(NamedTuple):

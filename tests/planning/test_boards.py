@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packtrain.planning import kernels
 from packtrain.planning.boards import Boards, numbered
 from packtrain.planning.nodes import Nodes
 from packtrain.planning.table import NOBODY
@@ -19,11 +18,7 @@ FIELDS = {
 }
 
 
-@pytest.fixture(params=["numpy", "kernels"], autouse=True, scope="module")
-def with_and_without_kernels(request):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "compiled", request.param == "kernels")
-        yield
+pytestmark = pytest.mark.usefixtures("way")
 
 
 @settings(deadline=None, max_examples=40)

@@ -3,18 +3,12 @@
 import numpy as np
 import pytest
 
-from packtrain.planning import distances, kernels
+from packtrain.planning import distances
 from packtrain.planning.distances import Graph, graph_fields
 from packtrain.planning.nodes import Nodes
 from packtrain.planning.table import NOBODY
 
-
-@pytest.fixture(params=["numpy", "kernels"], autouse=True, scope="module")
-def way(request):
-    """Everything in NumPy, then with kernels: compiled where numba is installed, else the same lines in Python."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "compiled", request.param == "kernels")
-        yield
+pytestmark = pytest.mark.usefixtures("way")
 
 
 class PlainGraph:

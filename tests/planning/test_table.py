@@ -5,18 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packtrain.planning import kernels
 from packtrain.planning.model import digest
 from packtrain.planning.nodes import Nodes
 from packtrain.planning.table import NOBODY, Table
 
-
-@pytest.fixture(params=["numpy", "kernels"], autouse=True, scope="module")
-def way(request):
-    """Everything in NumPy, then with kernels: compiled where numba is installed, else the same lines in Python."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "compiled", request.param == "kernels")
-        yield
+pytestmark = pytest.mark.usefixtures("way")
 
 
 @settings(deadline=None, max_examples=150)
