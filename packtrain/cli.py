@@ -513,6 +513,9 @@ def _bench(argv: list[str]) -> int:
         raise ConfigError(f"unknown bench {arguments.name!r}{near}; there are {', '.join(names)}")
     import importlib
 
+    from packtrain.runtime.command import find_device
+
+    find_device(arguments.device)  # or one line that says why not, whatever is measured there
     result = importlib.import_module(f"packtrain.bench.{arguments.name}").run(arguments.secs, arguments.device)
     if arguments.json:
         print(json.dumps(result))

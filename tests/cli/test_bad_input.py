@@ -74,6 +74,7 @@ CATCH = ["train", "impala/catch", "--output_dir", "run"]
         (["train", "impala/pong", "--protocol", "old", "--output_dir", "run"], ["protocol", "classic"]),
         (["bench", "impala_atari", "--device", "mps"], ["mps", "cuda:N"]),
         (["bench", "impala_catch", "--secs", "0"], ["--secs 0.0 must be above 0"]),
+        *((["bench", name, "--device", "cuda:7"], ["cuda:7", "--device cpu"]) for name in ("replay", "steve", "tbv")),
         ([*CATCH, "--device", "toaster"], ["toaster"]),
         ([*CATCH, "--runtime", "cluster"], ["cluster", "--runtime local"]),
         ([*CATCH, "--address", "auto"], ["cluster"]),
