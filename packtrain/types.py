@@ -7,7 +7,7 @@ H horizon, C context rows. Time comes first, then batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import torch
@@ -81,35 +81,3 @@ class Spec:
     reward_channels: tuple[str, ...] = ("train",)  # "train" first
     frames_per_step: int = 1  # emulator frames that one decision lasts
     factors: tuple[Any, ...] = ()  # what a vector of observations is made of, where that is known: `envs/factors.py`
-
-
-class Policy(Protocol):
-    """Chooses actions. State goes in and comes out; nothing is kept between calls but weights and a generator."""
-
-    context: int  # rows needed in front of row 0
-
-    def initial_carry(self, batch: int) -> Tree:
-        """The carry of a fresh episode for `batch` columns; () if there is none."""
-
-    def act(self, rows: Row, carry: Tree) -> tuple[Tree, Tree, dict[str, Tensor]]:
-        """Actions for the last of C+1 rows [C+1, B, ...], the carry after it, extras to be stored; each [B, ...]."""
-
-
-class Sink(Protocol):
-    """Takes experience from an actor."""
-
-    def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
-        """One row of B columns, as tensors or arrays, the carry before it, and extras; the next row has the action."""
-
-
-class Learner(Protocol):
-    """Turns samples into better weights."""
-
-    def update(self, sample: Sample) -> dict[str, Any]:
-        """One optimiser step. Metrics come back as 0-d tensors or floats."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that must survive a crash, as a tree of tensors and JSON values."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The reverse of state_dict."""

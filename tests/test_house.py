@@ -12,7 +12,7 @@ PACKAGE = Path(packtrain.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 # A room may import from its own floor and the floors below it.
 FLOORS = [
-    {"types", "trees", "arrays", "equations", "errors", "knobs", "cores", "files"},
+    {"types", "trees", "arrays", "equations", "errors", "knobs", "cores", "files", "interfaces"},
     {"config", "metrics"},
     {"networks", "devices", "envs", "memory", "planning"},
     {"acting"},

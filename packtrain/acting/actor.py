@@ -19,7 +19,8 @@ from packtrain.acting.predictive import PredictivePolicy
 from packtrain.acting.seat import Decision
 from packtrain.acting.values import ValuePolicy
 from packtrain.envs.stream import Finished, Stream
-from packtrain.types import Row, Sink
+from packtrain.interfaces import Writer
+from packtrain.types import Row
 
 AnyPolicy = NetworkPolicy | PlannedPolicy | ControlPolicy | PredictivePolicy | ValuePolicy
 
@@ -31,7 +32,7 @@ class Actor:
         self,
         streams: list[Stream],
         policy: AnyPolicy,
-        sinks: Sequence[Sink],
+        sinks: Sequence[Writer],
         refresh: Callable[[], int],
     ):
         """Nothing starts before the first turn.

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from packtrain import trees
 from packtrain.devices.captured import Captured
+from packtrain.interfaces import SampleLearner
 from packtrain.types import Sample, Trajectory
 
 Loss = Callable[[Any, Trajectory], tuple[Tensor, dict[str, Tensor]]]
 
 
-class GradientLearner:
+class GradientLearner(SampleLearner):
     """One optimiser step on a loss for each sample. The algorithm is in the loss; this is the wheelwork."""
 
     def __init__(
@@ -26,6 +27,7 @@ class GradientLearner:
         learning_rate: Callable[[int], float],
         grad_norm_clipping: float,
         capture: bool = False,
+        validation: Callable[[Any, Trajectory], dict[str, Tensor]] | None = None,
     ):
         """A learner at its first step.
 
@@ -36,12 +38,14 @@ class GradientLearner:
           learning_rate: decisions learned from so far → rate of the next step.
           grad_norm_clipping: the global gradient norm is scaled down to this.
           capture: on a GPU, launch the whole update as one; the loss must not look at values on the host.
+          validation: (network, held-out steps) → metrics.
         """
         self.network = network
         self.optimiser = optimiser
         self._loss, self._rate, self._clip = loss, learning_rate, grad_norm_clipping
         self._parameters = [p for group in optimiser.param_groups for p in group["params"]]  # others may learn the rest
         self._device = self._parameters[0].device
+        self._validation = validation
         self._capture = capture and self._device.type == "cuda"
         self._launch: Captured | None = None
         self._trajectory: Trajectory | None = None  # what the captured update reads
@@ -90,9 +94,13 @@ class GradientLearner:
             self._metrics = packed
         self._metrics.copy_(packed)
 
+    def validate(self, sample: Trajectory) -> dict[str, Tensor] | None:
+        """Return metrics on held-out steps."""
+        return None if self._validation is None else self._validation(self.network, sample)
+
     @torch.no_grad()
-    def begin_anew(self, fresh: dict[str, Tensor]) -> None:
-        """Take the trained parameters from other weights of the same network, and forget how they were moving."""
+    def reset(self, fresh: dict[str, Tensor]) -> None:
+        """Replace the trained parameters by those of another state dict and clear the optimiser state."""
         mine = {id(parameter) for parameter in self._parameters}
         for name, parameter in self.network.named_parameters():
             if id(parameter) in mine:

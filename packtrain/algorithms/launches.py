@@ -18,6 +18,7 @@ from packtrain.algorithms.optimisers import Adam
 from packtrain.devices.captured import Captured
 from packtrain.devices.taped import Spare, Taped
 from packtrain.errors import CheckpointError
+from packtrain.interfaces import Learner, UpdateResult
 from packtrain.memory.replay import ReplayMemory
 from packtrain.networks.stacked import join as join_modules
 
@@ -78,6 +79,7 @@ class Launches:
 
     def __init__(self, rule: Rule, runs: int, device: torch.device, capture: bool = True):
         self.rule, self.runs, self._device = rule, runs, device
+        self.learners: Sequence[ReplayLearner] = ()  # one per run, in their order
         self._on_gpu = device.type == "cuda"
         self._records = capture and (self._on_gpu or not rule.compiles)  # a tape does not see what is compiled
         self._laid: Batch = {}  # [room, R, ...], where recorded updates read
@@ -136,10 +138,10 @@ class Launches:
         return steps
 
 
-class ReplayLearner:
+class ReplayLearner(Learner):
     """What one run sees of its updates: its weights, its optimisers' state, its random numbers, its counters."""
 
-    at_once = ROOM  # updates before others have a turn
+    max_updates = ROOM
 
     def __init__(
         self,
@@ -162,6 +164,7 @@ class ReplayLearner:
         self._make, self._capture = rule, capture
         self._device = next(network.parameters()).device
         self._launches = Launches(rule(network), 1, self._device, capture)
+        self._launches.learners = (self,)
         self._run = 0
         self._generator = torch.Generator(self._device).manual_seed(seed)
         self.updates = 0
@@ -180,14 +183,15 @@ class ReplayLearner:
         assert self._launches.runs == 1, "this is decided before runs are joined"
         self._capture = capture
         self._launches = Launches(self._launches.rule, 1, self._device, capture)
+        self._launches.learners = (self,)
 
     def reseed(self, seed: int) -> None:
         """Draw other numbers from now on."""
         self._generator.manual_seed(seed)
 
     @property
-    def publishes(self) -> bool:
-        """Whether the updates of the last call have made a version for those who act."""
+    def publish_due(self) -> bool:
+        """Whether the updates of the last call changed the weights that actors should use."""
         return self._launches.rule.publishes(self.updates - self._latest, self.updates)
 
     @property
@@ -201,13 +205,22 @@ class ReplayLearner:
         self._found |= rule.prepare(self.network, memory, self.updates, self._prepared)
         return {**memory.batches(count, rule.batch_size, rule.holdout), **rule.draws(count, self._generator)}
 
-    def learn(self, memory: ReplayMemory, count: int) -> dict[str, Any]:
-        """So many updates on steps of a memory, `ROOM` at most; the means of their metrics."""
-        return self.update(self.draw(memory, count))
+    def apply(self, works: Sequence[Batch]) -> list[UpdateResult]:
+        """Make updates on inputs [count, ...] of every seed that was joined, in their order; means of their metrics."""
+        learners, count = self._launches.learners, len(next(iter(works[0].values())))
+        assert len(works) == len(learners), "joined runs update together"
+        means = self._launches.update(works, self.updates)
+        names, results = self._launches.rule.names, []
+        for learner, own in zip(learners, means.unbind(), strict=True):
+            metrics = dict(zip(names, own.unbind(), strict=True)) | learner._found
+            learner.updates += count
+            learner._latest, learner._found = count, {}
+            results.append(UpdateResult(metrics, count))
+        return results
 
     def update(self, batch: Batch) -> dict[str, Any]:
-        """Updates on inputs [count, ...], of this run alone; the means of their metrics as 0-d tensors."""
-        return update([self], [batch])[0]
+        """Make updates on inputs [count, ...] of this run alone; the means of their metrics as 0-d tensors."""
+        return self.apply([batch])[0].metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimiser state, random numbers and counters."""
@@ -255,35 +268,22 @@ class ReplayLearner:
         self._launches, self._run = launches, run
         self._load_moments(moments)
 
+    @staticmethod
+    def join(runs: Sequence[Sequence[ReplayLearner]]) -> None:
+        """Let several runs update together from now on, each with its learners, which share the run's network.
 
-def join(runs: Sequence[Sequence[ReplayLearner]]) -> None:
-    """Let several runs update together from now on, each with its learners, which share the run's network.
-
-    Raises:
-      CheckpointError: some are ahead of others.
-    """
-    together = list(zip(*runs, strict=True))
-    for same in together:
-        if len({learner.updates for learner in same}) > 1:
-            counts = ", ".join(f"{learner.updates:,}" for learner in same)
-            raise CheckpointError(f"runs that have made {counts} updates cannot go on together")
-    network = join_modules([learners[0].network for learners in runs])
-    for same in together:
-        first = same[0]
-        launches = Launches(first._make(network), len(same), first._device, first._capture)
-        for run, learner in enumerate(same):
-            learner._enter(launches, run)
-
-
-def update(learners: Sequence[ReplayLearner], batches: Sequence[Batch]) -> list[dict[str, Any]]:
-    """Updates of learners that were joined, or of one, on inputs [count, ...] of each; the metrics of each."""
-    launches = learners[0]._launches
-    assert launches.runs == len(learners), "joined runs update together"
-    means = launches.update(batches, learners[0].updates)
-    count = len(next(iter(batches[0].values())))
-    names, reports = launches.rule.names, []
-    for learner, own in zip(learners, means.unbind(), strict=True):
-        reports.append(dict(zip(names, own.unbind(), strict=True)) | learner._found)
-        learner.updates += count
-        learner._latest, learner._found = count, {}
-    return reports
+        Raises:
+          CheckpointError: some are ahead of others.
+        """
+        together = list(zip(*runs, strict=True))
+        for same in together:
+            if len({learner.updates for learner in same}) > 1:
+                counts = ", ".join(f"{learner.updates:,}" for learner in same)
+                raise CheckpointError(f"runs that have made {counts} updates cannot go on together")
+        network = join_modules([learners[0].network for learners in runs])
+        for same in together:
+            first = same[0]
+            launches = Launches(first._make(network), len(same), first._device, first._capture)
+            launches.learners = same
+            for run, learner in enumerate(same):
+                learner._enter(launches, run)

@@ -40,6 +40,7 @@ from packtrain.equations.gae import endless_gae, gae
 from packtrain.equations.losses import baseline_loss, entropy_loss
 from packtrain.equations.surrogate import clipped_surrogate
 from packtrain.errors import ConfigError
+from packtrain.interfaces import SampleLearner
 from packtrain.metrics.recorder import means
 from packtrain.networks.actor_critic import ActorCriticNetwork, Output
 from packtrain.networks.novelty import RandomDistillation
@@ -186,7 +187,7 @@ def explained_variance(targets: Tensor, values: Tensor, weight_t: Tensor) -> Ten
     return torch.where(spread > novelty.TINY**2, 1 - variance(targets - values) / spread, 0.0)
 
 
-class PPOLearner:
+class PPOLearner(SampleLearner):
     """One batch of unrolls an update: the bonus, advantages, then every epoch and minibatch."""
 
     def __init__(self, network: ActorCriticNetwork, settings: PPO, total_steps: int):

@@ -37,7 +37,8 @@ from packtrain.equations.q_learning import (
 )
 from packtrain.equations.rewards import clip_reward
 from packtrain.errors import ConfigError
-from packtrain.memory.sequences import SequenceMemory, Sequences
+from packtrain.interfaces import SampleLearner
+from packtrain.memory.sequences import Sequences
 from packtrain.networks.action_values import ActionValuesNetwork
 from packtrain.networks.q_network import QOutput, QValueNetwork
 from packtrain.trees import Tree
@@ -104,10 +105,10 @@ class QLearning:
         return QLearner(self, network)
 
 
-class QLearner:
+class QLearner(SampleLearner):
     """One step of all optimisers for each sample; on a GPU one launch."""
 
-    at_once = 1  # updates before others have a turn
+    saves_acting_weights = True  # they are published every `publish_period` updates
 
     def __init__(self, settings: QLearning, network: ActionValuesNetwork):
         self.settings, self.network = settings, network
@@ -137,18 +138,6 @@ class QLearner:
         self.updates = 0
         self.steps = 0
 
-    def learn(self, memory: SequenceMemory, count: int) -> dict[str, Any]:
-        """So many updates on sequences of a memory; the means of their metrics."""
-        each: list[dict[str, Tensor]] = []
-        for _ in range(count):
-            sample = memory.sample(self.updates)
-            if sample is None or sample.keys is None:
-                raise ConfigError("there is no whole sequence to learn from yet: more steps must be collected before")
-            found = self.update(sample)
-            memory.set_priorities(sample.keys, found.pop("priorities"))
-            each.append(found)
-        return each[0] if count == 1 else {name: torch.stack([one[name] for one in each]).mean() for name in each[0]}
-
     def update(self, sample: Sample) -> dict[str, Any]:
         """One update; metrics as 0-d tensors, and "priorities" [B]."""
         weight = sample.importance_weight
@@ -167,8 +156,8 @@ class QLearner:
         return found
 
     @property
-    def publishes(self) -> bool:
-        """Whether the weights as they are now are a version for those who act."""
+    def publish_due(self) -> bool:
+        """Whether actors should use the weights as they are now."""
         return self.updates % self.settings.publish_period == 0
 
     def _step(self, trajectory: Trajectory, weight: Tensor, exploits: Tensor) -> dict[str, Tensor]:

@@ -53,15 +53,19 @@ class WorldModelLearning:
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         optimiser = make_optimiser(trained, self.optimiser, self.learning_rate, alpha=self.alpha, epsilon=self.epsilon)
         rate = self.learning_rate
-        return GradientLearner(
-            network, partial(loss, settings=self), optimiser, lambda _: rate, float("inf"), capture=True
-        )
 
-    def validate(self, network: nn.ModuleDict, trajectory: Trajectory) -> dict[str, Tensor]:
-        """How good that model is on steps that it has not learned from, see `validation`."""
-        module = network[self.network]
-        assert isinstance(module, ModelNetwork)
-        return validation(module, trajectory)
+        def held_out(_: nn.ModuleDict, trajectory: Trajectory) -> dict[str, Tensor]:
+            return validation(module, trajectory)
+
+        return GradientLearner(
+            network,
+            partial(loss, settings=self),
+            optimiser,
+            lambda _: rate,
+            float("inf"),
+            capture=True,
+            validation=held_out,
+        )
 
 
 def loss(

@@ -18,6 +18,7 @@ import torch
 
 from packtrain.bench.measure import Part, measure, result
 from packtrain.bench.training import open_training, prepare, train
+from packtrain.interfaces import learn as make_updates
 from packtrain.runtime import command
 from packtrain.runtime.training import Training
 
@@ -82,7 +83,7 @@ def _parts(training: Training, secs: float, steps: float) -> list[Part]:
         return parts.actor.steps - before
 
     def learn() -> int:
-        learner.learn(memory, 1)
+        make_updates([learner], [memory], 1)
         parts.publish(parts.updates)
         if parts.policy.device.type == "cuda":
             torch.cuda.synchronize()

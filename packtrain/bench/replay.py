@@ -149,7 +149,7 @@ def _answer(memory: SequenceMemory) -> Callable[[], Any]:
     assert sample is not None and sample.keys is not None, "nothing to draw"
     keys = sample.keys
     errors = torch.rand(len(keys), device=keys.device)
-    return lambda: memory.set_priorities(keys, errors)
+    return lambda: memory.update_priorities(keys, errors)
 
 
 def _secs_a_call(call: Callable[[], Any], secs: float, device: torch.device) -> float:

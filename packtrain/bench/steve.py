@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from packtrain.algorithms import launches
 from packtrain.algorithms.dynamics import DynamicsLearning
 from packtrain.algorithms.launches import Batch, ReplayLearner
 from packtrain.algorithms.targets import Steve
@@ -101,13 +100,13 @@ def _gpu_case(control: Control, runs: int, way: str, flops: float, secs: float, 
     compiles, captures = WAYS[way]
     each = [_learners(control, _both(compiles), device, seed, captures) for seed in range(runs)]
     if runs > 1:
-        launches.join(each)
+        ReplayLearner.join(each)
     kinds = [list(same) for same in zip(*each, strict=True)]  # the model's learners, then the critics'
     batches = [[_batch(learner, device) for learner in same] for same in kinds]
 
     def pairs() -> int:
         for same, own in zip(kinds, batches, strict=True):
-            launches.update(same, own)
+            same[0].apply(own)
         return COUNT
 
     rate = _rate(pairs, secs, device)

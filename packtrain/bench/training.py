@@ -78,7 +78,7 @@ def take_apart(parts: Parts) -> Calls:
         return parts.actor.steps - before
 
     def learn() -> int:
-        learner.update(samples[0])
+        learner.apply(samples)
         parts.publish(learner.updates)
         if parts.policy.device.type == "cuda":
             torch.cuda.synchronize()

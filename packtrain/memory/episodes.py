@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from packtrain import trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
+from packtrain.interfaces import Memory
 from packtrain.memory.ring import Ring
 from packtrain.trees import Tree
 from packtrain.types import Row, Sample, Trajectory
@@ -71,7 +73,7 @@ class Episodes:
         return self.capacity * row
 
 
-class EpisodeMemory:
+class EpisodeMemory(Memory):
     """Buckets of episodes. Actors add through `sinks`, learners take from `sample`."""
 
     replays = True  # what is sampled stays
@@ -94,8 +96,8 @@ class EpisodeMemory:
         """Draw other steps from now on; `Episodes.seed` still tells two memories of one run apart."""
         self._rng = np.random.default_rng([seed, self._sizes.seed])
 
-    def bucket_sizes(self) -> dict[str, int]:
-        """Steps in each bucket, under names for metrics."""
+    def report(self) -> dict[str, float]:
+        """Return the number of steps in each bucket."""
         return {
             "bucket_" + "_".join(str(value) for value in key) + "_size": len(ring)
             for key, ring in sorted(self._buckets.items())
@@ -140,10 +142,11 @@ class EpisodeMemory:
         chosen = [(ring, ring.spread(max(1, most // len(rings)))) for ring in rings]
         return self._trajectory([(ring, rows, np.ones(len(rows))) for ring, rows in chosen]) if chosen else None
 
-    def set_priorities(self, priorities: np.ndarray) -> None:
-        """How surprising each step of the last sample was, [B]."""
+    def update_priorities(self, keys: Tensor | None, priorities: Tensor) -> None:
+        """Set the priorities [B] of the steps of the latest sample."""
+        values = priorities.cpu().numpy()
         for ring, rows, part in self._drawn:
-            ring.priority[rows] = np.maximum(priorities[part], 1e-6)
+            ring.priority[rows] = np.maximum(values[part], 1e-6)
 
     def _trajectory(self, drawn: list[tuple[Ring, np.ndarray, np.ndarray]]) -> Trajectory:
         def gather(name: str, offset: int = 0) -> Tree:
@@ -178,14 +181,6 @@ class EpisodeMemory:
         )
 
     # -- the actor's side
-
-    def has_room(self) -> bool:
-        """There is always room: old episodes make it."""
-        return True
-
-    def wait_for_room(self, timeout: float) -> bool:
-        """Likewise."""
-        return True
 
     def add_episode(self, episode: dict[str, Tree]) -> None:
         """Keep one episode of L steps.
@@ -240,8 +235,8 @@ class EpisodeMemory:
             "kept": [{"key": list(key), "count": count} for key, count in sorted(self._kept.items())],
         }
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on from a snapshot."""
+    def restore(self, snapshot: dict[str, Any], same_episodes: bool = True) -> None:
+        """Go on from a snapshot; episodes in progress are never in it."""
         self._buckets = _rings(snapshot["buckets"], self._sizes.capacity)
         self._held_out = _rings(snapshot.get("held_out", []), self._sizes.capacity // VALIDATION_ROOM)
         self._kept = {_key(kind): int(kind["count"]) for kind in snapshot.get("kept", [])}

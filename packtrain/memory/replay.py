@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 from packtrain import trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
+from packtrain.interfaces import Memory
 from packtrain.memory.n_step import Joiner
 from packtrain.memory.packed import Layout
 from packtrain.memory.segments import NoSegments, Segments
@@ -63,10 +65,10 @@ class Replay:
         return 2 * self.capacity * row
 
 
-class ReplayMemory:
+class ReplayMemory(Memory):
     """A ring of transitions. Actors add through `sinks`; learners take `sample` or `batches`."""
 
-    replays = True  # what is sampled stays
+    replays = outlives_episodes = True
 
     def __init__(self, sizes: Replay, groups: list[int], device: torch.device):
         self._sizes, self.device = sizes, device
@@ -86,9 +88,9 @@ class ReplayMemory:
         """Draw other rows from now on."""
         self._rng = np.random.default_rng(seed)
 
-    def attach(self, segments: Segments) -> None:
-        """Keep full segments of rows there, so that checkpoints need not hold them."""
-        self._segments = segments
+    def attach(self, folder: Path, segment_rows: int | None = None) -> None:
+        """Keep full segments of rows in a folder, so that checkpoints need not hold them."""
+        self._segments = Segments(folder, segment_rows)
 
     @property
     def fields(self) -> dict[str, Tensor]:
@@ -193,14 +195,6 @@ class ReplayMemory:
         return _names(name, len(trees.flatten(self._structure[name])))
 
     # -- the actor's side
-
-    def has_room(self) -> bool:
-        """There is always room: old transitions make it."""
-        return True
-
-    def wait_for_room(self, timeout: float) -> bool:
-        """Likewise."""
-        return True
 
     def add(self, transitions: dict[str, Tree]) -> None:
         """Keep M transitions: "obs", "action", "reward", "after", "terminated", "truncated", each [M, ...].

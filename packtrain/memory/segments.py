@@ -19,19 +19,20 @@ from packtrain.errors import CheckpointError
 from packtrain.files import write_whole
 
 Rows = dict[str, Tensor]
+SEGMENT_ROWS = 65_536
 
 
 class Segments:
     """The segments of one memory. Nothing that is read can run code."""
 
-    def __init__(self, folder: Path, rows: int = 65_536):
+    def __init__(self, folder: Path, rows: int | None = None):
         """The folder is made when the first segment is written.
 
         Args:
           folder: RUN/replay/NAME.
-          rows: in each segment.
+          rows: in each segment; None: SEGMENT_ROWS.
         """
-        self._folder, self.rows = folder, rows
+        self._folder, self.rows = folder, rows or SEGMENT_ROWS
         self._written: dict[int, dict[str, Any]] = {}  # number → what a checkpoint says of it
 
     def write(self, number: int, content: Rows) -> None:

@@ -28,6 +28,7 @@ from packtrain import trees
 from packtrain.config import configurable
 from packtrain.equations.priorities import annealed_exponent, importance_weights
 from packtrain.errors import CheckpointError, ConfigError
+from packtrain.interfaces import Memory
 from packtrain.memory.cut import GroupSink, compact
 from packtrain.memory.notes import Notes, note_bytes
 from packtrain.memory.segments import NoSegments, Segments
@@ -170,7 +171,7 @@ class Sequences:
         return found
 
 
-class SequenceMemory:
+class SequenceMemory(Memory):
     """Rings of rows, and notes of the sequences in them. Actors add through `sinks`, learners `sample`.
 
     Actor and learner may be two threads. What actors add goes where it lies at once where it is large (observations,
@@ -179,7 +180,7 @@ class SequenceMemory:
     for those who read, and these have nothing to bring.
     """
 
-    replays = True  # what is sampled stays
+    replays = outlives_episodes = True
 
     def __init__(self, sizes: Sequences, groups: list[int], context: int, device: torch.device):
         self.columns, self.device, self.sizes = sum(groups), device, sizes
@@ -207,22 +208,24 @@ class SequenceMemory:
         """Draw other sequences from now on."""
         self._rng = np.random.default_rng(seed)
 
-    def attach(self, segments: Segments, folder: Path | None = None) -> None:
-        """Keep full segments of rows there, so that checkpoints need not hold them. Before the first row.
+    def attach(self, folder: Path, segment_rows: int | None = None) -> None:
+        """Keep full segments of rows in a folder, so that checkpoints need not hold them.
 
-        Args:
-          segments: for checkpoints.
-          folder: where the files of storage = "disk" lie; None: where temporary files do. They have no names, and are
-            gone when the process ends: what must outlive it is in the segments.
+        The files of storage = "disk" lie there too. They have no names and are gone when the process ends: what must
+        outlive it is in the segments. Without a folder they lie where temporary files do.
         """
-        self.segments, self.rings.folder = segments, folder
+        self.segments, self.rings.folder = Segments(folder, segment_rows), folder
+
+    def take_turns(self) -> None:
+        """Let every row be sampled as soon as it is added."""
+        self.margin = 0
 
     def __len__(self) -> int:
         """Sequences that can be drawn."""
         return len(self.notes)
 
     @property
-    def dropped(self) -> int:
+    def dropped(self) -> int:  # type: ignore[override]
         """Priorities that came too late, ever; waits for a GPU."""
         return int(self.notes.keys.dropped)
 
@@ -284,7 +287,7 @@ class SequenceMemory:
     # -- the learner's side
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> int:  # type: ignore[override]
         """Steps that actors have made."""
         return self.count
 
@@ -308,13 +311,14 @@ class SequenceMemory:
             with self._reading():
                 return self._draw()
 
-    def set_priorities(self, keys: Tensor, priorities: Tensor) -> None:
+    def update_priorities(self, keys: Tensor | None, priorities: Tensor) -> None:
         """What was learned of sequences.
 
         Args:
           keys: [B] as they came with a sample. Those of sequences that are gone are passed over and counted.
           priorities: [B] errors, 0 or above, as `sequence_priority` gives them; DivergedError if not finite.
         """
+        assert keys is not None
         with self.learning():
             if not self.margin:
                 self._upload()  # what is new has the largest error as it was when it came
@@ -369,14 +373,6 @@ class SequenceMemory:
         return trees.pack(structure, self.rings.take(list(trees.named_leaves(structure, name)), places))
 
     # -- the actor's side
-
-    def has_room(self) -> bool:
-        """There is always room: old rows make it."""
-        return True
-
-    def wait_for_room(self, timeout: float) -> bool:
-        """Likewise."""
-        return True
 
     def named(self, row: Row, extras: dict[str, Any]) -> dict[str, Any]:
         """What is kept of a row, by the names of the rings."""

@@ -22,6 +22,7 @@ from torch import Tensor
 from packtrain import trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
+from packtrain.interfaces import Memory
 from packtrain.trees import Tree
 from packtrain.types import Row, Sample, Trajectory
 
@@ -76,10 +77,8 @@ class Unrolls:
         return self.max_policy_lag or max(20, possible)
 
 
-class UnrollQueue:
+class UnrollQueue(Memory):
     """A bounded queue of unrolls over one arena. Actors add through `sinks`, one learner takes from `sample`."""
-
-    replays = False  # what is sampled is gone
 
     def __init__(self, sizes: Unrolls, groups: list[int], context: int, device: torch.device):
         columns = sum(groups)
@@ -214,8 +213,8 @@ class UnrollQueue:
             ],
         }
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on from a snapshot of a queue of the same sizes."""
+    def restore(self, snapshot: dict[str, Any], same_episodes: bool = True) -> None:
+        """Go on from a snapshot of a queue of the same sizes; it is only saved with its episodes."""
         if not snapshot:
             return
         rows = trees.map(lambda leaf: leaf.cpu().clone(), snapshot["rows"])

@@ -9,9 +9,7 @@ import time
 
 import torch
 
-from packtrain.algorithms.launches import ROOM
 from packtrain.errors import EnvError, StalledError
-from packtrain.memory.unroll import UnrollQueue
 from packtrain.runtime import serial
 from packtrain.runtime.experiment import Collect, Repeat, Update
 from packtrain.runtime.training import Training
@@ -108,7 +106,6 @@ def _learn(training: Training, stage: Collect | Update | Repeat, faults: list[Ba
             memory = training.parts.memories[training.experiment.learners[update.learner].memory]
             for _ in range(update.count):
                 if not memory.ready():
-                    assert isinstance(memory, UnrollQueue)
                     with training.learner_busy.waiting():
                         memory.wait_for_batch(LOOK_SECS)
                 if training.update(update.learner):
@@ -150,7 +147,7 @@ def _replay(training: Training, stage: Collect | Update | Repeat, faults: list[B
     elif isinstance(stage, Update):
         learner = training.parts.learners[stage.learner]
         while goes_on() and (left := stage.count - learner.updates) > 0:
-            training.learn(stage.learner, min(left, ROOM))
+            training.learn(stage.learner, min(left, learner.max_updates))
             _look_around(training)
     else:
         updates = [inner for inner in stage.stages if isinstance(inner, Update)]
@@ -158,7 +155,7 @@ def _replay(training: Training, stage: Collect | Update | Repeat, faults: list[B
             learned = 0
             for update in updates:
                 if (left := training.due(update.learner)) > 0:
-                    count = min(left, training.parts.learners[update.learner].at_once)
+                    count = min(left, training.parts.learners[update.learner].max_updates)
                     training.learn(update.learner, count)
                     learned += count
             if not learned:

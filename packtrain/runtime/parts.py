@@ -14,7 +14,6 @@ from packtrain.acting.policy import NetworkPolicy
 from packtrain.acting.predictive import PredictivePolicy
 from packtrain.acting.values import ValuePolicy
 from packtrain.algorithms.dynamics import DynamicsLearning
-from packtrain.algorithms.launches import ReplayLearner
 from packtrain.algorithms.q_learning import QLearning
 from packtrain.algorithms.value_expansion import ValueExpansion
 from packtrain.config import Travelling
@@ -22,9 +21,9 @@ from packtrain.devices.precision import choose_precision, use_tf32
 from packtrain.envs.environment import Environment
 from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError
-from packtrain.memory.episodes import EpisodeMemory
-from packtrain.memory.replay import Replay, ReplayMemory
-from packtrain.memory.sequences import SequenceMemory, Sequences
+from packtrain.interfaces import Learner, Memory, Writer
+from packtrain.memory.replay import Replay
+from packtrain.memory.sequences import Sequences
 from packtrain.networks.action_values import ActionValues, ActionValuesNetwork
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.networks.control import Control
@@ -33,10 +32,9 @@ from packtrain.runtime.evaluation import Evaluator
 from packtrain.runtime.experiment import Experiment, Planning, PredictiveControl
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
-from packtrain.types import Sink, Spec
+from packtrain.types import Spec
 
 EVALUATION_COLUMNS = 16
-REPLAYED = (ReplayMemory, SequenceMemory)  # memories whose steps outlive their episodes
 
 
 def open_streams(
@@ -112,7 +110,7 @@ class _Spread:
     """Takes the rows of one group to the memories that are being filled: one for most, several or none for planners."""
 
     def __init__(self) -> None:
-        self.sinks: list[Sink] = []
+        self.sinks: list[Writer] = []
 
     def add(self, row: Any, carry: Any, extras: dict[str, Any]) -> None:
         """Hand them on."""
@@ -164,17 +162,19 @@ class Parts:
         self.streams = streams or open_streams(experiment, spec, travelling, again)
         columns, own_seed = experiment.streams.num_actors, seed_for(seed, "actions", *again)
         self.policy = make_policy(experiment.policy, acting_network, device, own_seed, False, columns, traces)
-        self.memories = {n: m.build(sizes, self.policy.context, device) for n, m in experiment.memories.items()}
+        self.memories: dict[str, Memory] = {
+            n: m.build(sizes, self.policy.context, device) for n, m in experiment.memories.items()
+        }
         for name, memory in self.memories.items():
-            if isinstance(memory, (*REPLAYED, EpisodeMemory)):
-                memory.reseed(seed_for(seed, "memory", name))
-            if isinstance(memory, SequenceMemory) and exact:
-                memory.margin = 0  # whatever has been acted can be drawn at once
+            memory.reseed(seed_for(seed, "memory", name))
+            if exact:
+                memory.take_turns()
         total = experiment.total_steps
-        self.learners = {name: use.learner.build(network, total) for name, use in experiment.learners.items()}
+        self.learners: dict[str, Learner] = {
+            name: use.learner.build(network, total) for name, use in experiment.learners.items()
+        }
         for name, learner in self.learners.items():
-            if isinstance(learner, ReplayLearner):
-                learner.reseed(seed_for(seed, "updates", name))
+            learner.reseed(seed_for(seed, "updates", name))
         self.weights = Weights()
         self._published = [(self.learners[name], use.publishes) for name, use in experiment.learners.items()]
         self.publish(0)
@@ -200,14 +200,16 @@ class Parts:
         """Of all learners together: no two versions of weights share it."""
         return sum(learner.updates for learner in self.learners.values())
 
+    def memory_of(self, name: str) -> Memory:
+        """The memory that a learner learns from."""
+        return self.memories[self._experiment.learners[name].memory]
+
     def renew(self, name: str, epoch: int) -> None:
         """Let a learner begin anew, with other weights for every epoch at which it does, and empty its memory."""
         torch.manual_seed(seed_for(self._experiment.seed, "weights", epoch))
         learner = self.learners[name]
-        learner.begin_anew(self._experiment.policy.build(self._spec).state_dict())
-        memory = self.memories[self._experiment.learners[name].memory]
-        assert isinstance(memory, EpisodeMemory)
-        memory.clear()
+        learner.reset(self._experiment.policy.build(self._spec).state_dict())
+        self.memory_of(name).clear()
         learner.updates += 1  # other weights are another version
         self.publish(self.updates)
 
@@ -251,14 +253,15 @@ class Parts:
             "weights": {name: learner.pop("network") for name, learner in learners.items()},
             "learners": learners,
         }
-        if isinstance(self.policy, ValuePolicy) and self.weights.version("policy") != self.updates:
+        behind = any(learner.saves_acting_weights for learner in self.learners.values())
+        if behind and self.weights.version("policy") != self.updates:
             state["acting"] = self.weights.snapshot("policy")  # its weights are older than the learner's
         actor = (actor or self.actor.snapshot()) if with_actor else None
         if actor is not None:
             state["actor"] = actor
         elif isinstance(self.policy, ValuePolicy):
             state["seats"] = [seat.lasting() for seat in self.actor.seats]  # type: ignore[union-attr]
-        kept = [n for n, memory in self.memories.items() if actor is not None or isinstance(memory, REPLAYED)]
+        kept = [n for n, memory in self.memories.items() if actor is not None or memory.outlives_episodes]
         if kept:  # an unroll belongs to its episode; what is replayed does not
             state["memories"] = {name: self.memories[name].snapshot() for name in kept}
         return state
@@ -283,7 +286,7 @@ class Parts:
             self._version = 0
         if "actor" not in state:
             for name, memory in self.memories.items():
-                if isinstance(memory, REPLAYED) and name in state.get("memories", {}):
+                if memory.outlives_episodes and name in state.get("memories", {}):
                     memory.restore(state["memories"][name], same_episodes=False)
             for seat, lasting in zip(self.actor.seats, state.get("seats", ()), strict=False):
                 seat.remember(lasting)  # type: ignore[union-attr]

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
-from packtrain.algorithms.launches import ROOM
 from packtrain.errors import EnvError
 from packtrain.runtime.experiment import Collect, Repeat, Update
 from packtrain.runtime.training import Training
@@ -97,7 +96,7 @@ def wishes(training: Training) -> Iterator[Learn | None]:
         elif isinstance(stage, Update):
             learner = training.parts.learners[stage.learner]
             while training.stop is None and (left := stage.count - learner.updates) > 0:
-                yield Learn(stage.learner, min(left, ROOM))
+                yield Learn(stage.learner, min(left, learner.max_updates))
                 training.save_if_due(background=False)
         else:
             yield from _repeat(training, stage)
@@ -112,7 +111,7 @@ def _repeat(training: Training, stage: Repeat) -> Iterator[Learn | None]:
             if isinstance(inner, Update):
                 free = training.experiment.learners[inner.learner].ratio is None  # as many a turn as it makes at once
                 while training.stop is None and (left := training.due(inner.learner)) > 0:
-                    yield Learn(inner.learner, min(left, training.parts.learners[inner.learner].at_once))
+                    yield Learn(inner.learner, min(left, training.parts.learners[inner.learner].max_updates))
                     if free:
                         break
         if training.stop is not None:

@@ -17,8 +17,8 @@ import torch
 
 from packtrain.acting.joint import Joint
 from packtrain.acting.planned import PlannedPolicy
-from packtrain.algorithms import launches
 from packtrain.errors import CheckpointError, EnvError, Error
+from packtrain.interfaces import learn
 from packtrain.networks.action_values import ActionValues
 from packtrain.runtime import checkpoint, serial
 from packtrain.runtime.experiment import Experiment, Planning
@@ -74,7 +74,9 @@ def run(runs: Sequence[Training | None], overlaps: bool = True) -> None:
 def _replay(trainings: Sequence[Training], overlaps: bool) -> None:
     """Act with each, and learn with all at once: they wish for the same updates in the same order."""
     names = list(trainings[0].parts.learners)
-    launches.join([[training.parts.learners[name] for name in names] for training in trainings])
+    trainings[0].parts.learners[names[0]].join(
+        [[training.parts.learners[name] for name in names] for training in trainings]
+    )
     for training in trainings:
         training.parts.moved()
         training.saves_itself = False
@@ -97,9 +99,10 @@ def _take_turns(trainings: Sequence[Training], launched: _Launched) -> None:
         (wish,) = set(wished)
         assert wish is not None
         learners = [training.parts.learners[wish.learner] for training in trainings]
-        batches = [training.draw(*wish) for training in trainings]
-        for training, metrics in zip(trainings, launches.update(learners, batches), strict=True):
-            training.note_learned(wish.learner, metrics)
+        results = learn(learners, [training.parts.memory_of(wish.learner) for training in trainings], wish.updates)
+        assert results is not None
+        for training, result in zip(trainings, results, strict=True):
+            training.note_learned(wish.learner, result.metrics)
         launched.add(wish)
         if trainings[0].save_due:
             for training in trainings:

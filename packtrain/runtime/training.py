@@ -16,16 +16,12 @@ from packtrain.acting.control import ActsAtRandom
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
 from packtrain.acting.values import ValuePolicy
-from packtrain.algorithms.launches import ROOM, Batch
 from packtrain.config import Configuration, Travelling
 from packtrain.devices.allocator import keep_large_blocks
 from packtrain.envs.columns import Columns
 from packtrain.envs.stream import Stream
-from packtrain.errors import DivergedError
-from packtrain.memory.episodes import EpisodeMemory
-from packtrain.memory.replay import ReplayMemory
-from packtrain.memory.segments import Segments
-from packtrain.memory.sequences import SequenceMemory
+from packtrain.errors import ConfigError, DivergedError
+from packtrain.interfaces import learn
 from packtrain.metrics.console import Console
 from packtrain.metrics.planning import planning_row
 from packtrain.metrics.recorder import Recorder, means
@@ -37,7 +33,7 @@ from packtrain.runtime.experiment import Collect, Experiment, Planning, Repeat, 
 from packtrain.runtime.explorer import Explorer
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.gate import Busy, Gate
-from packtrain.runtime.parts import REPLAYED, Parts
+from packtrain.runtime.parts import Parts
 from packtrain.runtime.saving import Saving
 from packtrain.runtime.seeds import seed_for
 from packtrain.types import Spec
@@ -87,11 +83,7 @@ class Training:
             again = (saved[1]["run"]["env_steps"],)
         self.parts = Parts(experiment, spec, device, travelling, streams, exact, traces, again)
         for name, memory in self.parts.memories.items():
-            where = folder.path / "replay" / name
-            if isinstance(memory, SequenceMemory):
-                memory.attach(Segments(where), where)
-            elif isinstance(memory, ReplayMemory):
-                memory.attach(Segments(where))
+            memory.attach(folder.path / "replay" / name)
         self.explorer: Explorer | None = None
         if experiment.exploration is not None:
             self.explorer = Explorer(experiment.exploration, self.parts.streams, folder.path / "pictures")
@@ -213,9 +205,7 @@ class Training:
         if stage.forget and not self.repeats_left(index):
             for inner in stage.stages:
                 if isinstance(inner, Update):
-                    memory = self.parts.memories[self.experiment.learners[inner.learner].memory]
-                    assert isinstance(memory, EpisodeMemory)
-                    memory.clear()
+                    self.parts.memory_of(inner.learner).clear()
         if not self.repeats_left(index):
             for name in stage.renew:
                 self.parts.renew(name, self.epoch)
@@ -238,33 +228,26 @@ class Training:
         learned = {name: means(updates) for name, updates in self._learned.items()}
         self._learned = {}
         for name, averages in learned.items():
-            use = self.experiment.learners[name]
-            memory = self.parts.memories[use.memory]
-            assert isinstance(memory, EpisodeMemory)
-            averages |= memory.bucket_sizes()
-            held_out = memory.held_out(VALIDATION_STEPS) if hasattr(use.learner, "validate") else None
-            if held_out is not None:
-                found = use.learner.validate(self.parts.learners[name].network, held_out)  # type: ignore[attr-defined]
-                averages |= {f"validation_{metric}": float(value) for metric, value in found.items()}
+            memory = self.parts.memory_of(name)
+            averages |= memory.report()
+            held_out = memory.held_out(VALIDATION_STEPS)
+            found = None if held_out is None else self.parts.learners[name].validate(held_out)
+            averages |= {f"validation_{metric}": float(value) for metric, value in (found or {}).items()}
         return learned
 
     def update(self, name: str) -> bool:
         """One step of a learner if its memory has a batch, and the row that may be due; False if there was no batch."""
-        use, learner = self.experiment.learners[name], self.parts.learners[name]
-        sample = self.parts.memories[use.memory].sample(learner.updates)
-        if sample is None:
+        memory = self.parts.memory_of(name)
+        results = learn([self.parts.learners[name]], [memory], 1)
+        if results is None:
             return False
-        metrics = learner.update(sample)
+        (result,) = results
         self.parts.publish(self.parts.updates)
-        memory = self.parts.memories[use.memory]
-        if (priorities := metrics.pop("priorities", None)) is not None:
-            assert isinstance(memory, EpisodeMemory)
-            memory.set_priorities(priorities.cpu().numpy())
         if memory.replays:  # steps are counted where they are made, and rows are written between epochs
-            self._learned.setdefault(name, []).append(metrics)
+            self._learned.setdefault(name, []).append(result.metrics)
             return True
-        self._recorder.update(metrics, sample.lag)
-        self.step += sample.steps
+        self._recorder.update(result.metrics, result.lag)
+        self.step += result.steps
         while self._episodes:
             self._recorder.episodes(self._episodes.popleft())
         if self._recorder.due(self.step) or self._is_last_row:
@@ -283,16 +266,16 @@ class Training:
     @property
     def acted(self) -> int:
         """Steps that can be learned from. What environments have answered since the last turn is not among them."""
-        return max(memory.steps for memory in self.parts.memories.values() if isinstance(memory, REPLAYED))
+        return max(memory.steps for memory in self.parts.memories.values())
 
     def due(self, name: str) -> int:
         """How many updates a learner may make before more has been acted."""
         experiment, learner = self.experiment, self.parts.learners[name]
-        ratio, memory = experiment.learners[name].ratio, self.parts.memories[experiment.learners[name].memory]
-        if isinstance(memory, SequenceMemory) and not memory.ready():
+        ratio, memory = experiment.learners[name].ratio, self.parts.memory_of(name)
+        if not memory.ready():
             return 0
         if ratio is None:
-            return ROOM
+            return self.parts.learners[name].max_updates
         # Counted in turns of all columns: seeds that learn together have not all acted as often when one of them meets
         # a reset, which is no step.
         columns = experiment.streams.num_actors
@@ -309,21 +292,17 @@ class Training:
         uses = self.experiment.learners.items()
         return any(use.slack is not None and self.due(name) > use.slack for name, use in uses)
 
-    def draw(self, name: str, count: int) -> Batch:
-        """What a learner needs for its next updates."""
-        memory = self.parts.memories[self.experiment.learners[name].memory]
-        assert isinstance(memory, ReplayMemory)
-        return self.parts.learners[name].draw(memory, count)
-
     def learn(self, name: str, count: int) -> None:
-        """So many updates of a learner, `ROOM` at most."""
-        memory = self.parts.memories[self.experiment.learners[name].memory]
-        self.note_learned(name, self.parts.learners[name].learn(memory, count))
+        """So many updates of a learner, `max_updates` at most."""
+        results = learn([self.parts.learners[name]], [self.parts.memory_of(name)], count)
+        if results is None:
+            raise ConfigError("there is no whole sequence to learn from yet: more steps must be collected before")
+        self.note_learned(name, results[0].metrics)
 
     def note_learned(self, name: str, metrics: dict[str, Any]) -> None:
         """Keep what updates reported, and let the actor have their weights."""
         self._recorder.update(metrics, None)
-        if self.experiment.learners[name].publishes and self.parts.learners[name].publishes:
+        if self.experiment.learners[name].publishes and self.parts.learners[name].publish_due:
             self.parts.publish(self.parts.updates)
         self._pulse()
 

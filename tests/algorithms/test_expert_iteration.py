@@ -253,7 +253,7 @@ def test_priorities_go_back_to_the_steps_they_are_of():
     settings = ExpertIteration()
     sample = memory.sample(0)
     assert torch.equal(sample.trajectory.extras["importance_weight"], torch.ones(1, 400)), "all alike at first"
-    memory.set_priorities(loss(network, sample.trajectory, settings)[1]["priorities"].numpy())
+    memory.update_priorities(None, loss(network, sample.trajectory, settings)[1]["priorities"])
     trajectory = memory.sample(1).trajectory
     counts = np.bincount(trajectory.obs[0, :, 0].long().numpy(), minlength=4) / 400
     np.testing.assert_allclose(counts, np.array([0, 1, 2, 3]) / 6, atol=0.08)

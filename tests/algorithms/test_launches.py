@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from packtrain.algorithms import launches
 from packtrain.algorithms.dynamics import DynamicsLearning
-from packtrain.algorithms.launches import ROOM, UNIT, Launches, join
+from packtrain.algorithms.launches import ROOM, UNIT, Launches, ReplayLearner
 from packtrain.algorithms.targets import Mve, Steve
 from packtrain.algorithms.value_expansion import ValueExpansion
 from packtrain.errors import CheckpointError
@@ -61,7 +60,7 @@ def turn(runs, place, count):
     learners = [run.learners[place] for run in runs]
     batches = [run.learners[place].draw(run.memory, count) for run in runs]
     if learners[0]._launches.runs == len(runs):
-        return launches.update(learners, batches)
+        return [result.metrics for result in learners[0].apply(batches)]
     return [learner.update(batch) for learner, batch in zip(learners, batches, strict=True)]
 
 
@@ -126,7 +125,7 @@ def test_taped_updates_are_the_plain_ones(case):
             learner.capture = False
         train([run], [2])
     for runs, records in zip(both, (False, True), strict=True):
-        join([run.learners for run in runs])
+        ReplayLearner.join([run.learners for run in runs])
         for learner in runs[0].learners:
             assert learner._launches._records == records
     told = [train(runs, [9, 2, 13]) for runs in both]
@@ -178,7 +177,7 @@ def test_joined_runs_learn_what_they_would_alone(case):
     for runs in (apart, together):
         train(runs, [3])
     before = [everything(run) for run in together]
-    join([run.learners for run in together])
+    ReplayLearner.join([run.learners for run in together])
     for run, state in zip(together, before, strict=True):
         same(run, state, **EXACT)  # a join changes nothing
     first, second = (train(runs, [4, 1, 5]) for runs in (apart, together))
@@ -218,7 +217,7 @@ def test_a_joined_run_goes_on_alone_and_the_reverse(case, tmp_path):
     are loaded beside the joint memory.
     """
     runs = [Run(seed, case) for seed in (1, 2)]
-    join([run.learners for run in runs])
+    ReplayLearner.join([run.learners for run in runs])
     train(runs, [5])
     state = saved(runs[1], tmp_path / "joined")
     assert state[0][1]["network"]["policy.weights.0"].shape == (1, OBS, 8)
@@ -229,12 +228,12 @@ def test_a_joined_run_goes_on_alone_and_the_reverse(case, tmp_path):
     same(alone, runs[1])  # joined goes on alone
     states = [saved(alone, tmp_path / "alone"), saved(runs[0], tmp_path / "other")]
     again = [loaded(each, case) for each in states]
-    join([run.learners for run in again])
+    ReplayLearner.join([run.learners for run in again])
     train(again, [3])
     train([alone], [3])
     same(again[0], alone)  # alone goes on joined
     late = [Run(seed, case) for seed in (5, 6)]
-    join([run.learners for run in late])  # and a state that is loaded after the join
+    ReplayLearner.join([run.learners for run in late])  # and a state that is loaded after the join
     for run, each in zip(late, states, strict=True):
         for learner, own in zip(run.learners, each[0], strict=True):
             learner.load_state_dict(own)
@@ -268,7 +267,7 @@ def test_runs_that_are_not_equally_far_are_refused():
     turn(runs[:1], 1, 2)
     place = runs[0].network.policy.weights[0].data_ptr()
     with pytest.raises(CheckpointError, match="runs that have made 2, 0 updates cannot go on together"):
-        join([run.learners for run in runs])
+        ReplayLearner.join([run.learners for run in runs])
     assert runs[0].network.policy.weights[0].data_ptr() == place
     train(runs, [1])
 
@@ -277,7 +276,7 @@ def test_a_join_of_one_run_is_that_run():
     runs = [Run(1), Run(1)]
     train(runs[:1], [3])
     train(runs[1:], [3])
-    join([runs[1].learners])
+    ReplayLearner.join([runs[1].learners])
     for run in runs:
         train([run], [2])
     same(*runs, **EXACT)
@@ -285,7 +284,7 @@ def test_a_join_of_one_run_is_that_run():
 
 def test_joined_runs_update_together_or_not_at_all():
     runs = [Run(1), Run(2)]
-    join([run.learners for run in runs])
+    ReplayLearner.join([run.learners for run in runs])
     with pytest.raises(AssertionError, match="joined runs update together"):
         runs[0].learners[0].update(runs[0].learners[0].draw(runs[0].memory, 1))
 
@@ -326,7 +325,7 @@ def test_compiled_updates_are_the_plain_ones(case):
     plain, compiled = ([Run(seed, case, compile=way) for seed in (1, 2)] for way in (False, True))
     before = everything(plain[0])
     for runs in (plain, compiled):
-        join([run.learners for run in runs])
+        ReplayLearner.join([run.learners for run in runs])
     told = [train(runs, [2, 3]) for runs in (plain, compiled)]
     for one, other in zip(plain, compiled, strict=True):
         same(everything(one), everything(other), rtol=1e-3, atol=1e-5)
@@ -346,7 +345,7 @@ def test_captured_updates_are_the_plain_ones_on_a_gpu():
     for case in CASES:
         both = [[Run(seed, case, device=gpu, compile=case == "sac") for seed in (1, 2)] for _ in range(2)]
         for runs, capture in zip(both, (False, True), strict=True):
-            join([run.learners for run in runs])
+            ReplayLearner.join([run.learners for run in runs])
             for learner in runs[0].learners:
                 learner._launches._records = capture
             train(runs, [9, 13, 16, 16])

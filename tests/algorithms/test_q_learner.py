@@ -10,6 +10,7 @@ from packtrain.acting.values import INTRINSIC, GroupPolicy, ValuePolicy, ValueSe
 from packtrain.algorithms.q_learning import QLearning, _values, exploiting, novelty_losses, value_loss
 from packtrain.equations.rescale import rescale
 from packtrain.errors import ConfigError
+from packtrain.interfaces import learn
 from packtrain.memory.sequences import Sequences
 from packtrain.networks.action_values import ActionValues, Arms, Epsilons, Novelty
 from packtrain.networks.embedding import ControllableEmbedding
@@ -82,7 +83,7 @@ def test_it_learns_the_values_of_a_chain_that_ends(returns, recurrent):
     play(policy, memory, chain, 300, columns, one_hot)
     numbers = QLearning(discount, returns, n, 0.0 if returns == "peng" else 0.9, learning_rate=0.003, target_period=10)
     learner = numbers.build(module, 1)
-    losses = [float(learner.learn(memory, 1)["total_loss"]) for _ in range(500)]
+    losses = [float(learn([learner], [memory], 1)[0].metrics["total_loss"]) for _ in range(500)]
     obs = torch.from_numpy(one_hot(np.arange(2))).unsqueeze(0)
     blank = torch.zeros(1, 2)
     first = torch.ones(1, 2, dtype=torch.bool)
@@ -265,7 +266,7 @@ def test_novelty_learns_and_its_target_does_not():
         n_step=2, returns="retrace", embedding_learning_rate=0.003, distillation_learning_rate=0.003
     ).build(module, 1)
     target = [leaf.clone() for leaf in module.acting.distillation.target.parameters()]
-    found = [learner.learn(memory, 1) for _ in range(300)]
+    found = [learn([learner], [memory], 1)[0].metrics for _ in range(300)]
     for name in ("embedding_loss", "distillation_loss"):
         begin, end = (sum(float(one[name]) for one in span) / 10 for span in (found[:10], found[-10:]))
         assert end < 0.8 * begin, (name, begin, end)
@@ -278,9 +279,9 @@ def test_two_networks_learn_two_rewards():
     module, memory = batch(NOVEL, Arms(3), separate_intrinsic=True)
     learner = QLearning(n_step=2, learning_rate=0.003).build(module, 1)
     before = trees.map(torch.clone, dict(module.acting.values.intrinsic.named_parameters()))
-    first = learner.learn(memory, 1)
+    first = learn([learner], [memory], 1)[0].metrics
     for _ in range(100):
-        last = learner.learn(memory, 1)
+        last = learn([learner], [memory], 1)[0].metrics
     assert float(last["intrinsic_value_loss"]) < float(first["intrinsic_value_loss"])
     assert not torch.equal(before["value.0.weight"], module.acting.values.intrinsic.value[0].weight)
     assert memory.sample(0).trajectory.extras[f"reward/{INTRINSIC}"].abs().sum() > 0
@@ -326,10 +327,10 @@ def test_the_target_follows_at_its_period():
     same = []
     published = []
     for _ in range(6):
-        learner.learn(memory, 1)
+        learn([learner], [memory], 1)
         faster, slower = module.acting.values.state_dict(), module.target.state_dict()
         same.append(all(torch.equal(faster[name], slower[name]) for name in faster))
-        published.append(learner.publishes)
+        published.append(learner.publish_due)
     assert same == [False, False, True] * 2 and published == [False, True] * 3
 
 
@@ -339,14 +340,16 @@ def test_a_saved_learner_goes_on_as_if_nothing_had_been():
     for resumed in (False, True):
         module, memory = batch(NOVEL, Arms(3), seed=3)
         learner = QLearning(n_step=2, returns="retrace", target_period=4).build(module, 1)
-        learner.learn(memory, 5)
+        for _ in range(5):
+            learn([learner], [memory], 1)
         if resumed:
             state, kept = learner.state_dict(), memory.snapshot()
             module, memory = batch(NOVEL, Arms(3), seed=4)
             learner = QLearning(n_step=2, returns="retrace", target_period=4).build(module, 1)
             learner.load_state_dict(state)
             memory.restore(kept)
-        learner.learn(memory, 5)
+        for _ in range(5):
+            learn([learner], [memory], 1)
         results.append((learner.updates, learner.steps, module.state_dict()))
     assert results[0][:2] == results[1][:2]
     for name, leaf in results[0][2].items():
@@ -364,7 +367,7 @@ def test_a_captured_update_is_the_plain_one_on_a_gpu(two):
         learner = QLearning(n_step=2, returns="retrace", target_period=4).build(module, 1)
         learner.capture = capture
         memory.reseed(5)
-        found = [learner.learn(memory, 1) for _ in range(12)]
+        found = [learn([learner], [memory], 1)[0].metrics for _ in range(12)]
         assert (learner._launch is not None and learner._launch._graph is not None) == capture
         results.append((found[-1], module.state_dict()))
     for name, leaf in results[0][1].items():

@@ -564,7 +564,7 @@ def test_a_version_is_published_when_the_policy_that_acts_has_changed(period):
         before = [leaf.clone() for leaf in network.behaviour.parameters()]
         learner.update(inputs(learner, count))
         changed = not all(map(torch.equal, before, network.behaviour.parameters()))
-        assert learner.publishes == changed
+        assert learner.publish_due == changed
         published.append(changed)
     assert published == ([False, False, True, True, False, True, False] if period == 5 else [True] * 7)
 

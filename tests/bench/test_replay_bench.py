@@ -40,7 +40,7 @@ def test_a_slow_sample_is_seen(monkeypatch) -> None:
         clock[0] += 1e-3 * (3 if memory.count > 50_000 else 1)
         return plain(memory, version)
 
-    def set_priorities(memory, keys, priorities):
+    def update_priorities(memory, keys, priorities):
         clock[0] += 1e-3
 
     def add(feed, memory, number, plain=replay._Feed._add):
@@ -48,7 +48,7 @@ def test_a_slow_sample_is_seen(monkeypatch) -> None:
         plain(feed, memory, number)
 
     monkeypatch.setattr(SequenceMemory, "sample", slow)
-    monkeypatch.setattr(SequenceMemory, "set_priorities", set_priorities)
+    monkeypatch.setattr(SequenceMemory, "update_priorities", update_priorities)
     monkeypatch.setattr(replay._Feed, "_add", add)
     monkeypatch.setattr(replay, "FILLS", (0.1, 0.5, 1.0))
     sizes = replay.Sequences(64_000, 1, burn_in=0, stride=1, n_step=3, batch_size=512)

@@ -140,7 +140,7 @@ def test_a_round_is_kept_when_its_last_episode_is_over() -> None:
         assert len(memory) == 0, index
         memory.sinks[0].add(row, (), extras)
     assert len(memory) == 3 and memory.episodes == 2
-    assert memory.bucket_sizes() == {"bucket_False_size": 2, "bucket_True_size": 1}
+    assert memory.report() == {"bucket_False_size": 2, "bucket_True_size": 1}
     trajectory = memory.sample(0).trajectory
     seen = {
         (int(o), int(a), float(r), bool(t), float(v), float(s))

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from packtrain.errors import CheckpointError, ConfigError
 from packtrain.memory.replay import Replay, ReplayMemory
-from packtrain.memory.segments import Segments
 from packtrain.runtime import checkpoint
 from packtrain.types import Row
 
@@ -54,7 +53,7 @@ def make(capacity=100, batch_size=8, warm_up=1, segments=None, seed=3) -> Replay
     memory = Replay(capacity, batch_size, warm_up).build([2], 0, CPU)
     memory.reseed(seed)
     if segments is not None:
-        memory.attach(segments)
+        memory.attach(*segments)
     return memory
 
 
@@ -267,7 +266,7 @@ def test_it_comes_back_from_disk(tmp_path, count, rows) -> None:
 
     Mutations: the head of a ring that begins inside a segment left out; the generator left out; rows placed from 0.
     """
-    store = lambda: None if rows is None else Segments(tmp_path / "replay", rows)  # noqa: E731
+    store = lambda: None if rows is None else (tmp_path / "replay", rows)  # noqa: E731
     memory = filled(count, make(segments=store()))
     memory.sinks[0].add(row(5, first=True), (), {})
     if count:
@@ -288,7 +287,7 @@ def test_it_comes_back_from_disk(tmp_path, count, rows) -> None:
 
 def test_segments_are_written_once_and_checkpoints_stay_small(tmp_path) -> None:
     """Mutation: writing the whole ring into each checkpoint."""
-    memory = filled(95, make(capacity=10_000, segments=Segments(tmp_path, 16)))
+    memory = filled(95, make(capacity=10_000, segments=(tmp_path, 16)))
     first = memory.snapshot()
     files = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert len(files) == 5 and len(first["tail"]["reward"]) == 15 and len(first["head"]["reward"]) == 0
@@ -299,29 +298,29 @@ def test_segments_are_written_once_and_checkpoints_stay_small(tmp_path) -> None:
 
 
 def test_a_damaged_or_missing_segment_is_named(tmp_path) -> None:
-    memory = filled(40, make(segments=Segments(tmp_path, 16)))
+    memory = filled(40, make(segments=(tmp_path, 16)))
     state = memory.snapshot()
     path = tmp_path / state["segments"][1]["name"]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(CheckpointError, match="00000001.safetensors is damaged"):
-        make(segments=Segments(tmp_path, 16)).restore(state)
+        make(segments=(tmp_path, 16)).restore(state)
     path.unlink()
     with pytest.raises(CheckpointError, match="cannot be read"):
-        make(segments=Segments(tmp_path, 16)).restore(state)
+        make(segments=(tmp_path, 16)).restore(state)
     state["segments"][1]["name"] = "../../outside.safetensors"
     with pytest.raises(CheckpointError, match="not a plain file name"):
-        make(segments=Segments(tmp_path, 16)).restore(state)
+        make(segments=(tmp_path, 16)).restore(state)
     with pytest.raises(CheckpointError, match="no folder of them"):
         make().restore(state)
 
 
 def test_trees_of_observations_and_whole_numbers(tmp_path) -> None:
     """Dicts come out as they went in, from disk too, integers stay integers. Mutation: leaves in alphabetical order."""
-    memory = make(batch_size=4, segments=Segments(tmp_path, 2))
+    memory = make(batch_size=4, segments=(tmp_path, 2))
     one = {f"{n:02}": np.full((4, 2), n, np.float32) for n in range(12)} | {"whole": np.arange(4, dtype=np.int64)}
     parts = {"reward": np.zeros(4), "terminated": np.zeros(4, bool), "truncated": np.zeros(4, bool)}
     memory.add({"obs": one, "action": np.arange(4), "after": one, **parts})
-    again = make(batch_size=4, segments=Segments(tmp_path, 2))
+    again = make(batch_size=4, segments=(tmp_path, 2))
     again.restore(memory.snapshot())
     for each in (memory, again):
         trajectory = each.sample(0).trajectory

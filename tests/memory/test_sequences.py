@@ -17,7 +17,6 @@ from packtrain.equations.boundaries import boundaries
 from packtrain.equations.priorities import item_priority, sequence_priority
 from packtrain.equations.q_learning import n_step_q_targets
 from packtrain.errors import CheckpointError, ConfigError, DivergedError
-from packtrain.memory.segments import Segments
 from packtrain.memory.sequences import SequenceMemory, Sequences
 from packtrain.networks.recurrent import ResettingLSTM
 from packtrain.runtime import checkpoint
@@ -158,7 +157,7 @@ def make(groups=(2,), context=0, seed=3, segments=None, device=CPU, **sizes):
     memory = sizes.build(list(groups), context, device)
     memory.reseed(seed)
     if segments is not None:
-        memory.attach(segments)
+        memory.attach(*segments)
     return sizes, memory
 
 
@@ -316,7 +315,7 @@ def errors_by_item(memory, rng) -> dict[tuple[int, ...], float]:
     memory._upload()
     slots = memory.notes.tree.snapshot()["priorities"].nonzero().flatten()
     errors = torch.from_numpy(rng.uniform(0.1, 3.0, len(slots)))
-    memory.set_priorities(memory.notes.keys.of(slots), errors)
+    memory.update_priorities(memory.notes.keys.of(slots), errors)
     return {tuple(memory.notes.items[slot].tolist()): float(error) for slot, error in zip(slots, errors, strict=True)}
 
 
@@ -351,7 +350,7 @@ def test_a_late_priority_never_lands_on_another_sequence() -> None:
         drawn = [(int(c), int(s)) for c, s in sample.trajectory.obs["place"][3].tolist()]
         late = sum(item not in {each[:2] for each in there} for item in drawn)
         before = memory.notes.tree.snapshot()["priorities"]
-        memory.set_priorities(sample.keys, torch.full((16,), 0.25))
+        memory.update_priorities(sample.keys, torch.full((16,), 0.25))
         dropped += late
         assert memory.dropped == dropped and live(memory) == there == stream.items(sizes, 0, 40)
         slots = (memory.notes.tree.snapshot()["priorities"] != before).nonzero().flatten()
@@ -373,10 +372,10 @@ def test_new_sequences_have_the_largest_error_so_far() -> None:
     torch.testing.assert_close(chance(), one.expand(2))
     for _ in range(2):
         stream.step(memory, 0)
-    memory.set_priorities(sample.keys[:1], torch.tensor([9.0]))
+    memory.update_priorities(sample.keys[:1], torch.tensor([9.0]))
     assert chance()[-1] == one  # it came before
-    memory.set_priorities(sample.keys[:1], torch.tensor([2.0]))
-    memory.set_priorities(sample.keys[:1] + memory.notes.tree.capacity, torch.tensor([50.0]))  # never was
+    memory.update_priorities(sample.keys[:1], torch.tensor([2.0]))
+    memory.update_priorities(sample.keys[:1] + memory.notes.tree.capacity, torch.tensor([50.0]))  # never was
     for _ in range(2):
         stream.step(memory, 0)
     memory._upload()
@@ -446,7 +445,7 @@ def walk(memory, stream, rng, turns, late) -> list:
     samples = []
     for _ in range(turns):
         if late and late[-1] is not None:
-            memory.set_priorities(late[-1].keys, torch.from_numpy(rng.uniform(0, 3 + len(late), 16)))
+            memory.update_priorities(late[-1].keys, torch.from_numpy(rng.uniform(0, 3 + len(late), 16)))
         run(memory, stream, int(rng.integers(1, 4)), rng)
         samples.append(memory.sample(0))
         run(memory, stream, int(rng.integers(0, 6)), rng)
@@ -460,7 +459,7 @@ def test_it_goes_on_from_disk_as_if_nothing_had_happened(turns, kept, tmp_path) 
     """As one that was never saved, to the last bit. Mutations: slots that become free when it is saved; β, the largest
     error, carries of the latest rows or the generator not saved; rows of a segment at other places."""
     groups = (2, 1)
-    segments = lambda: Segments(tmp_path / "replay", kept) if kept else None  # noqa: E731
+    segments = lambda: (tmp_path / "replay", kept) if kept else None  # noqa: E731
     runs = []
     for saved in (False, True):
         _, memory = make(groups, 1, capacity=150, segments=segments(), importance_exponent_end=1.0, importance_steps=60)
@@ -526,7 +525,7 @@ def test_samples_do_not_depend_on_where_rows_lie(name, tmp_path) -> None:
     """
     groups, found = (2, 1), []
     for here, there in (("device", name), (name, "device")):
-        segments = lambda: Segments(tmp_path / "replay", 20)  # noqa: E731
+        segments = lambda: (tmp_path / "replay", 20)  # noqa: E731
         _, memory = make(groups, 1, capacity=150, segments=segments(), **STORAGES[here])
         stream, rng, late = Numbered(groups, 8), np.random.default_rng(8), []
         samples = walk(memory, stream, rng, 50, late)
@@ -638,7 +637,7 @@ def test_a_learner_draws_whole_rows_while_an_actor_writes(margin, device) -> Non
         end = time.monotonic() + 1.5
         while time.monotonic() < end and not failed:
             if (sample := memory.sample(0)) is not None:
-                memory.set_priorities(sample.keys, torch.rand(16))
+                memory.update_priorities(sample.keys, torch.rand(16))
                 trajectory = trees.map(lambda leaf: leaf.cpu(), sample.trajectory)
                 check(sample._replace(trajectory=trajectory), stream, sizes, 0)
     finally:
@@ -696,7 +695,7 @@ def test_with_a_margin_actors_bring_what_waits() -> None:
             check(sample, stream, sizes, 0)
             newest = sample.trajectory.obs["place"][sizes.burn_in, :, 1].max()
             assert newest <= max(whole, turn // 64 * 64) - whole  # as of the first draw, or of the last 64th row
-            memory.set_priorities(sample.keys, torch.rand(len(sample.keys)))
+            memory.update_priorities(sample.keys, torch.rand(len(sample.keys)))
     assert len(live(memory)) == memory.notes.on_device == len(memory)
 
 
@@ -738,7 +737,7 @@ def test_a_batch_comes_after_the_warm_up() -> None:
     """Mutations: resets counted as steps; ready with steps but no sequence."""
     _, memory = make((1,), warm_up=8)
     stream = Numbered((1,), 0, steps=[5, 30])
-    assert memory.replays and memory.has_room() and memory.wait_for_room(0.0) and memory.sample(0) is None
+    assert memory.replays and memory.wait_for_room(0.0) and memory.sample(0) is None
     for _ in range(10):
         assert not memory.ready() and memory.sample(0) is None
         stream.step(memory, 0)
@@ -795,5 +794,5 @@ def test_what_does_not_fit_is_refused() -> None:
         make()[1].restore(make(burn_in=4)[1].snapshot())
     keys, before = memory.sample(0).keys, memory.notes.tree.snapshot()["priorities"]
     with pytest.raises(DivergedError, match="priority 3 of 16 is nan"):
-        memory.set_priorities(keys, torch.arange(16.0).index_fill(0, torch.tensor([3]), torch.nan))
+        memory.update_priorities(keys, torch.arange(16.0).index_fill(0, torch.tensor([3]), torch.nan))
     assert torch.equal(memory.notes.tree.snapshot()["priorities"], before) and float(memory.notes._largest) == 1

@@ -168,7 +168,7 @@ def test_a_memory_survives_environments_that_cannot_be_saved(tmp_path, monkeypat
 
 def test_rows_are_in_segments_and_not_in_every_checkpoint(tmp_path, monkeypatch):
     """Mutation: not attaching the folder of segments."""
-    monkeypatch.setattr("packtrain.runtime.training.Segments", _segments)
+    monkeypatch.setattr("packtrain.memory.segments.SEGMENT_ROWS", 16)
     run = training(tmp_path, "steve/ddpg_pendulum")
     serial.run(run)
     run.save(required=True)
@@ -188,7 +188,7 @@ def test_rows_are_in_segments_and_not_in_every_checkpoint(tmp_path, monkeypatch)
 
 def test_segments_that_nothing_refers_to_are_deleted(tmp_path, monkeypatch):
     """Mutations: deleting none; deleting what the oldest checkpoint that is kept needs."""
-    monkeypatch.setattr("packtrain.runtime.training.Segments", _segments)
+    monkeypatch.setattr("packtrain.memory.segments.SEGMENT_ROWS", 16)
     run = training(tmp_path, "steve/ddpg_pendulum", replay_size=48, total_steps=400)
     save_now_and_then(run)
     files = {path.name for path in (tmp_path / "replay" / "replay").glob("*.safetensors")}
@@ -213,7 +213,7 @@ def referred_to(path):
 
 def test_a_damaged_segment_is_a_reason_to_go_on_from_an_older_checkpoint(tmp_path, monkeypatch, caplog):
     """Mutation: verifying the files of the checkpoint alone."""
-    monkeypatch.setattr("packtrain.runtime.training.Segments", _segments)
+    monkeypatch.setattr("packtrain.memory.segments.SEGMENT_ROWS", 16)
     save_now_and_then(training(tmp_path, "steve/ddpg_pendulum"))
     *_, older, newer = checkpoint.steps(tmp_path / "checkpoints")
     last = max((tmp_path / "replay" / "replay").glob("*.safetensors"))
@@ -225,7 +225,7 @@ def test_a_damaged_segment_is_a_reason_to_go_on_from_an_older_checkpoint(tmp_pat
 
 def test_a_disk_that_refuses_a_segment_is_a_warning(tmp_path, monkeypatch, caplog):
     """As where it refuses another file of a checkpoint. Mutation: segments written outside what is guarded."""
-    monkeypatch.setattr("packtrain.runtime.training.Segments", _segments)
+    monkeypatch.setattr("packtrain.memory.segments.SEGMENT_ROWS", 16)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -238,12 +238,6 @@ def test_a_disk_that_refuses_a_segment_is_a_warning(tmp_path, monkeypatch, caplo
     with pytest.raises(SaveError, match="could not be written"):
         run.save(required=True)
     run.close()
-
-
-def _segments(folder, *_):
-    from packtrain.memory.segments import Segments
-
-    return Segments(folder, rows=16)
 
 
 def test_seeds_that_learn_together_are_what_they_are_alone(tmp_path):

@@ -591,7 +591,7 @@ def test_a_learner_that_begins_anew_has_other_weights_and_no_momentum():
     optimiser.step()
     other = {name: leaf.clone() for name, leaf in network["b"].state_dict().items()}
     fresh = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 1), "b": torch.nn.Linear(2, 1)}).state_dict()
-    learner.begin_anew(fresh)
+    learner.reset(fresh)
     assert torch.equal(network["a"].weight, fresh["a.weight"])
     assert all(torch.equal(network["b"].state_dict()[name], leaf) for name, leaf in other.items())
     assert all(not leaf.any() for moments in optimiser.state.values() for leaf in moments.values())

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from packtrain import cli, knobs
 from packtrain.cli import main
 from packtrain.errors import ConfigError, DivergedError, EnvSetupError
-from packtrain.memory.segments import Segments
 from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, command, local, serial, together
 from packtrain.runtime.folder import RunFolder
@@ -99,7 +98,7 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_pat
 
 def test_segments_that_nothing_refers_to_are_deleted(tmp_path, monkeypatch):
     """Those of all groups of columns count on. Mutations: deleting none; deleting what a kept checkpoint needs."""
-    monkeypatch.setattr("packtrain.runtime.training.Segments", lambda folder: Segments(folder, rows=64))
+    monkeypatch.setattr("packtrain.memory.segments.SEGMENT_ROWS", 64)
     run = training(tmp_path, total_steps=1600)
     for count, wish in enumerate(serial.wishes(run)):
         serial._grant(run, wish)
@@ -259,5 +258,5 @@ def test_priorities_that_are_not_numbers_stop_the_run(tmp_path):
     memory = run.parts.memories["replay"]
     sample = memory.sample(0)
     with pytest.raises(DivergedError, match="not finite"):
-        memory.set_priorities(sample.keys, torch.full((4,), float("nan")))
+        memory.update_priorities(sample.keys, torch.full((4,), float("nan")))
     run.close()
