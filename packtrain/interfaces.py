@@ -8,7 +8,7 @@ learner is `update`. `docs/extending.md` shows a file of a user's own for each k
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -108,6 +108,33 @@ class Memory(abc.ABC):
           snapshot: from `snapshot`.
           same_episodes: False if the environments start new episodes; episodes in progress then end where they stood.
         """
+
+
+class Policy:
+    """Chooses actions for all groups of environments of one acting side; owns its random generator."""
+
+    network: Any  # a torch.nn.Module, holding the weights that act
+    context: int = 0  # rows needed in front of the one to act on
+    random: bool = False  # act uniformly at random to gather data
+    version: int = 0  # of the weights, in updates
+    marks: Mapping[str, Any] = {}  # what is noted of the step before the latest row: {name: bool [B]}
+
+    def begin_epoch(self, epoch: int, total: int, version: int | None = None) -> None:
+        """Begin an epoch.
+
+        Args:
+          epoch: epochs that count for schedules.
+          total: epochs of all kinds.
+          version: of the weights; None: as it is.
+        """
+
+    def row(self) -> dict[str, float]:
+        """Return metrics of how it acts now, for training rows."""
+        return {}
+
+    def epoch_row(self) -> dict[str, dict[str, float]]:
+        """Return metrics of the epoch's decisions in named groups, and begin a new epoch."""
+        return {}
 
 
 class UpdateResult(NamedTuple):

@@ -12,17 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from packtrain.acting.control import ControlPolicy
-from packtrain.acting.planned import PlannedPolicy
-from packtrain.acting.policy import NetworkPolicy
-from packtrain.acting.predictive import PredictivePolicy
 from packtrain.acting.seat import Decision
-from packtrain.acting.values import ValuePolicy
 from packtrain.envs.stream import Finished, Stream
 from packtrain.interfaces import Writer
 from packtrain.types import Row
-
-AnyPolicy = NetworkPolicy | PlannedPolicy | ControlPolicy | PredictivePolicy | ValuePolicy
 
 
 class Actor:
@@ -31,7 +24,7 @@ class Actor:
     def __init__(
         self,
         streams: list[Stream],
-        policy: AnyPolicy,
+        policy: Any,
         sinks: Sequence[Writer],
         refresh: Callable[[], int],
     ):

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from packtrain.acting.seat import Seat
 from packtrain.envs.stream import Stream
+from packtrain.interfaces import Policy
 from packtrain.networks.control import ControlNetwork
 from packtrain.trees import Tree
 from packtrain.types import Row
 
 
-class ActsAtRandom:
+class ActsAtRandom(Policy):
     """Can be told to act uniformly at random; the word lies where a captured decision reads it."""
 
     def __init__(self, device: torch.device):

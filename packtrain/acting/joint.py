@@ -82,6 +82,14 @@ class _SharedSeat:
         """Decide for one run alone."""
         return self._joint.decide([self._run], [row])[0]
 
+    def knowledge(self) -> dict[str, Any]:
+        """Return everything an evaluation could use."""
+        return self.snapshot()
+
+    def lasting(self) -> dict[str, Any]:
+        """Return nothing: episodes end before anything is saved."""
+        return {}
+
     def snapshot(self) -> dict[str, Any]:
         """The run's part of what outlives episodes."""
         return self._joint.seat.snapshot(self._run)
@@ -126,7 +134,7 @@ class Joint:
         for run, actor in enumerate(actors):
             if actor is not None:
                 saved = actor.seats[0].snapshot()
-                actor.seats[0] = _SharedSeat(self, run)  # type: ignore[call-overload]
+                actor.seats[0] = _SharedSeat(self, run)
                 actor.seats[0].restore(saved)
 
     def begin_epoch(self, epoch: int) -> None:

@@ -17,6 +17,7 @@ from packtrain import config, trees
 from packtrain.acting.inference import Inference
 from packtrain.acting.seat import Decision
 from packtrain.envs.functional import Core
+from packtrain.interfaces import Policy
 from packtrain.metrics.model_quality import ModelQuality
 from packtrain.metrics.planning import Decisions
 from packtrain.networks.world_model import FactoredWorldModelNetwork
@@ -67,7 +68,7 @@ class PlannedStream(Protocol):
         """`PlannedColumns`."""
 
 
-class PlannedPolicy:
+class PlannedPolicy(Policy):
     """A planner for every group of columns, and the networks they all ask."""
 
     context = 0
@@ -107,6 +108,16 @@ class PlannedPolicy:
         self.marks: dict[str, np.ndarray] = {}  # what is noted of the step before the latest row: {name: bool [B]}
         self.agent, self.seed, self._watcher = agent, seed, watcher
         self._seats = 0
+
+    def begin_epoch(self, epoch: int, total: int, version: int | None = None) -> None:
+        """Let schedules of parameters look at this epoch, and name traces by their number."""
+        self.epoch, self.trace_epoch = epoch, total
+        if version is not None:
+            self.version = version
+
+    def epoch_row(self) -> dict[str, dict[str, float]]:
+        """Return what planners said of their decisions, and how right a learned model was."""
+        return {"agent": self.decisions.drain(), "episode_model": self.quality.drain()}
 
     def seat(self, stream: PlannedStream) -> PlannedSeat:
         """The seat of one group."""
@@ -288,6 +299,14 @@ class PlannedSeat:
             return full
 
         return spread
+
+    def knowledge(self) -> dict[str, Any]:
+        """Return everything an evaluation could use."""
+        return self.snapshot()
+
+    def lasting(self) -> dict[str, Any]:
+        """Return nothing: episodes end before anything is saved."""
+        return {}
 
     def know(self, snapshot: dict[str, Any]) -> None:
         """Know what a seat of another policy has found out about the world, by its snapshot, and nothing else."""

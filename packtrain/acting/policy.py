@@ -7,12 +7,13 @@ from torch import Tensor
 
 from packtrain.acting.seat import Seat
 from packtrain.envs.stream import Stream
+from packtrain.interfaces import Policy
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.trees import Tree
 from packtrain.types import Row
 
 
-class NetworkPolicy:
+class NetworkPolicy(Policy):
     """Acts for B columns with one forward pass. One generator serves all columns, so no two share their noise."""
 
     def __init__(self, network: ActorCriticNetwork, seed: int, greedy: bool = False):

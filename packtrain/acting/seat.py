@@ -78,6 +78,10 @@ class Seat:
             self._policy.begin()
         self.restore({"carry": self._policy.initial_carry(self._size), "window": None})
 
+    def knowledge(self) -> dict[str, Any] | None:
+        """Return what an evaluation should know of what was found out while training; most policies keep nothing."""
+        return None
+
     def know(self, snapshot: dict[str, Any]) -> None:
         """Know what a seat of a policy of this kind has found out, by its snapshot; most have nothing to say."""
 

@@ -120,6 +120,10 @@ class ValueSeat(Seat):
         rewards = {**decision.row.last_reward, INTRINSIC: extras.pop(INTRINSIC)}
         return decision._replace(row=decision.row._replace(last_reward=rewards), extras=extras)
 
+    def knowledge(self) -> dict[str, Any]:
+        """Return the scales of novelty."""
+        return {"own": self.lasting()}
+
     def know(self, snapshot: dict[str, Any]) -> None:
         """Measure novelty as the columns of another seat have come to."""
         assert isinstance(self._policy, GroupPolicy)

@@ -44,7 +44,7 @@ def _on_cpu(secs: float) -> dict[str, Any]:
     rounds, baselines = [], []
     with tempfile.TemporaryDirectory() as name, contextlib.closing(open_training(subject, Path(name))) as training:
         train(training, 2.0)  # warm up
-        calls = take_apart(training.parts)
+        calls = take_apart(training)
         for _ in range(ROUNDS):
             parts = [measure(n, call, secs / ROUNDS) for n, call in (("act", calls.act), ("learn", calls.learn))]
             rate, busy = train(training, secs, warm_up_secs=2.0)
@@ -91,17 +91,17 @@ def _gpu_case(subject: Subject, streams: list[Stream], secs: float) -> dict[str,
     with tempfile.TemporaryDirectory() as name:
         training = open_training(subject, Path(name), streams)
         train(training, 3.0)  # warm up, capture
-        calls = take_apart(training.parts)
+        calls = take_apart(training)
         for _ in range(GPU_ROUNDS):
             rate, busy = train(training, secs, warm_up_secs=1.0)
             rates.append(rate)
             environments.append(measure("environments", calls.step_environments, secs / 2))
             calls.settle()
         spent = breakdown(training, secs / 2)
-        with training.parts.acting():
+        with training.acting.on_device():
             parts = [measure("act", calls.act, secs / 2)]
         parts.append(measure("learn", calls.learn, secs / 2))
-        training.parts.actor.settle()  # the next case goes on from here
+        training.acting.actor.settle()  # the next case goes on from here
     alone = [part.steps_per_second for part in environments]
     middle = sorted(environments, key=lambda part: part.steps_per_second)[GPU_ROUNDS // 2]
     return {

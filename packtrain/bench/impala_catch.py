@@ -24,7 +24,7 @@ def run(secs: float, device: str = "cpu") -> dict[str, Any]:
     rounds = []
     with tempfile.TemporaryDirectory() as name, contextlib.closing(open_training(subject, Path(name))) as training:
         train(training, 1.0)  # warm up
-        calls = take_apart(training.parts)
+        calls = take_apart(training)
         for _ in range(ROUNDS):
             parts = [measure(n, call, secs / ROUNDS) for n, call in (("act", calls.act), ("learn", calls.learn))]
             rate, busy = train(training, secs / ROUNDS)

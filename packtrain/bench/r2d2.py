@@ -74,18 +74,18 @@ def _proportion(config: str, values: dict[str, Any], secs: float) -> float:
 
 def _parts(training: Training, secs: float, steps: float) -> list[Part]:
     """Acting, and learning as if each update were so many steps, of a run that is not running."""
-    parts = training.parts
-    (learner,), (memory,) = parts.learners.values(), parts.memories.values()
+    side, learners = training.acting, training.learning
+    (learner,), (memory,) = learners.learners.values(), learners.memories.values()
 
     def act() -> int:
-        before = parts.actor.steps
+        before = side.actor.steps
         training.act()
-        return parts.actor.steps - before
+        return side.actor.steps - before
 
     def learn() -> int:
         make_updates([learner], [memory], 1)
-        parts.publish(parts.updates)
-        if parts.policy.device.type == "cuda":
+        learners.publish(learners.updates)
+        if side.policy.device.type == "cuda":
             torch.cuda.synchronize()
         return 1000
 

@@ -36,7 +36,7 @@ def run(secs: float, device: str = "cpu") -> dict[str, Any]:
             subject = prepare("impala/riverraid", {**VALUES, "num_actors": actors, **values}, device)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             trainings[name] = stack.enter_context(contextlib.closing(open_training(subject, folder)))
-            while not trainings[name].parts.updates:  # warm up
+            while not trainings[name].learning.updates:  # warm up
                 train(trainings[name], 2.0)
         for _ in range(ROUNDS):
             for name, training in trainings.items():

@@ -17,7 +17,6 @@ from packtrain.envs.stream import Stream
 from packtrain.runtime import command, local
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder
-from packtrain.runtime.parts import Parts
 from packtrain.runtime.training import Training
 from packtrain.types import Sample, Spec
 
@@ -60,36 +59,36 @@ def prepare(config: str, values: dict[str, Any], device: str = "cpu") -> Subject
     return Subject(*command.prepare([path], [], values, 0, True), command.find_device(device))
 
 
-def take_apart(parts: Parts) -> Calls:
+def take_apart(training: Training) -> Calls:
     """The actor (environments, policy, memory) and the learner of a run that is not running, each alone."""
-    (memory,) = parts.memories.values()
-    (learner,) = parts.learners.values()
+    acting, learning = training.acting, training.learning
+    (memory,), (learner,) = learning.memories.values(), learning.learners.values()
     samples: list[Sample] = []
     turn = 0
     rng = np.random.default_rng(0)
-    (count,) = {int(stream.columns.action_space.n) for stream in parts.streams}  # type: ignore[attr-defined]
+    (count,) = {int(stream.columns.action_space.n) for stream in acting.streams}  # type: ignore[attr-defined]
 
     def act() -> int:
-        before = parts.actor.steps
-        parts.actor.turn()
-        parts.actor.drain_finished()
+        before = acting.actor.steps
+        acting.actor.turn()
+        acting.actor.drain_finished()
         if memory.ready():
             samples[:] = [sample for sample in [memory.sample(learner.updates)] if sample is not None]
-        return parts.actor.steps - before
+        return acting.actor.steps - before
 
     def learn() -> int:
         learner.apply(samples)
-        parts.publish(learner.updates)
-        if parts.policy.device.type == "cuda":
+        learning.publish(learner.updates)
+        if acting.policy.device.type == "cuda":
             torch.cuda.synchronize()
         return samples[0].steps
 
     def step_environments() -> int:
         """Like `act` without a policy and a memory: wait for a group, send it on with random actions."""
         nonlocal turn
-        parts.actor.settle()
-        stream = parts.streams[turn % len(parts.streams)]
-        if turn >= len(parts.streams):
+        acting.actor.settle()
+        stream = acting.streams[turn % len(acting.streams)]
+        if turn >= len(acting.streams):
             stream.recv()
         stream.send(rng.integers(0, count, stream.size))
         turn += 1
@@ -97,10 +96,10 @@ def take_apart(parts: Parts) -> Calls:
 
     def settle() -> None:
         nonlocal turn
-        for stream in parts.streams[:turn]:
+        for stream in acting.streams[:turn]:
             stream.recv()
         turn = 0
-        parts.actor.look()
+        acting.actor.look()
 
     while not samples:
         act()
@@ -130,8 +129,11 @@ def train(training: Training, secs: float, warm_up_secs: float = WARM_UP_SECS) -
     def stop_later() -> None:
         for pause in (warm_up_secs, secs):
             time.sleep(pause)
-            marks.append((time.monotonic(), training.step, training.parts.updates))
-            busy["actor_busy"], busy["learner_busy"] = training.actor_busy.share(), training.learner_busy.share()
+            marks.append((time.monotonic(), training.step, training.learning.updates))
+            busy["actor_busy"], busy["learner_busy"] = (
+                training.log.actor_busy.share(),
+                training.log.learner_busy.share(),
+            )
         training.stop = KeyboardInterrupt()
 
     threading.Thread(target=stop_later, daemon=True).start()
@@ -142,8 +144,8 @@ def train(training: Training, secs: float, warm_up_secs: float = WARM_UP_SECS) -
 
 def breakdown(training: Training, secs: float) -> dict[str, float]:
     """Where the two loops spend their time while they run together: microseconds a step, by loop and part."""
-    parts = training.parts
-    (memory,), (learner,) = parts.memories.values(), parts.learners.values()
+    acting, learning = training.acting, training.learning
+    (memory,), (learner,) = learning.memories.values(), learning.learners.values()
     spent: dict[str, float] = {}
     watched: list[tuple[Any, str]] = []
 
@@ -161,17 +163,17 @@ def breakdown(training: Training, secs: float) -> dict[str, float]:
         setattr(target, method, timed)
         watched.append((target, method))
 
-    for stream, seat, sink in zip(parts.streams, parts.actor.seats, memory.sinks, strict=True):
+    for stream, seat, sink in zip(acting.streams, acting.actor.seats, memory.sinks, strict=True):
         watch(stream, "recv", "actor: wait for environments")
         watch(seat, "act", "actor: decide")
         watch(sink, "add", "actor: store")
         watch(stream, "send", "actor: send actions")
-    watch(parts.weights, "pull", "actor: new weights")
+    watch(learning.weights, "pull", "actor: new weights")
     watch(memory, "wait_for_room", "actor: wait for room")
     watch(memory, "wait_for_batch", "learner: wait for unrolls")
     watch(memory, "sample", "learner: gather a batch")
     watch(learner, "update", "learner: update")
-    watch(parts, "publish", "learner: publish weights")
+    watch(learning, "publish", "learner: publish weights")
     begin = training.step
     train(training, secs)
     for target, method in watched:

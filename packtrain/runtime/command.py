@@ -21,7 +21,6 @@ import psutil
 import torch
 
 from packtrain import __version__, config, knobs, trees
-from packtrain.acting.planned import PlannedPolicy
 from packtrain.devices.compiled import refuse_unless_possible
 from packtrain.devices.queues import use_all_queues
 from packtrain.envs.boundary import space_leaves
@@ -175,8 +174,8 @@ class _Opened:
             log.info("stopped by %s at step %d", received[0].name, training.step)
             return 128 + int(received[0])
         log.info("finished at step %d", training.step)
-        rate = f"{amount(training.step / max(1e-9, training.wall_s()))} steps/s"
-        print(f"finished {training.step:,} steps in {duration(training.wall_s())} ({rate}): {self.folder.path}")
+        rate = f"{amount(training.step / max(1e-9, training.log.wall_s()))} steps/s"
+        print(f"finished {training.step:,} steps in {duration(training.log.wall_s())} ({rate}): {self.folder.path}")
         return 0
 
 
@@ -461,9 +460,8 @@ def evaluate(
     if folder is not None:
         experiment = films.for_pictures(experiment)
     evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, greedy=greedy)
-    if isinstance(evaluator.policy, PlannedPolicy):
-        evaluator.policy.epoch = learning_epoch(experiment, state["run"]["repeats"])
-        evaluator.policy.trace_epoch = sum(state["run"]["repeats"])
+    repeats = state["run"].get("repeats", [0] * len(experiment.schedule))
+    evaluator.policy.begin_epoch(learning_epoch(experiment, repeats), sum(repeats))
     for weights in state["weights"].values():  # none where nothing learns
         network.load_state_dict({**network.state_dict(), **weights})
     known = state["actor"]["seats"][0] if "actor" in state else {"own": state["seats"][0]} if "seats" in state else {}

@@ -6,7 +6,6 @@ import math
 import statistics
 from typing import Any
 
-from packtrain.acting.actor import AnyPolicy
 from packtrain.envs.stream import Episode, Stream
 from packtrain.types import Row
 
@@ -14,7 +13,7 @@ from packtrain.types import Row
 class Evaluator:
     """Plays a fixed number of episodes, each column its share, so that short episodes are not over-counted."""
 
-    def __init__(self, stream: Stream, policy: AnyPolicy, num_episodes: int):
+    def __init__(self, stream: Stream, policy: Any, num_episodes: int):
         self.stream = stream
         self.policy = policy
         self._seat = policy.seat(stream)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from packtrain.acting.actor import AnyPolicy
 from packtrain.config import Travelling
 from packtrain.envs.columns import Columns
 from packtrain.runtime.experiment import Evaluation, Experiment
@@ -54,7 +53,7 @@ class Evaluations:
         return [] if self._evaluator is None else [self._evaluator.stream.columns]
 
     @property
-    def policy(self) -> AnyPolicy:
+    def policy(self) -> Any:
         """Who plays."""
         assert self._evaluator is not None
         return self._evaluator.policy

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import torch
 
 from packtrain.errors import EnvError, StalledError
 from packtrain.runtime import serial
-from packtrain.runtime.experiment import Collect, Repeat, Update
+from packtrain.runtime.loops import Act, Learn, Loop, queue, ratio
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog
 
 log = logging.getLogger("packtrain")
 LOOK_SECS = 0.2  # how often a waiting loop looks whether the run is to end
+PAUSE_SECS = 0.0005  # of a loop that waits for steps or updates to follow a ratio
+WARM_UP_PAUSE_SECS = 0.005
 STARVED_SECS = 60.0  # after which a waiting loop says for what it waits
 # How long one thread may keep the interpreter from another that asks for it. Both threads give it up inside every torch
 # operator and want it back right after; with Python's 5 ms, a learner of small operators waits for the actor's NumPy
@@ -26,14 +30,11 @@ SWITCH_SECS = 1e-4
 
 
 def run(training: Training) -> None:
-    """Run the schedule to the end, or until `training.stop` is set. The learner has the calling thread.
-
-    A `Repeat` lets the actor run ahead as far as the memory has room; what comes before it runs in order.
-    """
+    """Run the schedule to the end, or until `training.stop` is set. The learner has the calling thread."""
     if training.experiment.by_epochs or (training.experiment.by_ratio and not training.experiment.overlaps):
         serial.run(training)  # acting and learning wait for each other: there is nothing to overlap
         return
-    training.parts.weights.waits = False  # an update takes longer than many decisions
+    training.learning.weights.waits = False  # an update takes longer than many decisions
     environment = training.experiment.streams.environment
     faults: list[BaseException] = []
 
@@ -45,14 +46,13 @@ def run(training: Training) -> None:
     sys.setswitchinterval(SWITCH_SECS)
     over = threading.Event()
     actor = threading.Thread(target=_act_until, args=(training, over, faults), name="actor", daemon=True)
-    stages = [stage for stage in training.experiment.schedule if not _is_over(training, stage)]
-    if stages:
-        _begin(training, stages[0])  # before the first turn
+    due = _loop(training)
+    first = next(due, None)  # what acts is settled before the actor starts
     with Watchdog(training.columns(), environment.step_deadline_secs, on_hang):
         actor.start()
         try:
-            for stage in stages:
-                (_replay if training.experiment.by_ratio else _learn)(training, stage, faults)
+            if first is not None:
+                _learn(training, itertools.chain((first,), due), faults)
             _last_evaluation(training, faults)
         except EnvError as error:  # met while saving or evaluating
             faults.append(error)
@@ -63,113 +63,74 @@ def run(training: Training) -> None:
             over.set()
             actor.join(5.0 if faults else 30.0)
             sys.setswitchinterval(before)
-            training.parts.weights.waits = True
+            training.learning.weights.waits = True
     if faults:
         training.save(with_actor=False)
         raise faults[0]
 
 
 def _act_until(training: Training, over: threading.Event, faults: list[BaseException]) -> None:
-    """The actor's thread: turns while there is room, an evaluation's steps in between."""
+    """The actor's thread: steps while there is room, an evaluation's steps in between."""
     torch.set_num_threads(1)
-    memories = list(training.parts.memories.values())
+    memories = list(training.learning.memories.values())
     ratios = training.experiment.by_ratio
     waits_for = "the learner to come nearer" if ratios else "room in the unroll queue: the learner is slower"
-    hungry = _Hunger("the actor", waits_for)
+    hunger = _Hunger("the actor", waits_for)
     try:
-        with training.parts.acting():
+        with training.acting.on_device():
             while not over.is_set():
-                with training.actor_busy.waiting():
+                with training.log.actor_busy.waiting():
                     patience = 0.0 if training.evaluating else LOOK_SECS
                     room = all(memory.wait_for_room(patience) for memory in memories)
-                    if ratios and training.acting_is_ahead:
+                    if ratios and ratio.acting_is_ahead(training):
                         room = False
-                        time.sleep(0.0 if training.evaluating else 0.0005)
+                        time.sleep(0.0 if training.evaluating else PAUSE_SECS)
                 with training.gate.turn():
                     if room and not over.is_set():
-                        hungry.fed()
+                        hunger.fed()
                         training.act()
                     training.evaluations.tick()
                 if not room:
-                    hungry.look()
+                    hunger.look()
     except BaseException as error:  # handed to the learner's thread, which saves and ends the run
         faults.append(error)
 
 
-def _learn(training: Training, stage: Collect | Update | Repeat, faults: list[BaseException]) -> None:
-    """The learner's thread: a step whenever there is a batch."""
-    updates = [s for s in (stage.stages if isinstance(stage, Repeat) else (stage,)) if isinstance(s, Update)]
-    hungry = _Hunger("the learner", "unrolls: the environments or the policy are slower")
-    training.begin_evaluation_if_due()
-    while not training.finished and training.stop is None and not faults:
-        for update in updates:
-            memory = training.parts.memories[training.experiment.learners[update.learner].memory]
-            for _ in range(update.count):
-                if not memory.ready():
-                    with training.learner_busy.waiting():
-                        memory.wait_for_batch(LOOK_SECS)
-                if training.update(update.learner):
-                    hungry.fed()
-                else:
-                    hungry.look()
-        training.collect_evaluation()
-        training.begin_evaluation_if_due()
-        training.save_if_due(background=True)
-        if not isinstance(stage, Repeat):
-            return
+def _loop(training: Training) -> Loop:
+    """Return the loop of a run's regime."""
+    if not training.experiment.by_ratio:
+        return queue.run(training, lambda: _tidy(training))
+    return ratio.run(training, lambda: _tidy(training), catch_up=False)
 
 
-def _is_over(training: Training, stage: Collect | Update | Repeat) -> bool:
-    """Whether a run that goes on has that many steps already."""
-    return training.experiment.by_ratio and isinstance(stage, Collect) and training.step >= (stage.steps or 0)
-
-
-def _begin(training: Training, stage: Collect | Update | Repeat) -> None:
-    """Let whom a stage names act."""
-    if training.experiment.by_ratio:
-        for inner in stage.stages if isinstance(stage, Repeat) else (stage,):
-            if isinstance(inner, Collect):
-                training.begin_stage(inner)
-
-
-def _replay(training: Training, stage: Collect | Update | Repeat, faults: list[BaseException]) -> None:
-    """The learner's thread beside an actor's: as many updates as are due, one learner after the other."""
-
-    def goes_on() -> bool:
-        return training.stop is None and not training.finished and not faults
-
-    _begin(training, stage)
-    if isinstance(stage, Collect):
-        while goes_on() and training.step < (stage.steps or 0):
-            with training.learner_busy.waiting():
-                time.sleep(0.005)
-            _look_around(training)
-    elif isinstance(stage, Update):
-        learner = training.parts.learners[stage.learner]
-        while goes_on() and (left := stage.count - learner.updates) > 0:
-            training.learn(stage.learner, min(left, learner.max_updates))
-            _look_around(training)
-    else:
-        updates = [inner for inner in stage.stages if isinstance(inner, Update)]
-        while goes_on():
-            learned = 0
-            for update in updates:
-                if (left := training.due(update.learner)) > 0:
-                    count = min(left, training.parts.learners[update.learner].max_updates)
-                    training.learn(update.learner, count)
-                    learned += count
-            if not learned:
-                with training.learner_busy.waiting():
-                    time.sleep(0.0005)
-            _look_around(training)
-
-
-def _look_around(training: Training) -> None:
-    """Count, evaluate and save, where that is due."""
+def _tidy(training: Training) -> None:
+    """Count, evaluate and save, where that is due, without waiting for evaluations or files."""
     training.count_acted()
     training.collect_evaluation()
     training.begin_evaluation_if_due()
     training.save_if_due(background=True)
+
+
+def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseException]) -> None:
+    """The learner's thread: updates as they are due; where actor steps are due, the actor's thread makes them."""
+    memories, by_ratio = list(training.learning.memories.values()), training.experiment.by_ratio
+    hunger = _Hunger("the learner", "unrolls: the environments or the policy are slower")
+    for item in due:
+        if faults:
+            return
+        if not isinstance(item, Act):
+            if training.learn(item.learner, item.updates):
+                hunger.fed()
+            continue
+        with training.log.learner_busy.waiting():
+            if by_ratio:
+                time.sleep(WARM_UP_PAUSE_SECS if training.step < training.experiment.warm_up else PAUSE_SECS)
+            else:
+                for memory in memories:
+                    memory.wait_for_batch(LOOK_SECS)
+        if not by_ratio:
+            hunger.look()
+            _tidy(training)
 
 
 def _last_evaluation(training: Training, faults: list[BaseException]) -> None:
@@ -182,7 +143,7 @@ def _last_evaluation(training: Training, faults: list[BaseException]) -> None:
 
 
 class _Hunger:
-    """Says once a minute that somebody waits, and for what."""
+    """Says once a minute that a loop waits, and for what."""
 
     def __init__(self, who: str, what: str):
         self._who, self._what = who, what

@@ -1,13 +1,12 @@
-"""The parts of an experiment, alive: streams, policy, actor, memories, learners, weights; and what must survive."""
+"""Build an experiment: environments, policy, memories, learners, and the evaluator."""
 
 from __future__ import annotations
 
-import contextlib
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from packtrain.acting.actor import Actor, AnyPolicy
 from packtrain.acting.control import ControlPolicy
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
@@ -21,17 +20,18 @@ from packtrain.devices.precision import choose_precision, use_tf32
 from packtrain.envs.environment import Environment
 from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError
-from packtrain.interfaces import Learner, Memory, Writer
+from packtrain.interfaces import Learner, Memory
 from packtrain.memory.replay import Replay
 from packtrain.memory.sequences import Sequences
 from packtrain.networks.action_values import ActionValues, ActionValuesNetwork
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.networks.control import Control
 from packtrain.planning.traces import TraceWriter
+from packtrain.runtime.acting import ActingSide
 from packtrain.runtime.evaluation import Evaluator
 from packtrain.runtime.experiment import Experiment, Planning, PredictiveControl
+from packtrain.runtime.learning import LearningSide
 from packtrain.runtime.seeds import seed_for
-from packtrain.runtime.weights import Weights
 from packtrain.types import Spec
 
 EVALUATION_COLUMNS = 16
@@ -63,7 +63,7 @@ def make_policy(
     greedy: bool,
     columns: int,
     traces: Any = None,
-) -> AnyPolicy:
+) -> Any:
     """Who acts with a network in so many columns: itself, or a planner that asks it."""
     if isinstance(description, ActionValues):
         return ValuePolicy(description, network, seed, columns, greedy)  # type: ignore[arg-type]
@@ -106,204 +106,79 @@ def try_out(experiment: Experiment, spec: Spec) -> None:
                 )
 
 
-class _Spread:
-    """Takes the rows of one group to the memories that are being filled: one for most, several or none for planners."""
+def build_sides(
+    experiment: Experiment,
+    spec: Spec,
+    device: torch.device,
+    travelling: Travelling | None = None,
+    streams: list[Stream] | None = None,
+    exact: bool = False,
+    traces: Path | None = None,
+    again: tuple[int, ...] = (),
+) -> tuple[ActingSide, LearningSide]:
+    """Build everything an experiment consists of; nothing starts.
 
-    def __init__(self) -> None:
-        self.sinks: list[Writer] = []
+    Args:
+      experiment: what to build.
+      spec: what its environment shows and takes.
+      device: where networks and memories live.
+      travelling: the configuration, for child processes.
+      streams: environments that are open already; their sizes are those of the experiment's groups.
+      exact: nothing may be chosen by how fast it is today, so that the same run gives the same numbers.
+      traces: folder for searches that are written down; None: none are.
+      again: the steps after which a run goes on with new episodes: its random numbers differ from those of its start.
+    """
+    seed = experiment.seed
+    torch.manual_seed(seed_for(seed, "weights"))
+    torch.backends.cudnn.benchmark = not exact  # batches keep their shape: let cuDNN try which kernels are fastest
+    torch.backends.cudnn.deterministic = exact
+    network, acting_network = (experiment.policy.build(spec).to(device) for _ in range(2))
+    precision: torch.dtype | None = None
+    if experiment.by_ratio:
+        use_tf32(experiment.run.precision, device)
+    if isinstance(network, (ActorCriticNetwork, ActionValuesNetwork)):
+        wanted = experiment.run.precision or ("float32" if exact and device.type == "cpu" else None)
+        precision = choose_precision(wanted, network, spec, device)
+        network.precision = acting_network.precision = precision  # type: ignore[assignment]
+    sizes = experiment.streams.group_sizes()
+    streams = streams or open_streams(experiment, spec, travelling, again)
+    columns, own_seed = experiment.streams.num_actors, seed_for(seed, "actions", *again)
+    writer = None
+    if isinstance(experiment.policy, Planning) and experiment.policy.traces is not None and traces is not None:
+        name = experiment.streams.environment.id
+        writer = TraceWriter(experiment.policy.traces, traces, name, seed_for(seed, "traces"))
+    policy = make_policy(experiment.policy, acting_network, device, own_seed, False, columns, writer)
+    memories: dict[str, Memory] = {
+        name: memory.build(sizes, policy.context, device) for name, memory in experiment.memories.items()
+    }
+    for name, memory in memories.items():
+        memory.reseed(seed_for(seed, "memory", name))
+        if exact:
+            memory.take_turns()
+    total = experiment.total_steps
+    learners: dict[str, Learner] = {
+        name: use.learner.build(network, total) for name, use in experiment.learners.items()
+    }
+    for name, learner in learners.items():
+        learner.reseed(seed_for(seed, "updates", name))
 
-    def add(self, row: Any, carry: Any, extras: dict[str, Any]) -> None:
-        """Hand them on."""
-        for sink in self.sinks:
-            sink.add(row, carry, extras)
+    def for_acting(network: Any) -> torch.nn.Module:
+        return acting_part(experiment.policy, network)
 
-
-class Parts:
-    """What an experiment consists of, alive: streams, actor, memories, learners, weights."""
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        spec: Spec,
-        device: torch.device,
-        travelling: Travelling | None = None,
-        streams: list[Stream] | None = None,
-        exact: bool = False,
-        traces: TraceWriter | None = None,
-        again: tuple[int, ...] = (),
-    ):
-        """Everything is made, nothing starts.
-
-        Args:
-          experiment: what to make.
-          spec: what its environment shows and takes.
-          device: where networks and memories live.
-          travelling: the configuration, for child processes.
-          streams: environments that are open already; their sizes are those of the experiment's groups.
-          exact: nothing may be chosen by how fast it is today, so that the same run gives the same numbers.
-          traces: writes searches down.
-          again: the steps after which a run goes on with environments that begin anew: what is random in them, and in
-            actions, is not what it was at its beginning.
-        """
-        seed = experiment.seed
-        self._experiment, self._spec, self.device = experiment, spec, device
-        torch.manual_seed(seed_for(seed, "weights"))
-        torch.backends.cudnn.benchmark = not exact  # batches keep their shape: let cuDNN try which kernels are fastest
-        torch.backends.cudnn.deterministic = exact
-        network, acting_network = (experiment.policy.build(spec).to(device) for _ in range(2))
-        self.precision: torch.dtype | None = None
-        if experiment.by_ratio:
-            use_tf32(experiment.run.precision, device)
-        if isinstance(network, (ActorCriticNetwork, ActionValuesNetwork)):
-            wanted = experiment.run.precision or ("float32" if exact and device.type == "cpu" else None)
-            self.precision = choose_precision(wanted, network, spec, device)
-            network.precision = acting_network.precision = self.precision  # type: ignore[assignment]
-        sizes = experiment.streams.group_sizes()
-        self.streams = streams or open_streams(experiment, spec, travelling, again)
-        columns, own_seed = experiment.streams.num_actors, seed_for(seed, "actions", *again)
-        self.policy = make_policy(experiment.policy, acting_network, device, own_seed, False, columns, traces)
-        self.memories: dict[str, Memory] = {
-            n: m.build(sizes, self.policy.context, device) for n, m in experiment.memories.items()
-        }
-        for name, memory in self.memories.items():
-            memory.reseed(seed_for(seed, "memory", name))
-            if exact:
-                memory.take_turns()
-        total = experiment.total_steps
-        self.learners: dict[str, Learner] = {
-            name: use.learner.build(network, total) for name, use in experiment.learners.items()
-        }
-        for name, learner in self.learners.items():
-            learner.reseed(seed_for(seed, "updates", name))
-        self.weights = Weights()
-        self._published = [(self.learners[name], use.publishes) for name, use in experiment.learners.items()]
-        self.publish(0)
-        self._version = -1
-        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-        self._spread = [_Spread() for _ in sizes]
-        self.collect_into(tuple(self.memories))
-        single = next(iter(self.memories.values())).sinks if len(self.memories) == 1 else None
-        sinks: Any = single if single is not None and not experiment.by_epochs else self._spread
-        self.actor = Actor(self.streams, self.policy, sinks, self._refresh)
-
-    def collect_into(self, names: tuple[str, ...]) -> None:
-        """Fill these memories from now on."""
-        for group, spread in enumerate(self._spread):
-            spread.sinks = [self.memories[name].sinks[group] for name in names]
-
-    def acting(self) -> contextlib.AbstractContextManager:
-        """Around what acts: on a GPU, a stream of its own that goes before learning. It may be entered twice."""
-        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
-    @property
-    def updates(self) -> int:
-        """Of all learners together: no two versions of weights share it."""
-        return sum(learner.updates for learner in self.learners.values())
-
-    def memory_of(self, name: str) -> Memory:
-        """The memory that a learner learns from."""
-        return self.memories[self._experiment.learners[name].memory]
-
-    def renew(self, name: str, epoch: int) -> None:
-        """Let a learner begin anew, with other weights for every epoch at which it does, and empty its memory."""
-        torch.manual_seed(seed_for(self._experiment.seed, "weights", epoch))
-        learner = self.learners[name]
-        learner.reset(self._experiment.policy.build(self._spec).state_dict())
-        self.memory_of(name).clear()
-        learner.updates += 1  # other weights are another version
-        self.publish(self.updates)
-
-    def publish(self, version: int) -> None:
-        """Make the learners' weights the newest version."""
-        for learner, names in self._published:
-            for name in names:
-                self.weights.publish(name, self._acting(learner.network), version)
-
-    def moved(self) -> None:
-        """The learners' weights lie elsewhere from now on."""
-        for learner, _ in self._published:
-            self.weights.forget(self._acting(learner.network))
-
-    def _acting(self, network: Any) -> torch.nn.Module:
-        """What of a network is needed to act."""
-        description = self._experiment.policy
-        if isinstance(description, PredictiveControl):
-            return network.model
-        if isinstance(description, ActionValues):
-            return network.acting
-        return network.behaviour if isinstance(description, Control) else network
-
-    def _refresh(self) -> int:
-        if not self.learners:
-            return 0
-        self._version = self.weights.pull("policy", self._acting(self.policy.network), self._version)
-        if isinstance(self.policy, (PlannedPolicy, ValuePolicy)):
-            self.policy.version = self._version
-        return self._version
-
-    def state(self, with_actor: bool, actor: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Everything that must survive, as a tree; without the actor's part if it is broken or cannot be saved.
-
-        Args:
-          with_actor: whether to save where the environments stand, and the memories.
-          actor: where they stood when the epoch began, if one is under way.
-        """
-        learners = {name: learner.state_dict() for name, learner in self.learners.items()}
-        state: dict[str, Any] = {
-            "weights": {name: learner.pop("network") for name, learner in learners.items()},
-            "learners": learners,
-        }
-        behind = any(learner.saves_acting_weights for learner in self.learners.values())
-        if behind and self.weights.version("policy") != self.updates:
-            state["acting"] = self.weights.snapshot("policy")  # its weights are older than the learner's
-        actor = (actor or self.actor.snapshot()) if with_actor else None
-        if actor is not None:
-            state["actor"] = actor
-        elif isinstance(self.policy, ValuePolicy):
-            state["seats"] = [seat.lasting() for seat in self.actor.seats]  # type: ignore[union-attr]
-        kept = [n for n, memory in self.memories.items() if actor is not None or memory.outlives_episodes]
-        if kept:  # an unroll belongs to its episode; what is replayed does not
-            state["memories"] = {name: self.memories[name].snapshot() for name in kept}
-        return state
-
-    def load_state(self, state: dict[str, Any]) -> bool:
-        """Go on from a saved state; False if the environments could not be saved and begin new episodes.
-
-        A state that another experiment has left may know nothing of some learners and networks: they begin.
-        """
-        branched = state["run"].get("branched", False)
-        for name, learner in self.learners.items():
-            if branched and name not in state["learners"]:
-                continue
-            weights = state["weights"][name]
-            if branched:
-                weights = {**learner.network.state_dict(), **{n: w for n, w in weights.items() if n in _names(learner)}}
-            learner.load_state_dict({**state["learners"][name], "network": weights})
-        self.publish(self.updates)
-        if "acting" in state:
-            self.weights.restore("policy", state["acting"])
-        if not self.learners:
-            self._version = 0
-        if "actor" not in state:
-            for name, memory in self.memories.items():
-                if memory.outlives_episodes and name in state.get("memories", {}):
-                    memory.restore(state["memories"][name], same_episodes=False)
-            for seat, lasting in zip(self.actor.seats, state.get("seats", ()), strict=False):
-                seat.remember(lasting)  # type: ignore[union-attr]
-            return False
-        self.actor.restore(state["actor"])
-        for name, memory in self.memories.items():
-            if not branched or name in state["memories"]:
-                memory.restore(state["memories"][name])
-        return True
-
-    def close(self) -> None:
-        """Close the environments."""
-        self.actor.close()
+    learning = LearningSide(experiment, spec, memories, learners, for_acting)
+    learning.precision = precision
+    writers = {name: memory.sinks for name, memory in memories.items()}
+    weights = learning.weights if learners else None
+    return ActingSide(streams, policy, writers, weights, device, for_acting), learning
 
 
-def _names(learner: Any) -> set[str]:
-    return set(learner.network.state_dict())
+def acting_part(description: Any, network: Any) -> torch.nn.Module:
+    """Return the part of a network that actors need."""
+    if isinstance(description, PredictiveControl):
+        return network.model
+    if isinstance(description, ActionValues):
+        return network.acting
+    return network.behaviour if isinstance(description, Control) else network
 
 
 def open_evaluator(

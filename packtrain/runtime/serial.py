@@ -5,22 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Generator, Iterator
-from typing import NamedTuple
 
 from packtrain.errors import EnvError
-from packtrain.runtime.experiment import Collect, Repeat, Update
+from packtrain.runtime.loops import Act, Learn, Loop, epoch, queue, ratio
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog
 
 log = logging.getLogger("packtrain")
-
-
-class Learn(NamedTuple):
-    """A wish for updates."""
-
-    learner: str
-    updates: int
 
 
 def run(training: Training) -> None:
@@ -36,132 +27,34 @@ def run(training: Training) -> None:
 
     with Watchdog(training.columns(), environment.step_deadline_secs, on_hang):
         try:
-            if training.experiment.by_epochs:
-                for _ in turns(training):
-                    with training.learner_busy.waiting():
-                        training.act()
-                return
-            if training.experiment.by_ratio:
-                for wish in wishes(training):
-                    _grant(training, wish)
-                return
-            _evaluate_if_due(training)
-            for stage in training.experiment.schedule:
-                _run_stage(training, stage)
+            for due in loop(training):
+                carry_out(training, due)
         except EnvError:
             training.save(with_actor=False)
             raise
 
 
-def _run_stage(training: Training, stage: Collect | Update | Repeat) -> None:
-    if isinstance(stage, Repeat):
-        while not training.finished and training.stop is None:
-            for inner in stage.stages:
-                _run_stage(training, inner)
-    elif isinstance(stage, Collect):
-        (name,) = stage.memories
-        memory = training.parts.memories[name]
-        while not memory.ready() and training.stop is None:
-            with training.learner_busy.waiting():
-                training.act()
-    else:
-        for _ in range(stage.count):
-            with training.actor_busy.waiting():
-                if training.stop is None and training.update(stage.learner):
-                    _evaluate_if_due(training)
-                    training.save_if_due(background=False)
+def loop(training: Training) -> Loop:
+    """Return the loop of a run's regime; evaluations and checkpoints are made in between, in the same thread."""
 
-
-def _grant(training: Training, wish: Learn | None) -> None:
-    if wish is None:
-        with training.learner_busy.waiting():
-            training.act()
-    else:
-        with training.actor_busy.waiting():
-            training.learn(*wish)
-
-
-def wishes(training: Training) -> Iterator[Learn | None]:
-    """Run an experiment that replays; wherever this yields, a turn of the actor (None) or updates are due.
-
-    What is next follows from counters alone: a run that was saved anywhere goes on as if it had not been.
-    """
-    _evaluate_if_due(training)
-    for stage in training.experiment.schedule:
-        if isinstance(stage, Collect):
-            training.begin_stage(stage)
-            while training.stop is None and not training.finished and training.step < (stage.steps or 0):
-                yield None
-                _look_around(training)
-        elif isinstance(stage, Update):
-            learner = training.parts.learners[stage.learner]
-            while training.stop is None and (left := stage.count - learner.updates) > 0:
-                yield Learn(stage.learner, min(left, learner.max_updates))
-                training.save_if_due(background=False)
-        else:
-            yield from _repeat(training, stage)
-
-
-def _repeat(training: Training, stage: Repeat) -> Iterator[Learn | None]:
-    for inner in stage.stages:
-        if isinstance(inner, Collect):
-            training.begin_stage(inner)
-    while training.stop is None:
-        for inner in stage.stages:
-            if isinstance(inner, Update):
-                free = training.experiment.learners[inner.learner].ratio is None  # as many a turn as it makes at once
-                while training.stop is None and (left := training.due(inner.learner)) > 0:
-                    yield Learn(inner.learner, min(left, training.parts.learners[inner.learner].max_updates))
-                    if free:
-                        break
-        if training.stop is not None:
-            return
-        _look_around(training)
-        if training.finished:
-            return
-        yield None
-
-
-def _look_around(training: Training) -> None:
-    """Count, evaluate and save, where that is due."""
-    training.count_acted()
-    _evaluate_if_due(training)
-    training.save_if_due(background=False)
-
-
-def turns(training: Training) -> Iterator[None]:
-    """Run an experiment that goes by epochs; wherever this yields, a turn of the actor is due before it goes on."""
-    _evaluate_if_due(training)
-    for index, stage in enumerate(training.experiment.schedule):
-        assert isinstance(stage, Repeat)
-        yield from _epochs(training, index, stage)
-
-
-def _epochs(training: Training, index: int, stage: Repeat) -> Iterator[None]:
-    """Play and learn in turns; what is saved is always between two epochs."""
-    while training.stop is None and not training.finished and training.repeats_left(index):
-        training.begin_epoch()
-        for inner in stage.stages:
-            if isinstance(inner, Update):
-                for _ in range(inner.count):
-                    with training.actor_busy.waiting():
-                        training.update(inner.learner)
-            elif not (yield from _play(training, inner)):
-                return  # an epoch that was broken off counts for nothing, and is played again by a run that goes on
-        training.end_epoch(index)
+    def tidy() -> None:
+        training.count_acted()
         _evaluate_if_due(training)
         training.save_if_due(background=False)
 
+    if training.experiment.by_epochs:
+        return epoch.run(training, tidy)
+    return ratio.run(training, tidy) if training.experiment.by_ratio else queue.run(training, tidy)
 
-def _play(training: Training, stage: Collect) -> Generator[None, None, bool]:
-    """Let every column play so many episodes; False if the run is to stop first."""
-    for _ in range(stage.rounds or 1):
-        training.begin_round(stage)
-        while not training.round_is_over():
-            if training.stop is not None:
-                return False
-            yield
-    return True
+
+def carry_out(training: Training, due: Act | Learn) -> None:
+    """Make the actor step or the updates that are due."""
+    if isinstance(due, Act):
+        with training.log.learner_busy.waiting():
+            training.act()
+    else:
+        with training.log.actor_busy.waiting():
+            training.learn(due.learner, due.updates)
 
 
 def _evaluate_if_due(training: Training) -> None:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import collections
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from packtrain.acting.joint import Joint
-from packtrain.acting.planned import PlannedPolicy
 from packtrain.errors import CheckpointError, EnvError, Error
 from packtrain.interfaces import learn
 from packtrain.networks.action_values import ActionValues
 from packtrain.runtime import checkpoint, serial
 from packtrain.runtime.experiment import Experiment, Planning
+from packtrain.runtime.loops import Act, Learn, Loop
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog
@@ -73,24 +73,24 @@ def run(runs: Sequence[Training | None], overlaps: bool = True) -> None:
 
 def _replay(trainings: Sequence[Training], overlaps: bool) -> None:
     """Act with each, and learn with all at once: they wish for the same updates in the same order."""
-    names = list(trainings[0].parts.learners)
-    trainings[0].parts.learners[names[0]].join(
-        [[training.parts.learners[name] for name in names] for training in trainings]
+    names = list(trainings[0].learning.learners)
+    trainings[0].learning.learners[names[0]].join(
+        [[training.learning.learners[name] for name in names] for training in trainings]
     )
     for training in trainings:
-        training.parts.moved()
+        training.learning.moved()
         training.saves_itself = False
-        training.parts.weights.waits = not overlaps
+        training.learning.weights.waits = not overlaps
     launched = _Launched(trainings[0] if overlaps else None)
     try:
         _take_turns(trainings, launched)
     finally:
         for training in trainings:
-            training.parts.weights.waits = True
+            training.learning.weights.waits = True
 
 
 def _take_turns(trainings: Sequence[Training], launched: _Launched) -> None:
-    under_way = [serial.wishes(training) for training in trainings]
+    under_way = [serial.loop(training) for training in trainings]
     while True:
         launched.wait()
         wished = [_act_until_it_learns(training, own) for training, own in zip(trainings, under_way, strict=True)]
@@ -98,11 +98,11 @@ def _take_turns(trainings: Sequence[Training], launched: _Launched) -> None:
             return
         (wish,) = set(wished)
         assert wish is not None
-        learners = [training.parts.learners[wish.learner] for training in trainings]
-        results = learn(learners, [training.parts.memory_of(wish.learner) for training in trainings], wish.updates)
+        learners = [training.learning.learners[wish.learner] for training in trainings]
+        results = learn(learners, [training.learning.memory_of(wish.learner) for training in trainings], wish.updates)
         assert results is not None
         for training, result in zip(trainings, results, strict=True):
-            training.note_learned(wish.learner, result.metrics)
+            training.note_update(wish.learner, result)
         launched.add(wish)
         if trainings[0].save_due:
             for training in trainings:
@@ -116,13 +116,13 @@ class _Launched:
     """
 
     def __init__(self, training: Training | None):
-        on_gpu = training is not None and training.parts.device.type == "cuda"
+        on_gpu = training is not None and training.acting.policy.device.type == "cuda"
         uses = training.experiment.learners if training is not None and on_gpu else {}
         self._slack = {name: use.slack for name, use in uses.items() if use.slack is not None}
         self._counts = dict.fromkeys(self._slack, 0)
-        self._queue: collections.deque[tuple[serial.Learn, torch.cuda.Event]] = collections.deque()
+        self._queue: collections.deque[tuple[Learn, torch.cuda.Event]] = collections.deque()
 
-    def add(self, wish: serial.Learn) -> None:
+    def add(self, wish: Learn) -> None:
         """These were launched last."""
         if wish.learner in self._slack:
             done = torch.cuda.Event()
@@ -168,22 +168,29 @@ def _updates(state: dict[str, Any]) -> int:
     return sum(learner["updates"] for learner in state["learners"].values())
 
 
-def _act_until_it_learns(training: Training, wishes: Iterator[serial.Learn | None]) -> serial.Learn | None:
-    """Its next wish for updates; None if it has come to its end."""
-    for wish in wishes:
-        if wish is not None:
-            return wish
+def _act_until_it_learns(training: Training, loop: Loop) -> Learn | None:
+    """Make the actor steps that are due; return the updates that are due next, None at the end of the run."""
+    for due in loop:
+        if isinstance(due, Learn):
+            return due
         training.act()
     return None
 
 
+def _learn_until_it_acts(training: Training, loop: Loop) -> bool:
+    """Make the updates that are due; return whether an actor step is due next, False at the end of the run."""
+    for due in loop:
+        if isinstance(due, Act):
+            return True
+        serial.carry_out(training, due)
+    return False
+
+
 def _joint(runs: Sequence[Training | None], first: Training, seed: int) -> Joint:
     """The search of all runs."""
-    actors = [None if training is None else training.parts.actor for training in runs]
-    parts = [(training or first).parts for training in runs]
-    policies = [part.policy for part in parts]
-    assert all(isinstance(policy, PlannedPolicy) for policy in policies)
-    return Joint(actors, policies, [part.streams[0] for part in parts], seed)  # type: ignore[arg-type]
+    actors = [None if training is None else training.acting.actor for training in runs]
+    sides = [(training or first).acting for training in runs]
+    return Joint(actors, [side.policy for side in sides], [side.streams[0] for side in sides], seed)
 
 
 def _plan(trainings: Mapping[int, Training], joint: Joint) -> None:
@@ -191,13 +198,13 @@ def _plan(trainings: Mapping[int, Training], joint: Joint) -> None:
 
     Runs begin every epoch together: those that have finished one wait for those that have not.
     """
-    under_way = {place: serial.turns(training) for place, training in trainings.items()}
+    under_way = {place: serial.loop(training) for place, training in trainings.items()}
     waiting: set[int] = set()  # for a turn
     epoch = -1
     while True:
         for place in sorted(set(under_way) - waiting):
             try:
-                over = next(under_way[place], "over") == "over"
+                over = not _learn_until_it_acts(trainings[place], under_way[place])
             except Error:  # the others are between two turns, and go on from here when the cause is gone
                 for other in set(under_way) - {place}:
                     trainings[other].save()
@@ -213,8 +220,8 @@ def _plan(trainings: Mapping[int, Training], joint: Joint) -> None:
             epoch = earliest
             joint.begin_epoch(epoch)
         served = sorted(place for place in waiting if trainings[place].epoch == epoch)
-        groups = [trainings[place].parts.actor.next_group for place in served]
+        groups = [trainings[place].acting.actor.next_group for place in served]
         joint.turn(served)
         for place, group in zip(served, groups, strict=True):
-            trainings[place].count_turn(group)
+            trainings[place].note_report(trainings[place].acting.report(group))
         waiting.difference_update(served)

@@ -1,61 +1,47 @@
-"""An experiment alive in one process: its parts, its books, and what is saved of it. Runtimes decide the order."""
+"""A run that is alive in one process: an acting side, a learning side, and around them counters, log and checkpoints.
+
+A loop (`runtime/loops`) decides what is next, a runtime carries it out by calling `act`, `learn` and `tidy` parts here.
+"""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import logging
-import math
-import time
 from typing import Any
 
-import psutil
 import torch
 
-from packtrain.acting.control import ActsAtRandom
-from packtrain.acting.planned import PlannedPolicy
-from packtrain.acting.policy import NetworkPolicy
-from packtrain.acting.values import ValuePolicy
 from packtrain.config import Configuration, Travelling
 from packtrain.devices.allocator import keep_large_blocks
 from packtrain.envs.columns import Columns
 from packtrain.envs.stream import Stream
-from packtrain.errors import ConfigError, DivergedError
-from packtrain.interfaces import learn
+from packtrain.interfaces import UpdateResult
 from packtrain.metrics.console import Console
-from packtrain.metrics.planning import planning_row
-from packtrain.metrics.recorder import Recorder, means
-from packtrain.metrics.rolling import Rolling
-from packtrain.metrics.writers import JsonlWriter, TensorBoardWriter
-from packtrain.planning.traces import TraceWriter
+from packtrain.runtime.acting import settle_gpu
+from packtrain.runtime.counters import Counters
 from packtrain.runtime.evaluations import Evaluated, Evaluations
-from packtrain.runtime.experiment import Collect, Experiment, Planning, Repeat, Update
+from packtrain.runtime.experiment import Experiment, Repeat
 from packtrain.runtime.explorer import Explorer
 from packtrain.runtime.folder import RunFolder
-from packtrain.runtime.gate import Busy, Gate
-from packtrain.runtime.parts import Parts
+from packtrain.runtime.gate import Gate
+from packtrain.runtime.learning import nothing_to_learn_from
+from packtrain.runtime.messages import Report
+from packtrain.runtime.metrics_log import MetricsLog
+from packtrain.runtime.parts import build_sides
 from packtrain.runtime.saving import Saving
-from packtrain.runtime.seeds import seed_for
 from packtrain.types import Spec
 
 log = logging.getLogger("packtrain")
-VALIDATION_STEPS = 8192  # at most, once an epoch
 
 
 def learning_epoch(experiment: Experiment, repeats: list[int]) -> int:
-    """The epochs that count for schedules: those that learned, or all where nothing learns."""
+    """Return the number of epochs that count for schedules: those that learned, or all where nothing learns."""
     learning = [i for i, stage in enumerate(experiment.schedule) if isinstance(stage, Repeat) and stage.learns]
     return sum(repeats[i] for i in learning or range(len(repeats)))
 
 
-def _settle_gpu() -> None:
-    """Wait until a GPU has nothing left to do: one thread is about to touch what another's stream has worked on."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
 class Training:
-    """A run: parts, counters, rows, evaluation, checkpoints."""
+    """The parts of a run, and what needs several of them: one step, one update, one evaluation, one checkpoint."""
 
     def __init__(
         self,
@@ -70,319 +56,153 @@ class Training:
         streams: list[Stream] | None = None,
         exact: bool = False,
     ):
-        self.experiment, self.folder, self._configuration, self._console = experiment, folder, configuration, console
+        self.experiment, self.folder, self._configuration = experiment, folder, configuration
         torch.set_num_threads(experiment.run.num_threads)
         keep_large_blocks()
         travelling = Travelling.pack(configuration.text())
-        traces = None
-        if isinstance(experiment.policy, Planning) and experiment.policy.traces is not None:
-            where, seed = folder.path / "traces", seed_for(experiment.seed, "traces")
-            traces = TraceWriter(experiment.policy.traces, where, experiment.streams.environment.id, seed)
         again: tuple[int, ...] = ()
         if saved is not None and "actor" not in saved[1] and saved[1]["run"]["env_steps"]:  # they could not be saved
             again = (saved[1]["run"]["env_steps"],)
-        self.parts = Parts(experiment, spec, device, travelling, streams, exact, traces, again)
-        for name, memory in self.parts.memories.items():
+        self.acting, self.learning = build_sides(
+            experiment, spec, device, travelling, streams, exact, folder.path / "traces", again
+        )
+        for name, memory in self.learning.memories.items():
             memory.attach(folder.path / "replay" / name)
-        self.explorer: Explorer | None = None
         if experiment.exploration is not None:
-            self.explorer = Explorer(experiment.exploration, self.parts.streams, folder.path / "pictures")
-        self._rolling = Rolling()
-        self.random_steps = 0  # of random play, for data
-        self._counted = 0  # steps that the books know of
-        self.solved_at: int | None = None  # env_steps when an episode was first solved, other than by random play
-        self.repeats = [0] * len(experiment.schedule)  # how often each stage has been gone through: epochs
-        self._learned: dict[str, list[dict[str, Any]]] = {}  # what updates of an epoch reported, by learner
-        # Step, actor and books when the epoch under way began; None: there is none.
-        self._epoch_begin: tuple[int, dict[str, Any] | None, dict[str, Any]] | None = None
-        self.step = 0  # decisions learned from
-        self._frames_per_step = spec.frames_per_step
+            self.acting.explorer = Explorer(experiment.exploration, self.acting.streams, folder.path / "pictures")
+        self.counters = Counters(len(experiment.schedule))
+        self.log = MetricsLog(1 if experiment.by_epochs else experiment.run.log_every, spec.frames_per_step, console)
         self.stop: BaseException | None = None  # why the run should end early
         self.gate = Gate()
-        self._patience = experiment.streams.environment.step_deadline_secs + 30  # for a turn to end
-        self.actor_busy, self.learner_busy = Busy(since=time.perf_counter()), Busy(since=time.perf_counter())
-        self._recorder = Recorder(1 if experiment.by_epochs else experiment.run.log_every)
-        self._episodes: collections.deque = collections.deque()  # from the actor's thread to the learner's
-        self._wall_before, self._begin = 0.0, time.monotonic()
-        self._row_step, self._row_time = 0, time.monotonic()
-        self.evaluations = Evaluations(experiment, spec, device, travelling, self.parts.precision)
+        self._patience = experiment.streams.environment.step_deadline_secs + 30  # for an actor step to end
+        # What is saved while an epoch is under way, since episodes cannot be saved: step, actor and counters before it.
+        self.safe_point: tuple[int, dict[str, Any] | None, dict[str, Any]] | None = None
+        self.evaluations = Evaluations(experiment, spec, device, travelling, self.learning.precision)
         keep = self._resume(*saved) if saved else 0
-        _settle_gpu()  # the actor's stream goes on from what this one has made
-        self._writers: list[Any] = [JsonlWriter(folder.metrics, keep)]
-        if tensorboard:
-            self._writers.append(TensorBoardWriter(folder.path / "tensorboard"))
+        settle_gpu()  # the actor's stream goes on from what this one has made
+        self.log.open(folder.metrics, keep, folder.path / "tensorboard" if tensorboard else None)
         self._saving = Saving(
             folder, experiment.run.checkpoint_secs, experiment.run.keep_every, self._evaluated_memories
         )
         self.saves_itself = True  # False where runs that learn together are saved at the same update
-        self._process = psutil.Process()
-        self._pulse()
+        self.pulse()
 
     def columns(self) -> list[Columns]:
-        """All groups of environments, those of evaluations included: what a watchdog watches."""
-        return [*(stream.columns for stream in self.parts.streams), *self.evaluations.columns]
+        """Return all groups of environments, those of evaluations included, for a watchdog."""
+        return [*self.acting.columns, *self.evaluations.columns]
 
-    # -- acting
+    # -- acting and learning
 
     def act(self) -> None:
-        """One turn of the actor. On a GPU, updates that are under way hold it up only where it wants their weights."""
-        actor = self.parts.actor
-        group = actor.next_group
-        with self.parts.acting():
-            actor.turn()
-        self.count_turn(group)
+        """Serve one group of environments. On a GPU, updates in progress delay it only where it needs their weights."""
+        self.note_report(self.acting.act())
 
-    def count_turn(self, group: int) -> None:
-        """Keep the books of a turn that served a group."""
-        actor = self.parts.actor
-        made, self._counted = actor.steps - self._counted, actor.steps  # saving may have waited for some of them
-        finished = actor.drain_finished()
-        self._episodes.extend(finished)
-        policy = self.parts.policy
-        random = not isinstance(policy, NetworkPolicy) and policy.random
-        if random:
-            self.random_steps += made
-        elif self.solved_at is None and any((one.solved > 0).any() for one in finished):
-            self.solved_at = actor.steps
-        if self.explorer is not None:
-            marks = policy.marks if isinstance(policy, PlannedPolicy) else {}
-            self.explorer.look(group, self.parts.streams[group], actor.steps, random, marks)
+    def note_report(self, report: Report) -> None:
+        """Count what an actor step added."""
+        self.counters.add(report)
+        self.log.episodes.extend(report.finished)
 
-    # -- learning
+    def learn(self, name: str, count: int = 1) -> bool:
+        """Make updates of a learner, `max_updates` at most; return False if there was no batch."""
+        result = self.learning.learn(name, count)
+        if result is None:
+            if self.experiment.by_ratio:
+                raise nothing_to_learn_from()
+            return False
+        self.note_update(name, result)
+        return True
+
+    def note_update(self, name: str, result: UpdateResult) -> None:
+        """Publish an update's weights, count its steps and keep its metrics."""
+        self.learning.publish_after(name)
+        if self.experiment.by_epochs:
+            self.log.add_epoch_update(name, result)
+            return
+        self.log.add_update(result)
+        if not self.experiment.by_ratio:  # else steps are counted as they are acted
+            self.counters.step += result.steps
+            self.write_row_if_due(without_updates=False)
+        self.pulse()
 
     @property
-    def finished(self) -> bool:
-        """Whether all steps have been learned from, or all epochs are over."""
-        epochs = self.experiment.epochs
-        over = self.experiment.by_epochs and epochs is not None and self.epoch >= epochs
-        over |= self.experiment.run.until_solved and self.solved_at is not None
-        return over or self.step >= self.experiment.total_steps
+    def acted(self) -> int:
+        """Steps in the replay memories. What environments have answered since the last actor step is not among them."""
+        return max(memory.steps for memory in self.learning.memories.values())
 
-    # -- epochs
+    @property
+    def step(self) -> int:
+        """The run's step count."""
+        return self.counters.step
 
     @property
     def epoch(self) -> int:
         """Epochs that are over."""
-        return sum(self.repeats)
-
-    def repeats_left(self, index: int) -> bool:
-        """Whether a stage is to be gone through once more."""
-        stage = self.experiment.schedule[index]
-        assert isinstance(stage, Repeat)
-        return stage.times is None or self.repeats[index] < stage.times
-
-    def begin_epoch(self) -> None:
-        """Remember where the environments stand: until the epoch is over, this is what is saved."""
-        if isinstance(self.parts.policy, PlannedPolicy):
-            self.parts.policy.epoch = learning_epoch(self.experiment, self.repeats)
-            self.parts.policy.trace_epoch = self.epoch
-        self._epoch_begin = (self.step, self.parts.actor.snapshot() if self._savable() else None, self._books())
-
-    def _savable(self) -> bool:
-        return all(stream.columns.savable for stream in self.parts.streams) and self.parts.actor.steps > 0
-
-    def begin_round(self, stage: Collect) -> None:
-        """All columns begin an episode with the next turn."""
-        self._round_begun = False
-        self.parts.collect_into(stage.memories)
-        assert isinstance(self.parts.policy, PlannedPolicy)
-        self.parts.policy.random = stage.policy == "random"
-
-    def round_is_over(self) -> bool:
-        """Whether every column has finished its episode."""
-        if not self._round_begun:  # the turn that resets them is still to come
-            self._round_begun = True
-            return False
-        return all(stream.columns.all_ended for stream in self.parts.streams)  # type: ignore[attr-defined]
-
-    def end_epoch(self, index: int) -> None:
-        """Count the epoch, and write its rows."""
-        self.repeats[index] += 1
-        self.step = self.parts.actor.steps
-        learned = self._drain_learned()
-        stage = self.experiment.schedule[index]
-        assert isinstance(stage, Repeat)
-        if stage.forget and not self.repeats_left(index):
-            for inner in stage.stages:
-                if isinstance(inner, Update):
-                    self.parts.memory_of(inner.learner).clear()
-        if not self.repeats_left(index):
-            for name in stage.renew:
-                self.parts.renew(name, self.epoch)
-        self._epoch_begin = None
-        assert isinstance(self.parts.policy, PlannedPolicy)
-        decided = self.parts.policy.decisions.drain()
-        played = self.step > self.random_steps  # by the planner
-        row = planning_row(self.epoch, list(self._episodes), learned, decided, played)
-        row |= {f"episode_model/{name}": value for name, value in self.parts.policy.quality.drain().items()}
-        if "episode/solved_rate" in row and not self.parts.policy.random:
-            rolling = self._rolling.add(self.epoch, row["episode/solved_rate"])
-            row |= {f"episode_rolling/{name}": value for name, value in rolling.items()}
-        while self._episodes:
-            self._recorder.episodes(self._episodes.popleft())
-        self._write_train_row(next(iter(learned.values()), {}))
-        self._write("planning", row)
-
-    def _drain_learned(self) -> dict[str, dict[str, float]]:
-        """What the updates of an epoch reported on average, by learner, and how good what they made is."""
-        learned = {name: means(updates) for name, updates in self._learned.items()}
-        self._learned = {}
-        for name, averages in learned.items():
-            memory = self.parts.memory_of(name)
-            averages |= memory.report()
-            held_out = memory.held_out(VALIDATION_STEPS)
-            found = None if held_out is None else self.parts.learners[name].validate(held_out)
-            averages |= {f"validation_{metric}": float(value) for metric, value in (found or {}).items()}
-        return learned
-
-    def update(self, name: str) -> bool:
-        """One step of a learner if its memory has a batch, and the row that may be due; False if there was no batch."""
-        memory = self.parts.memory_of(name)
-        results = learn([self.parts.learners[name]], [memory], 1)
-        if results is None:
-            return False
-        (result,) = results
-        self.parts.publish(self.parts.updates)
-        if memory.replays:  # steps are counted where they are made, and rows are written between epochs
-            self._learned.setdefault(name, []).append(result.metrics)
-            return True
-        self._recorder.update(result.metrics, result.lag)
-        self.step += result.steps
-        while self._episodes:
-            self._recorder.episodes(self._episodes.popleft())
-        if self._recorder.due(self.step) or self._is_last_row:
-            self._write_train_row()
-        self._pulse()
-        return True
-
-    # -- replaying
-
-    def begin_stage(self, stage: Collect) -> None:
-        """Let the policy that a stage names act from now on."""
-        assert isinstance(self.parts.policy, ActsAtRandom)
-        self.parts.policy.random = stage.policy == "random"
-        _settle_gpu()  # the actor's stream reads it
+        return self.counters.epoch
 
     @property
-    def acted(self) -> int:
-        """Steps that can be learned from. What environments have answered since the last turn is not among them."""
-        return max(memory.steps for memory in self.parts.memories.values())
-
-    def due(self, name: str) -> int:
-        """How many updates a learner may make before more has been acted."""
-        experiment, learner = self.experiment, self.parts.learners[name]
-        ratio, memory = experiment.learners[name].ratio, self.parts.memory_of(name)
-        if not memory.ready():
-            return 0
-        if ratio is None:
-            return self.parts.learners[name].max_updates
-        # Counted in turns of all columns: seeds that learn together have not all acted as often when one of them meets
-        # a reset, which is no step.
-        columns = experiment.streams.num_actors
-        acted = max(0, min(self.acted, experiment.total_steps) - experiment.warm_up) // columns * columns
-        return int(ratio * acted) + experiment.pretraining(name) - learner.updates
+    def finished(self) -> bool:
+        """Whether all steps have been made, all epochs are over, or the task is solved and that ends the run."""
+        experiment, epochs = self.experiment, self.experiment.epochs
+        over = experiment.by_epochs and epochs is not None and self.epoch >= epochs
+        over |= experiment.run.until_solved and self.counters.solved_at is not None
+        return over or self.step >= experiment.total_steps
 
     @property
-    def acting_is_ahead(self) -> bool:
-        """Whether acting is to wait for a learner, which is behind by more than its slack; or for the end."""
-        if self.acted < self.experiment.warm_up:
-            return False  # what is learned before anything is repeated comes after these
-        if self.acted >= self.experiment.total_steps:
-            return True
-        uses = self.experiment.learners.items()
-        return any(use.slack is not None and self.due(name) > use.slack for name, use in uses)
+    def goes_on(self) -> bool:
+        """Whether the run is neither finished nor asked to stop."""
+        return self.stop is None and not self.finished
 
-    def learn(self, name: str, count: int) -> None:
-        """So many updates of a learner, `max_updates` at most."""
-        results = learn([self.parts.learners[name]], [self.parts.memory_of(name)], count)
-        if results is None:
-            raise ConfigError("there is no whole sequence to learn from yet: more steps must be collected before")
-        self.note_learned(name, results[0].metrics)
+    # -- rows
 
-    def note_learned(self, name: str, metrics: dict[str, Any]) -> None:
-        """Keep what updates reported, and let the actor have their weights."""
-        self._recorder.update(metrics, None)
-        if self.experiment.learners[name].publishes and self.parts.learners[name].publish_due:
-            self.parts.publish(self.parts.updates)
-        self._pulse()
+    def count_acted(self) -> None:
+        """Bring the step count up to what has been acted, and write the row that may be due."""
+        if self.experiment.by_ratio:
+            self.counters.step = self.acted
+            self.write_row_if_due(without_updates=True)
+            self.pulse()
 
-    def _pulse(self) -> None:
-        """Let a person see that something goes on between two rows; rounds of whole episodes have no steps to tell."""
+    def write_row_if_due(self, without_updates: bool) -> None:
+        """Write a row at its step, and at the end of the run for the steps that no row has counted."""
+        self.log.record_episodes()
+        is_last = self.finished and self.step > self.log.row_step
+        if is_last or self.log.recorder.due(self.step, without_updates):
+            self.write_train_row()
+
+    def write_train_row(self, learned: dict[str, float] | None = None) -> None:
+        """Write the averages since the last row."""
+        counters, experiment = self.counters, self.experiment
+        first = {"epoch": self.epoch} if experiment.by_epochs else {}
+        row: dict[str, Any] = {"first": first | (learned or {})}
+        env_steps = self.acting.actor.steps
+        row |= {"env_steps": env_steps, "env_steps_without_random": env_steps - counters.random_steps}
+        if counters.solved_at is not None:
+            row["first_solved_step"] = counters.solved_at - counters.random_steps
+        dropped = sum(memory.dropped for memory in self.learning.memories.values())
+        if not experiment.by_ratio:
+            row["episodes_too_long" if experiment.by_epochs else "unrolls_dropped"] = dropped
+        row |= self._update_counts() | self.acting.row()
+        if any(learner.saves_acting_weights for learner in self.learning.learners.values()):
+            row["priorities_late"] = dropped
+        self.log.train_row(self.step, row)
+
+    def _update_counts(self) -> dict[str, int]:
+        """Return how many updates each learner has made, where they follow steps."""
+        learners = self.learning.learners if self.experiment.by_ratio else {}
+        return {f"updates/{name}": learner.updates for name, learner in learners.items()}
+
+    def pulse(self) -> None:
+        """Show that the run goes on between two rows; rounds of whole episodes have no steps to show."""
         if not self.experiment.by_epochs:
-            self._console.pulse(self.step, self.wall_s(), self._doing)
+            self.log.console.pulse(self.step, self.log.wall_s(), self._doing)
 
     def _doing(self) -> str:
-        """How far the learners are."""
-        made = {name: learner.updates for name, learner in self.parts.learners.items()}
+        """Say how far the learners are."""
+        made = {name: learner.updates for name, learner in self.learning.learners.items()}
         before = {name: self.experiment.pretraining(name) for name in made}
         for name, count in made.items():
             if count < before[name]:
                 return f"training the {name} beforehand: {count:,} of {before[name]:,} updates"
         return "updates: " + ", ".join(f"{name} {count:,}" for name, count in made.items())
-
-    def count_acted(self) -> None:
-        """Bring the books up to what has been acted, and write the row that may be due."""
-        self.step = self.acted
-        while self._episodes:
-            self._recorder.episodes(self._episodes.popleft())
-        if self._recorder.due(self.step, without_updates=True) or self._is_last_row:
-            self._write_train_row()
-        self._pulse()
-
-    @property
-    def _is_last_row(self) -> bool:
-        """Whether the run is over with steps that no row speaks of."""
-        return self.finished and self.step > self._row_step
-
-    def _write_train_row(self, learned: dict[str, float] | None = None) -> None:
-        row: dict[str, Any] = {"epoch": self.epoch} if self.experiment.by_epochs else {}
-        row |= {**(learned or {}), **self._recorder.row(self.step)}
-        now = time.monotonic()
-        row["env_steps"] = self.parts.actor.steps
-        row["env_steps_without_random"] = row["env_steps"] - self.random_steps
-        if self.solved_at is not None:
-            row["first_solved_step"] = self.solved_at - self.random_steps
-        if self.explorer is not None:
-            row |= self.explorer.row()
-        if self._frames_per_step > 1:
-            row["frames"] = self.step * self._frames_per_step
-        dropped = sum(memory.dropped for memory in self.parts.memories.values())
-        if not self.experiment.by_ratio:
-            row["episodes_too_long" if self.experiment.by_epochs else "unrolls_dropped"] = dropped
-        row |= self._update_counts()
-        if isinstance(self.parts.policy, ValuePolicy):
-            row |= {**self.parts.policy.row(), "priorities_late": dropped}
-        row["episodes_dropped"] = sum(stream.columns.boundary.dropped for stream in self.parts.streams)
-        row["values_clipped"] = sum(stream.columns.boundary.clipped for stream in self.parts.streams)
-        row["steps_per_second"] = (self.step - self._row_step) / max(1e-9, now - self._row_time)
-        if self._frames_per_step > 1:
-            row["frames_per_second"] = row["steps_per_second"] * self._frames_per_step
-        row["actor_busy"], row["learner_busy"] = self.actor_busy.share(), self.learner_busy.share()
-        row["rss_mb"] = self._process.memory_info().rss / 2**20
-        if torch.cuda.is_initialized():
-            row["gpu_mb"] = torch.cuda.memory_reserved() / 2**20
-        self._row_step, self._row_time = self.step, now
-        self._write("train", row)
-        for name in ("total_loss", "grad_norm", "critic_loss", "model/total_loss"):
-            if name in row and not math.isfinite(row[name]):
-                raise DivergedError(
-                    f"{name} is {row[name]} at step {self.step}: learning has diverged; lower the learning rate"
-                )
-
-    def _update_counts(self) -> dict[str, int]:
-        """How many updates every learner has made, where they are due by steps."""
-        learners = self.parts.learners if self.experiment.by_ratio else {}
-        return {f"updates/{name}": learner.updates for name, learner in learners.items()}
-
-    def _write(self, kind: str, values: dict[str, Any], step: int | None = None) -> None:
-        row = {"step": self.step if step is None else step, "wall_s": round(self.wall_s(), 3), "kind": kind, **values}
-        for writer in self._writers:
-            writer.write(row)
-        self._console.show(row)
-
-    def wall_s(self) -> float:
-        """Seconds of training, those before a resume included."""
-        return self._wall_before + time.monotonic() - self._begin
 
     # -- evaluation
 
@@ -396,16 +216,12 @@ class Training:
             state = None
             with self._saving.guarded(self.step):  # segments of the replay are written; without, it is evaluated too
                 state = self._state(with_actor=True)
-            known, policy = None, evaluations.policy
-            if isinstance(policy, PlannedPolicy):
-                policy.epoch = learning_epoch(self.experiment, self.repeats)
-                policy.version, policy.trace_epoch = self.parts.updates, self.epoch
-                known = self.parts.actor.seats[0].snapshot()
-            elif isinstance(self.parts.policy, ValuePolicy):
-                known = {"own": self.parts.actor.seats[0].lasting()}  # type: ignore[union-attr]
-            networks = [learner.network for learner in self.parts.learners.values()]
+            epoch = learning_epoch(self.experiment, self.counters.repeats)
+            evaluations.policy.begin_epoch(epoch, self.epoch, self.learning.updates)
+            known = self.acting.actor.seats[0].knowledge()
+            networks = [learner.network for learner in self.learning.learners.values()]
             evaluations.begin(Evaluated(self.step, state, self._update_counts()), networks, known)
-            _settle_gpu()  # the actor's stream plays on with what this one has prepared
+            settle_gpu()  # the actor's stream plays on with what this one has prepared
         return True
 
     def collect_evaluation(self) -> None:
@@ -416,14 +232,14 @@ class Training:
             rewards = result.pop("rewards")
             result |= {f"reward/{name}": value for name, value in rewards.items() if name != "train"}
             epoch = {"epoch": self.epoch} if self.experiment.by_epochs else {}
-            self._write("eval", {**epoch, **result, **updates}, step)
+            self.log.write("eval", {**epoch, **result, **updates}, step)
             if state is not None:
                 others = {name: value for name, value in rewards.items() if name != "train"}
                 self._saving.keep_if_best(state, result["return_mean"], others)
             self.evaluations.under_way = None
 
     def _evaluated_memories(self) -> dict[str, Any]:
-        """The memories of the state that is being evaluated."""
+        """Return the memories of the state that is being evaluated."""
         evaluated = self.evaluations.under_way
         return {} if evaluated is None or evaluated.state is None else evaluated.state.get("memories", {})
 
@@ -457,62 +273,61 @@ class Training:
             self._saving.write(state, background, required)
 
     def _state(self, with_actor: bool) -> dict[str, Any]:
-        """Everything that must survive. The actor is held; what its stream has begun is waited for, and the copies."""
-        _settle_gpu()
-        step, actor, books = self._epoch_begin or (self.step, None, self._books())
-        state = self.parts.state(with_actor and (actor is not None or self._epoch_begin is None), actor)
-        _settle_gpu()
+        """Return everything that must survive. The actor is held; its CUDA stream is waited for, and the copies."""
+        settle_gpu()
+        state = self.learning.state()
+        step, actor, counted = self.safe_point or (self.step, None, self.acting_state())
+        if with_actor and self.safe_point is None:
+            actor = self.acting.actor.snapshot()
+        if with_actor and actor is not None:
+            state["actor"] = actor
+        elif lasting := self.acting.lasting():
+            state["seats"] = lasting
+        if memories := self.learning.memory_states(with_episodes="actor" in state):
+            state["memories"] = memories
+        settle_gpu()
         state["run"] = {
             "step": step,
-            "repeats": list(self.repeats),
-            "wall_s": self.wall_s(),
-            "metrics_bytes": self._writers[0].bytes,
+            "repeats": list(self.counters.repeats),
+            "wall_s": self.log.wall_s(),
+            "metrics_bytes": self.log.bytes,
             **self.evaluations.snapshot(),
-            "env_steps": step if self._epoch_begin else self.parts.actor.steps,
-            "random_steps": books["random_steps"],
-            "counted": books["counted"],
-            "solved_at": books["solved_at"],
-            "rolling": books["rolling"],
+            "env_steps": step if self.safe_point else self.acting.actor.steps,
             "identity": self._configuration.identity(),
             "values": dict(self._configuration.values),
+            **{name: value for name, value in counted.items() if name != "exploration"},
         }
-        state["recorder"] = self._recorder.state_dict()
-        if "exploration" in books:
-            state["exploration"] = books["exploration"]
+        state["recorder"] = self.log.recorder.state_dict()
+        if "exploration" in counted:
+            state["exploration"] = counted["exploration"]
         return state
 
-    def _books(self) -> dict[str, Any]:
-        """What is counted as environments are stepped."""
-        explored = {} if self.explorer is None else {"exploration": self.explorer.snapshot()}
-        counted = {"random_steps": self.random_steps, "counted": self._counted, "solved_at": self.solved_at}
-        return {**counted, "rolling": self._rolling.snapshot(), **explored}
+    def acting_state(self) -> dict[str, Any]:
+        """Return what is counted as environments are stepped."""
+        explorer = self.acting.explorer
+        return self.counters.acting_state() | ({} if explorer is None else {"exploration": explorer.snapshot()})
 
     def _resume(self, step: int, state: dict[str, Any]) -> int:
-        """Go on from a checkpoint; returns how many bytes of metrics.jsonl belong to it."""
-        exact = self.parts.load_state(state)
+        """Go on from a checkpoint; return how many bytes of metrics.jsonl belong to it."""
+        self.learning.restore(state, same_episodes="actor" in state)
+        exact = self.acting.restore(state)
         run = state["run"]
-        self.step, self._wall_before = run["step"], run["wall_s"]
-        self.repeats = list(run.get("repeats", self.repeats))
+        self.counters.restore(run)
         self.evaluations.restore(run)
-        self.random_steps, self.solved_at = run.get("random_steps", 0), run.get("solved_at")
-        self._counted = run.get("counted", run["env_steps"])
-        self._rolling.restore(run.get("rolling") or Rolling().snapshot())
-        if self.explorer is not None and "exploration" in state:
-            self.explorer.restore(state["exploration"])
-        self._row_step = self.step
-        self._recorder.load_state_dict(state["recorder"], self.step)
+        if self.acting.explorer is not None and "exploration" in state:
+            self.acting.explorer.restore(state["exploration"])
+        self.log.restore(state["recorder"], self.step, run["wall_s"])
         if not exact:
-            self.parts.streams[0].steps = run["env_steps"]
+            self.acting.streams[0].steps = run["env_steps"]
         log.info("resumed at step %d%s", step, "" if exact else "; the environments begin new episodes")
         return run["metrics_bytes"]
 
     def close(self) -> None:
-        """End everything that is held."""
+        """Close files and environments, and draw the last picture."""
         self._saving.join()
-        if self.explorer is not None:
+        if self.acting.explorer is not None:
             with contextlib.suppress(OSError):  # a picture is worth no failed run
-                self.explorer.draw()
-        for writer in self._writers:
-            writer.close()
+                self.acting.explorer.draw()
+        self.log.close()
         self.evaluations.close()
-        self.parts.close()
+        self.acting.close()

@@ -1,6 +1,7 @@
 """IMPALA: the loss on hand-made trajectories, the learner's step, and actor and learner seeing the same."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from packtrain.errors import ConfigError
 from packtrain.memory.unroll import Unrolls
 from packtrain.networks.actor_critic import ActorCritic
 from packtrain.runtime.experiment import Collect, Experiment, LearnerUse, Repeat, Run, Streams, Update
-from packtrain.runtime.parts import Parts
+from packtrain.runtime.parts import build_sides
 from packtrain.runtime.weights import Weights
 from packtrain.testing import abilities  # noqa: F401  (registers Memory)
 from packtrain.types import Sample, Spec, Trajectory
@@ -425,7 +426,8 @@ def parts(use_lstm, num_actors=3, groups=1):
         schedule=(Repeat((Collect("unrolls"), Update("impala"))),),
         run=Run(total_steps=10_000),
     )
-    return Parts(experiment, experiment.streams.environment.probe(), torch.device("cpu"))
+    acting, learning = build_sides(experiment, experiment.streams.environment.probe(), torch.device("cpu"))
+    return SimpleNamespace(actor=acting.actor, policy=acting.policy, **vars(learning), publish=learning.publish)
 
 
 def next_sample(alive):

@@ -16,6 +16,8 @@ from packtrain.errors import CheckpointError, ConfigError, EnvError, EnvSetupErr
 from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, command, local, serial, together
 from packtrain.runtime.folder import RunFolder
+from packtrain.runtime.loops import Learn
+from packtrain.runtime.loops.ratio import acting_is_ahead
 from packtrain.runtime.training import Training
 from packtrain.testing import chaos
 
@@ -48,7 +50,7 @@ def rows(path, kind="train"):
 
 
 def weights(run):
-    return {name: leaf.clone() for name, leaf in run.parts.learners["value"].network.state_dict().items()}
+    return {name: leaf.clone() for name, leaf in run.learning.learners["value"].network.state_dict().items()}
 
 
 def test_so_many_updates_follow_every_step(tmp_path):
@@ -58,9 +60,9 @@ def test_so_many_updates_follow_every_step(tmp_path):
     """
     run = training(tmp_path)
     seen = []
-    for wish in serial.wishes(run):
-        serial._grant(run, wish)
-        learners = run.parts.learners
+    for wish in serial.loop(run):
+        serial.carry_out(run, wish)
+        learners = run.learning.learners
         seen.append((run.acted, learners["model"].updates, learners["value"].updates))
     run.close()
     before = [s for s in seen if s[0] <= 40 and s[1] == 0]
@@ -86,12 +88,12 @@ def test_random_steps_come_first_and_are_counted(tmp_path):
     """Mutation: leaving the policy random after the warm-up."""
     run = training(tmp_path, "steve/ddpg_pendulum", explore_chance=0.0, learning_rate=1e-9)  # stays where it is
     serial.run(run)
-    kept = run.parts.memories["replay"].filled()
+    kept = run.learning.memories["replay"].filled()
     run.close()
-    network = run.parts.learners["value"].network
+    network = run.learning.learners["value"].network
     greedy = network.act(network.policy, kept["obs"][None])[0].detach()
-    assert not run.parts.policy.random
-    assert 40 <= run.random_steps <= 45
+    assert not run.acting.policy.random
+    assert 40 <= run.counters.random_steps <= 45
     assert kept["action"][:39].abs().mean() > 0.35  # of uniform numbers: 0.5
     torch.testing.assert_close(kept["action"][48:], greedy[48:], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(kept["action"][:39], greedy[:39], atol=0.1)
@@ -122,10 +124,10 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_pat
     for stop in stops:
         path = tmp_path / str(stop)
         run = training(path, name, **values)
-        for count, wish in enumerate(serial.wishes(run)):
+        for count, wish in enumerate(serial.loop(run)):
             if count == stop:
                 break
-            serial._grant(run, wish)
+            serial.carry_out(run, wish)
         run.save(required=True)
         run.close()
         again = training(path, name, saved=checkpoint.load_newest(path / "checkpoints"), **values)
@@ -150,15 +152,15 @@ def test_a_memory_survives_environments_that_cannot_be_saved(tmp_path, monkeypat
     run = training(tmp_path, "steve/ddpg_pendulum", env="Pendulum-v1", total_steps=60)
     serial.run(run)
     run.save(required=True)
-    kept = {name: leaf.clone() for name, leaf in run.parts.memories["replay"].filled().items()}
+    kept = {name: leaf.clone() for name, leaf in run.learning.memories["replay"].filled().items()}
     run.close()
     saved = checkpoint.load_newest(tmp_path / "checkpoints")
     again = training(tmp_path, "steve/ddpg_pendulum", env="Pendulum-v1", total_steps=90, saved=saved)
-    found = again.parts.memories["replay"].filled()
+    found = again.learning.memories["replay"].filled()
     assert all(torch.equal(kept[name], found[name]) for name in kept)
     count = len(kept["reward"])
     serial.run(again)
-    found = again.parts.memories["replay"].filled()
+    found = again.learning.memories["replay"].filled()
     jumps = (
         (found["after"] - found["obs"])[:, :2].abs().amax(1)
     )  # cosine and sine of an angle that turns by 0.4 at most
@@ -178,7 +180,7 @@ def test_rows_are_in_segments_and_not_in_every_checkpoint(tmp_path, monkeypatch)
     inside = load_file(tmp_path / "checkpoints" / str(newest) / "memories.safetensors")
     assert inside["/replay/tail/reward"].numel() < 16
     again = training(tmp_path, "steve/ddpg_pendulum", saved=checkpoint.load_newest(tmp_path / "checkpoints"))
-    assert len(again.parts.memories["replay"].filled()["reward"]) == run.acted
+    assert len(again.learning.memories["replay"].filled()["reward"]) == run.acted
     again.close()
     damaged = next((tmp_path / "replay" / "replay").glob("*.safetensors"))
     damaged.write_bytes(damaged.read_bytes()[:-1])
@@ -198,8 +200,8 @@ def test_segments_that_nothing_refers_to_are_deleted(tmp_path, monkeypatch):
 
 
 def save_now_and_then(run):
-    for count, wish in enumerate(serial.wishes(run)):
-        serial._grant(run, wish)
+    for count, wish in enumerate(serial.loop(run)):
+        serial.carry_out(run, wish)
         if count % 15 == 14:
             run.save(required=True)
     run.close()
@@ -252,8 +254,8 @@ def test_seeds_that_learn_together_are_what_they_are_alone(tmp_path):
         for name, leaf in weights(theirs).items():
             torch.testing.assert_close(weights(mine)[name], leaf, rtol=2e-3, atol=2e-4)
         assert [row["step"] for row in rows(mine.folder.path)] == [row["step"] for row in rows(theirs.folder.path)]
-        acting, learned = mine.parts.policy.network.behaviour, mine.parts.learners["value"].network.behaviour
-        mine.parts._refresh()
+        acting, learned = mine.acting.policy.network.behaviour, mine.learning.learners["value"].network.behaviour
+        mine.acting._refresh()
         assert torch.equal(acting.weights[0], learned.weights[0])
     assert not torch.allclose(weights(runs[0])["policy.weights.0"], weights(runs[1])["policy.weights.0"])
     for run in [*runs, *alone]:
@@ -267,7 +269,7 @@ def test_slack_changes_nothing_where_there_is_no_gpu(tmp_path):
         runs = [training(tmp_path / f"{slack}_{seed}", seed=seed, slack=slack or "unset") for seed in range(2)]
         assert together.can_share(runs[0].experiment) and runs[0].experiment.overlaps == (slack is not None)
         together.run(runs)
-        assert all(run.parts.weights.waits for run in runs)
+        assert all(run.learning.weights.waits for run in runs)
         ends.append([weights(run) for run in runs])
         for run in runs:
             run.close()
@@ -288,12 +290,12 @@ def test_acting_runs_ahead_of_as_many_updates_as_there_is_slack_for(tmp_path, mo
 
     run = training(tmp_path, slack=4)
     assert not together._Launched(run)._slack, "on a CPU nothing is under way"
-    run.parts.device = torch.device("cuda", 0)
+    run.acting.policy.device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     launched = together._Launched(run)
     for _ in range(3):
-        launched.add(serial.Learn("model", 1))
-        launched.add(serial.Learn("value", 4))
+        launched.add(Learn("model", 1))
+        launched.add(Learn("value", 4))
         launched.wait()
     assert done == left[:4], "those of the last turn may be under way"
     monkeypatch.undo()
@@ -310,8 +312,8 @@ def test_seeds_whose_episodes_end_at_different_times_stay_in_step(tmp_path, n_st
     values = {"env": "InvertedPendulum-v5", "total_steps": 120, "n_step": n_step}
     runs = [training(tmp_path / f"seed_{seed}", "steve/ddpg_pendulum", seed=seed, **values) for seed in range(3)]
     together.run(runs)
-    assert len({run.parts.learners["value"].updates for run in runs}) == 1
-    resets = [run.parts.actor.steps for run in runs]
+    assert len({run.learning.learners["value"].updates for run in runs}) == 1
+    resets = [run.acting.actor.steps for run in runs]
     assert all(run.step >= 120 for run in runs), resets
     for run in runs:
         run.close()
@@ -343,10 +345,10 @@ def test_slack_below_what_is_learned_beforehand(tmp_path):
     Mutations: an actor that waits for what comes after the warm-up; one that acts on during the last evaluation.
     """
     run = training(tmp_path, slack=4, pretrain=12, total_steps=90, eval_every=45)
-    assert not run.acting_is_ahead
+    assert not acting_is_ahead(run)
     local.run(run)
     assert run.finished and run.step == 90
-    assert run.parts.learners["model"].updates >= 12
+    assert run.learning.learners["model"].updates >= 12
     assert [row["step"] for row in rows(tmp_path, "eval")][-1] == 90
     run.close()
 
@@ -370,9 +372,9 @@ def test_updates_that_do_not_wait_for_steps(tmp_path):
     run = training(tmp_path, bindings=["value/LearnerUse.ratio = None", "model/LearnerUse.ratio = None"], **free)
     assert not together.can_share(run.experiment)
     local.run(run)
-    assert run.finished and run.parts.learners["value"].updates >= 32
-    assert run.parts.learners["model"].updates >= 32
-    assert abs(run.parts.learners["value"].updates - 2.0 * (run.step - 40)) > 32  # no ratio is kept
+    assert run.finished and run.learning.learners["value"].updates >= 32
+    assert run.learning.learners["model"].updates >= 32
+    assert abs(run.learning.learners["value"].updates - 2.0 * (run.step - 40)) > 32  # no ratio is kept
     steps = [row["step"] for row in rows(tmp_path)]
     assert steps == sorted(set(steps))
     run.close()
@@ -405,7 +407,7 @@ def test_an_observation_that_is_not_a_number_is_named_and_nothing_is_lost(tmp_pa
     assert "\n" not in str(caught.value)
     saved = checkpoint.load_newest(tmp_path / "checkpoints")
     again = training(tmp_path, "steve/ddpg_pendulum", env="BreaksForTests-v0", saved=saved)
-    kept = again.parts.memories["replay"].filled()
+    kept = again.learning.memories["replay"].filled()
     assert len(kept["reward"]) >= 3 * 17 and all(leaf.float().isfinite().all() for leaf in kept.values())
     again.close()
 

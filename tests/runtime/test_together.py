@@ -13,7 +13,7 @@ from packtrain.cli import main
 from packtrain.errors import DivergedError
 from packtrain.metrics.reading import read_metrics
 from packtrain.runtime import checkpoint, command
-from packtrain.runtime.parts import Parts
+from packtrain.runtime.parts import build_sides
 from packtrain.runtime.training import Training
 
 CLOCKED = ("wall_s", "steps_per_second", "actor_busy", "learner_busy", "rss_mb")
@@ -126,7 +126,7 @@ def test_every_seed_draws_batches_of_its_own():
     drawn = []
     for seed in (0, 1):
         _, experiment, spec = command.prepare([Path("given.gin")], [], {}, seed, True)
-        memories = Parts(experiment, spec, torch.device("cpu")).memories
+        memories = build_sides(experiment, spec, torch.device("cpu"))[1].memories
         drawn += [tuple(memory._rng.integers(10**9, size=3)) for memory in memories.values()]
     assert len(set(drawn)) == len(drawn) >= 2
 

@@ -16,7 +16,7 @@ from packtrain.runtime import checkpoint, command, local, serial
 from packtrain.runtime.evaluation import summary
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.gate import Busy, Gate
-from packtrain.runtime.parts import Parts
+from packtrain.runtime.parts import build_sides
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog
@@ -43,20 +43,20 @@ def test_seeds_have_names():
 def test_actor_and_learner_begin_with_the_same_weights():
     """TorchBeast's began with different ones. Mutation: not publishing version 0."""
     _, experiment, spec = prepare()
-    parts = Parts(experiment, spec, torch.device("cpu"))
-    parts.actor.turn()
-    acting, learning = parts.policy.network.state_dict(), parts.learners["impala"].network.state_dict()
-    assert all(torch.equal(acting[name], learning[name]) for name in learning)
+    acting, learning = build_sides(experiment, spec, torch.device("cpu"))
+    acting.act()
+    acts, learns = acting.policy.network.state_dict(), learning.learners["impala"].network.state_dict()
+    assert all(torch.equal(acts[name], learns[name]) for name in learns)
 
 
 def test_an_update_moves_the_weights_and_the_actor_follows(tmp_path):
     run = training(tmp_path)
-    before = {k: v.clone() for k, v in run.parts.policy.network.state_dict().items()}
-    while not run.parts.memories["unrolls"].ready():
+    before = {k: v.clone() for k, v in run.acting.policy.network.state_dict().items()}
+    while not run.learning.memories["unrolls"].ready():
         run.act()
-    assert run.update("impala")
+    assert run.learn("impala")
     run.act()
-    after, learned = run.parts.policy.network.state_dict(), run.parts.learners["impala"].network.state_dict()
+    after, learned = run.acting.policy.network.state_dict(), run.learning.learners["impala"].network.state_dict()
     assert all(not torch.equal(before[name], after[name]) for name in after)
     assert all(torch.equal(after[name], learned[name]) for name in after)
     run.close()
@@ -64,7 +64,7 @@ def test_an_update_moves_the_weights_and_the_actor_follows(tmp_path):
 
 def test_no_batch_no_update(tmp_path):
     run = training(tmp_path)
-    assert not run.update("impala") and run.step == 0
+    assert not run.learn("impala") and run.step == 0
     run.close()
 
 
@@ -190,8 +190,8 @@ def test_environments_that_begin_anew_do_not_repeat_themselves(tmp_path, monkeyp
         configuration, experiment, spec = prepare("impala/gym", total_steps=total)
         console = PlainConsole("x", total)
         run = Training(experiment, spec, RunFolder(tmp_path), configuration, torch.device("cpu"), console, saved)
-        shown = run.parts.streams[0].start().obs.copy()
-        begun.append((shown.tobytes(), run.parts.policy.generator.get_state().numpy().tobytes()))
+        shown = run.acting.streams[0].start().obs.copy()
+        begun.append((shown.tobytes(), run.acting.policy.generator.get_state().numpy().tobytes()))
         serial.run(run)
         run.save(required=True)
         run.close()
@@ -202,7 +202,7 @@ def test_divergence_stops_the_run(tmp_path):
     """Mutation: no check of the loss. NaN weights are not saved either."""
     run = training(tmp_path, log_every=20)
     with torch.no_grad():
-        run.parts.learners["impala"].network.value.weight.fill_(float("nan"))
+        run.learning.learners["impala"].network.value.weight.fill_(float("nan"))
     with pytest.raises(DivergedError, match="diverged"):
         local.run(run)
     with pytest.raises(DivergedError, match="not finite"):
@@ -213,14 +213,14 @@ def test_divergence_stops_the_run(tmp_path):
 def test_a_best_checkpoint_knows_only_the_rows_before_it(tmp_path):
     """Rows written while an evaluation ran belong to later steps. Mutation: taking the file's length at its end."""
     run = training(tmp_path, eval_every=100, eval_episodes=2, log_every=20)
-    before = run._writers[0].bytes
+    before = run.log.bytes
     assert run.begin_evaluation_if_due()
-    run._write("train", {"x": 1})
+    run.log.write("train", {"x": 1}, run.step)
     while run.evaluating:
         run.evaluations.tick()
         run.collect_evaluation()
     step, state = checkpoint.choose(tmp_path / "checkpoints", "best")
-    assert step == 0 and state["run"]["metrics_bytes"] == before < run._writers[0].bytes
+    assert step == 0 and state["run"]["metrics_bytes"] == before < run.log.bytes
     assert state["run"]["next_eval"] == 0, "a resumed run evaluates again"
     assert not run.begin_evaluation_if_due()
     run.close()

@@ -14,6 +14,7 @@ from packtrain.errors import ConfigError, DivergedError, EnvSetupError
 from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, command, local, serial, together
 from packtrain.runtime.folder import RunFolder
+from packtrain.runtime.loops.ratio import due
 from packtrain.runtime.training import Training
 from packtrain.testing import chaos
 
@@ -54,7 +55,7 @@ def rows(path, kind="train"):
 def finish(run):
     serial.run(run)
     run.save(required=True)
-    weights = {name: leaf.clone() for name, leaf in run.parts.learners["values"].network.state_dict().items()}
+    weights = {name: leaf.clone() for name, leaf in run.learning.learners["values"].network.state_dict().items()}
     run.close()
     return weights
 
@@ -78,10 +79,10 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_pat
     for stop in (33, 95, 117):
         path = tmp_path / str(stop)
         run = training(path, name, bindings)
-        for count, wish in enumerate(serial.wishes(run)):
+        for count, wish in enumerate(serial.loop(run)):
             if count == stop:
                 break
-            serial._grant(run, wish)
+            serial.carry_out(run, wish)
         run.save(required=True)
         run.close()
         got = finish(training(path, name, bindings, saved=checkpoint.load_newest(path / "checkpoints")))
@@ -100,8 +101,8 @@ def test_segments_that_nothing_refers_to_are_deleted(tmp_path, monkeypatch):
     """Those of all groups of columns count on. Mutations: deleting none; deleting what a kept checkpoint needs."""
     monkeypatch.setattr("packtrain.memory.segments.SEGMENT_ROWS", 64)
     run = training(tmp_path, total_steps=1600)
-    for count, wish in enumerate(serial.wishes(run)):
-        serial._grant(run, wish)
+    for count, wish in enumerate(serial.loop(run)):
+        serial.carry_out(run, wish)
         if count % 40 == 39:
             run.save(required=True)
     run.close()
@@ -120,8 +121,8 @@ def test_updates_follow_steps_and_seeds_differ(tmp_path):
     """Mutations: learning while there is no sequence; a ratio of batches to turns."""
     run = training(tmp_path / "a")
     weights = finish(run)
-    assert run.parts.learners["values"].updates == int(0.1 * ((360 - 120) // 4 * 4))
-    assert rows(tmp_path / "a")[-1]["updates/values"] == run.parts.learners["values"].updates
+    assert run.learning.learners["values"].updates == int(0.1 * ((360 - 120) // 4 * 4))
+    assert rows(tmp_path / "a")[-1]["updates/values"] == run.learning.learners["values"].updates
     other = finish(training(tmp_path / "b", seed=1))
     assert not torch.equal(weights["target.extrinsic.value.0.weight"], other["target.extrinsic.value.0.weight"])
 
@@ -134,12 +135,12 @@ def test_acting_and_learning_at_once_keep_their_ratio_within_slack(tmp_path):
     learn = run.learn
 
     def watched(name, count):
-        behind.append(run.due(name))
+        behind.append(due(run, name))
         learn(name, count)
 
     run.learn = watched
     local.run(run)
-    learner = run.parts.learners["values"]
+    learner = run.learning.learners["values"]
     assert run.finished and min(behind) >= 1 and max(behind) <= 4 + 2
     assert learner.updates <= 0.02 * (run.acted - 200) + 1 and learner.updates >= 0.02 * (4000 - 200) - 8
     run.close()
@@ -150,13 +151,13 @@ def test_the_first_turns_are_random_and_none_after_a_resume(tmp_path):
     for saved in (False, True):
         state = checkpoint.load_newest(tmp_path / "checkpoints") if saved else None
         run = training(tmp_path, total_steps=1600 if saved else 800, slack=4, warm_up=400, saved=state)
-        acted, act = [], run.parts.actor.turn
+        acted, act = [], run.acting.actor.turn
 
         def turn(run=run, act=act, acted=acted):
-            acted.append((run.acted, bool(run.parts.policy.random)))
+            acted.append((run.acted, bool(run.acting.policy.random)))
             act()
 
-        run.parts.actor.turn = turn
+        run.acting.actor.turn = turn
         local.run(run)
         run.save(required=True)
         run.close()
@@ -166,7 +167,7 @@ def test_the_first_turns_are_random_and_none_after_a_resume(tmp_path):
 def test_without_a_ratio_both_run_freely(tmp_path):
     run = training(tmp_path, total_steps=3000, updates_per_step=None)
     local.run(run)
-    assert run.finished and run.parts.learners["values"].updates > 3
+    assert run.finished and run.learning.learners["values"].updates > 3
     run.close()
 
 
@@ -178,12 +179,12 @@ def test_environments_that_cannot_be_saved_leave_replay_and_bandit(tmp_path, mon
     run = training(tmp_path, name, bindings, **values)
     serial.run(run)
     run.save(required=True)
-    kept, seat = len(run.parts.memories["replay"]), run.parts.actor.seats[0]
+    kept, seat = len(run.learning.memories["replay"]), run.acting.actor.seats[0]
     assert seat._policy.own["window_number"].min() > 0
     run.close()
     again = training(tmp_path, name, bindings, saved=checkpoint.load_newest(tmp_path / "checkpoints"), **values)
-    mine = again.parts.actor.seats[0]._policy.own
-    assert len(again.parts.memories["replay"]) >= kept
+    mine = again.acting.actor.seats[0]._policy.own
+    assert len(again.learning.memories["replay"]) >= kept
     for leaf in ("window_arm", "window_value", "window_number", "error_mean", "distance_mean"):
         assert torch.equal(mine[leaf], seat._policy.own[leaf]), leaf
     again.close()
@@ -193,8 +194,8 @@ def test_every_step_that_was_made_is_in_the_replay(tmp_path):
     """No sample is lost between actor and replay. Mutation: rows of one group not handed on."""
     run = training(tmp_path, replay_size=4000)
     serial.run(run)
-    memory = run.parts.memories["replay"]
-    under_way = run.parts.actor.steps - memory.count  # sent, and not yet seen again
+    memory = run.learning.memories["replay"]
+    under_way = run.acting.actor.steps - memory.count  # sent, and not yet seen again
     assert 0 <= under_way <= 4
     run.close()
 
@@ -255,7 +256,7 @@ def test_a_run_that_only_warms_up_says_so(tmp_path, capsys, steps, said):
 def test_priorities_that_are_not_numbers_stop_the_run(tmp_path):
     run = training(tmp_path)
     serial.run(run)
-    memory = run.parts.memories["replay"]
+    memory = run.learning.memories["replay"]
     sample = memory.sample(0)
     with pytest.raises(DivergedError, match="not finite"):
         memory.update_priorities(sample.keys, torch.full((4,), float("nan")))

@@ -1,0 +1,50 @@
+"""What is counted while a run acts, and survives a resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from packtrain.metrics.rolling import Rolling
+from packtrain.runtime.messages import Report
+
+
+class Counters:
+    """Steps, epochs and when an episode was first solved; fed from reports of the acting side only."""
+
+    def __init__(self, stages: int):
+        self.step = 0  # decisions learned from; where experience is replayed or played in epochs, decisions made
+        self.env_steps = 0  # decisions made, as far as reports have arrived
+        self.random_steps = 0  # of them, uniformly random ones to gather data
+        self.solved_at: int | None = None  # env_steps when an episode was first solved, other than by random play
+        self.repeats = [0] * stages  # how often each stage of the schedule has been gone through
+        self.rolling = Rolling()
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are over."""
+        return sum(self.repeats)
+
+    def add(self, report: Report) -> None:
+        """Count one actor step."""
+        made, self.env_steps = report.env_steps - self.env_steps, report.env_steps
+        if report.random:
+            self.random_steps += made
+        elif self.solved_at is None and any((one.solved > 0).any() for one in report.finished):
+            self.solved_at = report.env_steps
+
+    def acting_state(self) -> dict[str, Any]:
+        """Return what is counted as environments are stepped, as JSON values."""
+        return {
+            "random_steps": self.random_steps,
+            "counted": self.env_steps,
+            "solved_at": self.solved_at,
+            "rolling": self.rolling.snapshot(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Load a saved run's counters."""
+        self.step = state["step"]
+        self.repeats = list(state.get("repeats", self.repeats))
+        self.random_steps, self.solved_at = state.get("random_steps", 0), state.get("solved_at")
+        self.env_steps = state.get("counted", state["env_steps"])
+        self.rolling.restore(state.get("rolling") or Rolling().snapshot())

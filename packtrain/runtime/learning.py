@@ -1,0 +1,126 @@
+"""The learning side of a run: memories, learners, and the weights that they publish to actors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from packtrain.errors import ConfigError
+from packtrain.interfaces import Learner, Memory, UpdateResult, learn
+from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.seeds import seed_for
+from packtrain.runtime.weights import Weights
+from packtrain.types import Spec
+
+
+class LearningSide:
+    """Memories by name, learners by name, and their published weights."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        spec: Spec,
+        memories: dict[str, Memory],
+        learners: dict[str, Learner],
+        acting_network: Callable[[Any], torch.nn.Module],
+    ):
+        """Publish version 0 of the weights; nothing else starts.
+
+        Args:
+          experiment: says which learner publishes what and uses which memory.
+          spec: of the environment, to build fresh networks.
+          memories: by name.
+          learners: by name; those of one run may share a network.
+          acting_network: picks the part of a network that actors need.
+        """
+        self._experiment, self._spec, self.memories, self.learners = experiment, spec, memories, learners
+        self._acting_network = acting_network
+        self.weights = Weights()
+        self.precision: torch.dtype | None = None  # of the large layers; None: float32
+        self._published = [(learners[name], use.publishes) for name, use in experiment.learners.items()]
+        self.publish(0)
+
+    @property
+    def updates(self) -> int:
+        """Total number of updates over all learners; also the version of the weights."""
+        return sum(learner.updates for learner in self.learners.values())
+
+    def memory_of(self, name: str) -> Memory:
+        """Return the memory that a learner samples from."""
+        return self.memories[self._experiment.learners[name].memory]
+
+    def learn(self, name: str, count: int) -> UpdateResult | None:
+        """Make updates of one learner, `max_updates` at most; None if its memory has too little."""
+        results = learn([self.learners[name]], [self.memory_of(name)], count)
+        return None if results is None else results[0]
+
+    def publish_after(self, name: str) -> None:
+        """Publish the weights after updates of a learner; by a ratio to steps, only if it changed what actors use."""
+        due = self._experiment.learners[name].publishes and self.learners[name].publish_due
+        if due or not self._experiment.by_ratio:
+            self.publish(self.updates)
+
+    def publish(self, version: int) -> None:
+        """Make the learners' weights the newest version."""
+        for learner, names in self._published:
+            for name in names:
+                self.weights.publish(name, self._acting_network(learner.network), version)
+
+    def moved(self) -> None:
+        """Look up the learners' weights again: they lie elsewhere in memory from now on."""
+        for learner, _ in self._published:
+            self.weights.forget(self._acting_network(learner.network))
+
+    def renew(self, name: str, epoch: int) -> None:
+        """Give a learner fresh weights, drawn for this epoch, and clear its memory."""
+        torch.manual_seed(seed_for(self._experiment.seed, "weights", epoch))
+        learner = self.learners[name]
+        learner.reset(self._experiment.policy.build(self._spec).state_dict())
+        self.memory_of(name).clear()
+        learner.updates += 1  # other weights are another version
+        self.publish(self.updates)
+
+    def state(self) -> dict[str, Any]:
+        """Return weights and learners as a tree, without memories."""
+        learners = {name: learner.state_dict() for name, learner in self.learners.items()}
+        weights = {name: learner.pop("network") for name, learner in learners.items()}
+        state: dict[str, Any] = {"weights": weights, "learners": learners}
+        lags = any(learner.saves_acting_weights for learner in self.learners.values())
+        if lags and self.weights.version("policy") != self.updates:
+            state["acting"] = self.weights.snapshot("policy")
+        return state
+
+    def memory_states(self, with_episodes: bool) -> dict[str, Any]:
+        """Return the memories' states; without the episodes in progress, only of those that are of use then."""
+        kept = (name for name, memory in self.memories.items() if with_episodes or memory.outlives_episodes)
+        return {name: self.memories[name].snapshot() for name in kept}
+
+    def restore(self, state: dict[str, Any], same_episodes: bool) -> None:
+        """Load a saved run's learners and memories.
+
+        A run that was branched off another one may have learners and memories that the other did not: they begin.
+        """
+        branched = state["run"].get("branched", False)
+        for name, learner in self.learners.items():
+            if branched and name not in state["learners"]:
+                continue
+            weights = state["weights"][name]
+            if branched:
+                own = learner.network.state_dict()
+                weights = {**own, **{key: leaf for key, leaf in weights.items() if key in own}}
+            learner.load_state_dict({**state["learners"][name], "network": weights})
+        self.publish(self.updates)
+        if "acting" in state:
+            self.weights.restore("policy", state["acting"])
+        for name, memory in self.memories.items():
+            if same_episodes and (not branched or name in state["memories"]):
+                memory.restore(state["memories"][name])
+            elif not same_episodes and memory.outlives_episodes and name in state.get("memories", {}):
+                memory.restore(state["memories"][name], same_episodes=False)
+
+
+def nothing_to_learn_from() -> ConfigError:
+    """The error of a learner that is due and whose memory has no batch."""
+    return ConfigError("there is no whole sequence to learn from yet: more steps must be collected before")

@@ -1,0 +1,127 @@
+"""The metric rows of a run: what is averaged between two rows, and where rows are written."""
+
+from __future__ import annotations
+
+import collections
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from packtrain.envs.stream import Finished
+from packtrain.errors import DivergedError
+from packtrain.interfaces import UpdateResult
+from packtrain.metrics.console import Console
+from packtrain.metrics.recorder import Recorder, means
+from packtrain.metrics.writers import JsonlWriter, TensorBoardWriter
+from packtrain.runtime.gate import Busy
+
+LOSSES = ("total_loss", "grad_norm", "critic_loss", "model/total_loss")  # that must stay finite
+
+
+class MetricsLog:
+    """Averages updates and episodes, and writes a row whenever one is due."""
+
+    def __init__(self, every: int, frames_per_step: int, console: Console):
+        """Write nothing before `open`.
+
+        Args:
+          every: steps between rows.
+          frames_per_step: emulator frames that one step lasts.
+          console: shows rows to a person.
+        """
+        self.recorder = Recorder(every)
+        self.console = console
+        self.episodes: collections.deque[Finished] = collections.deque()  # from the actor's thread to the learner's
+        self.actor_busy, self.learner_busy = Busy(since=time.perf_counter()), Busy(since=time.perf_counter())
+        self._frames_per_step = frames_per_step
+        self._epoch_updates: dict[str, list[dict[str, Any]]] = {}  # metrics of the epoch's updates, by learner
+        self._wall_before, self._begin = 0.0, time.monotonic()
+        self.row_step, self._row_time = 0, time.monotonic()
+        self._writers: list[Any] = []
+        self._process = psutil.Process()
+
+    def open(self, path: Path, keep: int, tensorboard: Path | None) -> None:
+        """Begin to write.
+
+        Args:
+          path: metrics.jsonl.
+          keep: bytes of it that belong to the run so far.
+          tensorboard: a folder; None: none is written.
+        """
+        self._writers = [JsonlWriter(path, keep)]
+        if tensorboard is not None:
+            self._writers.append(TensorBoardWriter(tensorboard))
+
+    @property
+    def bytes(self) -> int:
+        """Length of metrics.jsonl."""
+        return self._writers[0].bytes
+
+    def add_update(self, result: UpdateResult) -> None:
+        """Average an update's metrics into the next row."""
+        self.recorder.update(result.metrics, result.lag)
+
+    def add_epoch_update(self, learner: str, result: UpdateResult) -> None:
+        """Keep an update's metrics until its epoch is over."""
+        self._epoch_updates.setdefault(learner, []).append(result.metrics)
+
+    def drain_epoch_updates(self) -> dict[str, dict[str, float]]:
+        """Return the means of the epoch's updates by learner, and begin a new epoch."""
+        averages = {name: means(updates) for name, updates in self._epoch_updates.items()}
+        self._epoch_updates = {}
+        return averages
+
+    def record_episodes(self) -> None:
+        """Take finished episodes into the next row."""
+        while self.episodes:
+            self.recorder.episodes(self.episodes.popleft())
+
+    def train_row(self, step: int, parts: dict[str, Any]) -> None:
+        """Write a row of averages, rates and `parts`.
+
+        Raises:
+          DivergedError: a loss is not finite.
+        """
+        row = {**parts.pop("first", {}), **self.recorder.row(step), **parts}
+        if self._frames_per_step > 1:
+            row["frames"] = step * self._frames_per_step
+        now = time.monotonic()
+        row["steps_per_second"] = (step - self.row_step) / max(1e-9, now - self._row_time)
+        if self._frames_per_step > 1:
+            row["frames_per_second"] = row["steps_per_second"] * self._frames_per_step
+        row["actor_busy"], row["learner_busy"] = self.actor_busy.share(), self.learner_busy.share()
+        row["rss_mb"] = self._process.memory_info().rss / 2**20
+        if torch.cuda.is_initialized():
+            row["gpu_mb"] = torch.cuda.memory_reserved() / 2**20
+        self.row_step, self._row_time = step, now
+        self.write("train", row, step)
+        for name in LOSSES:
+            if name in row and not math.isfinite(row[name]):
+                raise DivergedError(
+                    f"{name} is {row[name]} at step {step}: learning has diverged; lower the learning rate"
+                )
+
+    def write(self, kind: str, values: dict[str, Any], step: int) -> None:
+        """Write a row and show it."""
+        row = {"step": step, "wall_s": round(self.wall_s(), 3), "kind": kind, **values}
+        for writer in self._writers:
+            writer.write(row)
+        self.console.show(row)
+
+    def wall_s(self) -> float:
+        """Return the seconds of training, those before a resume included."""
+        return self._wall_before + time.monotonic() - self._begin
+
+    def restore(self, state: dict[str, Any], step: int, wall_s: float) -> None:
+        """Go on from a saved recorder."""
+        self.recorder.load_state_dict(state, step)
+        self.row_step, self._wall_before = step, wall_s
+
+    def close(self) -> None:
+        """Close the files."""
+        for writer in self._writers:
+            writer.close()
