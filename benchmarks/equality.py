@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 
 PLAN = "--n_envs 4 --n_epochs 2"
 LEARN = f"{PLAN} --n_steps_per_epoch 5 --batch_size 8"
-MODEL = "--model_n_steps_per_epoch 3 --model_hidden_sizes '(16, 16)' --model_batch_size 32 --members 3"
+MODEL = "--model_n_steps_per_epoch 3 --model_hidden_sizes '(16, 16)' --model_batch_size 32 --members 4"
 TBV = f"{PLAN} --n_model_pretrain_epochs 1 --n_precollect_epochs 2 --episode_time_limit 25 {MODEL}"
 CASES: dict[str, str] = {
     "impala_catch": "impala/catch --total_steps 8000 --eval_every 4000",

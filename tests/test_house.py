@@ -21,6 +21,10 @@ FLOORS = [
     {"studies", "bench", "doctor"},
     {"cli", "runner", "__main__"},
 ]
+RUNTIMES = [
+    f"runtime/{name}.py"
+    for name in ("serial", "local", "training", "acting", "learning", "counters", "messages", "metrics_log")
+]
 HEIGHT = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -94,3 +98,11 @@ def test_no_absolute_paths_or_hosts():
     for path in FILES:
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")  # a name, not an address
         assert not re.search(r"/(home|root|work|tmp)/|https?://", text), path
+
+
+@pytest.mark.parametrize("name", ["acting/actor.py", "runtime/loops", *RUNTIMES])
+def test_what_runs_experiments_knows_no_concrete_memory_learner_or_policy(name):
+    """Only the interfaces. Mutation: an import of a memory, an algorithm, a network or a planner in any of these."""
+    path = PACKAGE / name
+    for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
+        assert not imported_rooms(file) & {"memory", "algorithms", "networks", "planning"}, file

@@ -195,13 +195,13 @@ def test_a_run_waits_for_the_others_before_the_next_epoch(monkeypatch):
     assert train("run") == 0
     served = {tuple(runs) for runs in made}
     assert (0, 1) in served and served & {(0,), (1,)}
-    epochs, original = [], Training.count_turn
+    epochs, original = [], Training.note_report
 
     def count(self, *turn):
         epochs.append(self.epoch)
         original(self, *turn)
 
-    monkeypatch.setattr(Training, "count_turn", count)
+    monkeypatch.setattr(Training, "note_report", count)
     assert train("again", seeds=3) == 0
     assert epochs == sorted(epochs) and max(epochs) == 7
 
@@ -258,15 +258,15 @@ def test_no_epochs_end_after_pretraining(capsys):
 
 def test_what_breaks_one_run_leaves_the_others_where_they_are(straight, monkeypatch, capsys):
     """They are saved, and go on when the cause is gone. Mutation: save nobody."""
-    original = Training.update
+    original = Training.learn
 
-    def breaking(self, name):
+    def breaking(self, name, count=1):
         if self.experiment.seed == 1 and self.epoch == 6:
             raise DivergedError("the weights are not finite")
-        return original(self, name)
+        return original(self, name, count)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "update", breaking)
+        patch.setattr(Training, "learn", breaking)
         assert train("broken") == 3
     assert "the weights are not finite" in capsys.readouterr().err
     newest = checkpoint.load_newest(Path("broken/seed_0/checkpoints"))
