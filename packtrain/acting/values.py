@@ -13,6 +13,7 @@ from torch import Tensor
 
 from packtrain import trees
 from packtrain.acting.control import ActsAtRandom
+from packtrain.acting.embedding_versions import PREFIX, EmbeddingVersions
 from packtrain.acting.seat import Decision, Seat
 from packtrain.envs.stream import Stream
 from packtrain.equations.bandit import (
@@ -67,6 +68,7 @@ class ValuePolicy(ActsAtRandom):
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.columns = columns
         self.epsilons = torch.empty(columns, device=self.device)
+        self.weights_version = torch.zeros((), dtype=torch.int64, device=self.device)  # where a decision reads it
         self._seated = 0
         self._groups: list[GroupPolicy] = []
         self._version: int | None = None
@@ -85,6 +87,8 @@ class ValuePolicy(ActsAtRandom):
                 self.epsilons.fill_(settings.evaluation)
             else:
                 self.epsilons.copy_(settings.after(version, self.columns))
+        if version != self._version:
+            self.weights_version.fill_(version)
         self._version = version
 
     @property
@@ -144,7 +148,12 @@ class GroupPolicy:
         columns = torch.arange(begin, begin + size, device=self.device)
         alone = arms is None or policy.greedy or self._bandit is not None
         self._first_arm = torch.zeros_like(columns) if alone else columns % len(self.weights)
+        self._embeddings: EmbeddingVersions | None = None
+        if self._judges and description.novelty is not None and self._acting.embedding is not None:
+            self._embeddings = EmbeddingVersions(self._acting.embedding, size, description.novelty.versions)
         self.own: dict[str, Tensor] = self._blank()
+        if self._embeddings is not None:
+            self.own |= self._embeddings.state
 
     def _blank(self) -> dict[str, Tensor]:
         size, device = self._size, self.device
@@ -172,6 +181,8 @@ class GroupPolicy:
         """Forget everything."""
         for name, leaf in self._blank().items():
             self.own[name].copy_(leaf)
+        if self._embeddings is not None:
+            self._embeddings.begin()
 
     def initial_carry(self, batch: int) -> Tree:
         """The network's carry before the first row."""
@@ -256,8 +267,11 @@ class GroupPolicy:
         assert novelty is not None
         step = (~first).float()
         reward = step
-        if acting.embedding is not None:
-            reward = self._episodic(acting.embed(rows.obs, rows.first)[0], first, novelty)
+        if self._embeddings is not None:
+            first = self._embeddings.begin_episodes(first, self._policy.weights_version)
+            front = self.context - self._embeddings.context
+            embedding = self._embeddings.embed(trees.map(lambda leaf: leaf[front:], rows.obs), rows.first[front:])
+            reward = self._episodic(embedding, first, novelty)
         if acting.distillation is not None:
             error = acting.distillation_error(rows.obs[-1])
             moments = Moments(*(own[f"error_{name}"] for name in Moments._fields))
@@ -307,7 +321,11 @@ class GroupPolicy:
 
     def snapshot(self, episodes: bool = True) -> dict[str, Any]:
         """What it has found out; without that of the episodes under way, if they do not go on."""
-        kept = {name: leaf for name, leaf in self.own.items() if episodes or name not in OF_AN_EPISODE}
+        kept = {
+            name: leaf
+            for name, leaf in self.own.items()
+            if episodes or not (name in OF_AN_EPISODE or name.startswith(PREFIX))
+        }
         if "memory" in kept:
             kept["memory"] = kept["memory"][:, : int(self.own["number"].max())]
         return {name: leaf.clone() for name, leaf in kept.items()}

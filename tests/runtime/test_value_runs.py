@@ -4,11 +4,14 @@ import json
 import re
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from packtrain import cli, knobs
+from packtrain.acting.embedding_versions import EmbeddingVersions
 from packtrain.cli import main
 from packtrain.errors import ConfigError, DivergedError, EnvSetupError
 from packtrain.memory.segments import Segments
@@ -95,6 +98,83 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_pat
                 for folder in (path, tmp_path / "whole")
             )
             assert all(torch.equal(mine[leaf], theirs[leaf]) for leaf in theirs), (stop, file)
+
+
+class Loop(gym.Env):
+    """Eight observations in turn, over and over, whatever is done; 200 steps an episode."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (6,), np.float32), gym.spaces.Discrete(3)
+    shown = np.random.default_rng(0).uniform(-1, 1, (8, 6)).astype(np.float32)
+
+    def __init__(self, render_mode=None):
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.shown[0], {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.shown[self.steps % 8], 0.0, False, self.steps == 200, {}
+
+
+gym.register("LoopForTests-v0", Loop)
+
+
+def novelty_in_a_loop(path, runtime):
+    """Episodic rewards of the last 100 steps of later episodes, and how often weights were published in an episode."""
+    bindings = ["Environment.kwargs = {}", "Novelty.distillation = None"]
+    values = {
+        **{"env": "LoopForTests-v0", "num_actors": 2, "total_steps": 1220, "warm_up": 100, "recurrent": False},
+        **{"burn_in": 0, "novelty_memory": 300, "neighbours": 10, "kernel_epsilon": 0.0001, "updates_per_step": 0.15},
+        **{"slack": 4 if runtime is local else None, "embedding_learning_rate": 0.003, "replay_size": 4000},
+    }
+    run = training(path, "ngu/deep_sea", bindings, **values)
+    late, versions, episodes = [], [], []
+    for seat in run.parts.actor.seats:
+
+        def act(row, seat=seat, act=seat.act):
+            decision = act(row)
+            episode = run.parts.actor.steps // 400
+            if episode >= 1:
+                versions.append((episode, run.parts.policy.version))
+                if int(seat._policy.own["number"].min()) > 100 and not row.first.any():
+                    late.extend(decision.row.last_reward["intrinsic"].tolist())
+            return decision
+
+        seat.act = act
+    runtime.run(run)
+    run.close()
+    episodes = {episode for episode, _ in versions}
+    published = min(len({version for e, version in versions if e == episode}) for episode in list(episodes)[:-1])
+    assert len(late) > 300
+    return np.array(late), published
+
+
+FLOOR = 1 / (10**0.5 + 0.001)
+
+
+@pytest.mark.parametrize("runtime", [serial, local], ids=["serial", "local"])
+def test_a_loop_of_eight_states_loses_its_novelty_while_the_learner_publishes(tmp_path, runtime):
+    """Ten equal neighbours pay 1 / (√10 + c). Mutation: embedding weights that change within an episode."""
+    late, published = novelty_in_a_loop(tmp_path, runtime)
+    assert published >= 20, "weights must change within the episode for this to show anything"
+    np.testing.assert_allclose(late, FLOOR, rtol=1e-3)
+
+
+def test_a_loop_of_eight_states_stays_novel_if_the_embedding_changes_within_an_episode(tmp_path, monkeypatch):
+    """The negative control: all environments take the newest weights at every row, and keep their memories."""
+    begin_episodes = EmbeddingVersions.begin_episodes
+
+    def at_every_row(self, first, version):
+        self.begin()
+        begin_episodes(self, first, version)
+        return first
+
+    monkeypatch.setattr(EmbeddingVersions, "begin_episodes", at_every_row)
+    late, _ = novelty_in_a_loop(tmp_path, serial)
+    assert late.mean() > 2 * FLOOR
 
 
 def test_segments_that_nothing_refers_to_are_deleted(tmp_path, monkeypatch):
