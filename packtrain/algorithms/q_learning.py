@@ -67,6 +67,9 @@ class QLearning:
     embedding_decay: float = 1e-5  # L2
     distillation_learning_rate: float = 0.0005
     novelty_steps: int = 5  # of each sequence, its last ones, that they learn from
+    reduction: Literal["sum", "mean"] = (
+        "mean"  # of the loss over the steps of a sequence
+    )
 
     def __post_init__(self) -> None:
         for name in ("embedding_learning_rate", "distillation_learning_rate"):
@@ -444,7 +447,8 @@ def _judge(
         done = trajectory.action, trajectory.extras["behaviour_prob"]
         targets = retrace_q_targets(online_rank, target, *done, *rows, trace_lambda=settings.trace_lambda, **rest)
     errors = td_errors(online, trajectory.action, targets, counts)
-    return sequence_losses(errors, counts, settings.huber), sequence_priority(errors.detach(), counts, settings.eta)
+    losses = sequence_losses(errors, counts, settings.huber, settings.reduction)
+    return losses, sequence_priority(errors.detach(), counts, settings.eta)
 
 
 def novelty_losses(network: ActionValuesNetwork, trajectory: Trajectory, settings: QLearning) -> dict[str, Tensor]:

@@ -1,5 +1,7 @@
 """The Q-learner: values of a known chain, the actor's own values after burn-in, novelty, and what is saved."""
 
+import copy
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ import torch
 from packtrain import trees
 from packtrain.acting.values import INTRINSIC, GroupPolicy, ValuePolicy, ValueSeat
 from packtrain.algorithms.q_learning import QLearning, _values, exploiting, novelty_losses, value_loss
+from packtrain.equations.boundaries import boundaries
+from packtrain.equations.q_learning import n_step_q_targets
 from packtrain.equations.rescale import rescale
 from packtrain.errors import ConfigError
 from packtrain.memory.sequences import Sequences
@@ -227,6 +231,55 @@ def test_targets_squash_and_clip():
     _, clipped = value_loss(module, big, ones, QLearning(0.0, n_step=2, eta=1.0, reward_clipping="abs_one"))
     assert found["priorities"].max() == pytest.approx(float(rescale(torch.tensor(50.0))), abs=1.0)
     assert clipped["priorities"].max() < 2
+
+
+def test_one_update_with_summed_losses_is_that_of_the_sum_written_out():
+    """½ δ² summed over the steps of a sequence, weighted by its importance, averaged over sequences.
+
+    Mutations: the mean over steps; the sum over sequences too; padding counted.
+    """
+    module, memory = batch()
+    sample = memory.sample(0)
+    trajectory, counts = sample.trajectory, sample.trajectory.extras["weight"]
+    weight = torch.linspace(0.2, 1.0, 16)
+    twin = copy.deepcopy(module)
+    settings = QLearning(discount=0.9, n_step=2, reduction="sum", learning_rate=1e-3, adam_epsilon=1e-3)
+    learner = settings.build(module, 1)
+    loss = float(learner.update(sample._replace(importance_weight=weight))["total_loss"])
+    arm = torch.zeros(16, dtype=torch.int64)
+    online, target = (
+        _values(values, twin, trajectory, arm, 2, learns).values
+        for values, learns in ((twin.acting.values, True), (twin.target, False))
+    )
+    ends = boundaries(trajectory.first[2:], trajectory.terminated, trajectory.truncated, 0.9)
+    rows = trajectory.reward, ends.discount_t, ends.continue_t, ends.weight_t
+    targets = n_step_q_targets(online.detach(), target, *rows, n=2, rescaling=1e-3)
+    total = torch.zeros(())
+    for b in range(16):
+        for t in range(len(trajectory.reward)):
+            if counts[t, b]:
+                total = total + weight[b] * 0.5 * (targets[t, b] - online[t, b, trajectory.action[t, b]]) ** 2
+    total = total / 16
+    assert loss == pytest.approx(float(total.detach()), rel=1e-5) and counts.sum() < 16 * 5  # some are short
+    optimiser = torch.optim.Adam(twin.acting.values.parameters(), lr=1e-3, eps=1e-3)
+    total.backward()
+    torch.nn.utils.clip_grad_norm_(twin.acting.values.parameters(), 40.0)
+    optimiser.step()
+    for mine, written_out in zip(module.acting.values.parameters(), twin.acting.values.parameters(), strict=True):
+        torch.testing.assert_close(mine, written_out, rtol=1e-5, atol=1e-7)
+
+
+def test_the_mean_over_steps_is_the_sum_over_their_number():
+    module, memory = batch()
+    sample = memory.sample(0)
+    valid = sample.trajectory.extras["weight"].sum(0)
+    alone = torch.eye(16)
+    for b in range(16):
+        total, mean = (
+            value_loss(module, sample.trajectory, alone[b], QLearning(n_step=2, reduction=reduction))[0].item()
+            for reduction in ("sum", "mean")
+        )
+        assert total == pytest.approx(mean * float(valid[b]), rel=1e-5)
 
 
 def test_importance_weights_weigh_sequences():

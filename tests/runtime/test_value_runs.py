@@ -341,3 +341,17 @@ def test_priorities_that_are_not_numbers_stop_the_run(tmp_path):
     with pytest.raises(DivergedError, match="not finite"):
         memory.set_priorities(sample.keys, torch.full((4,), float("nan")))
     run.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "reduction"),
+    [
+        *[(f"{name}", "sum") for name in ("r2d2/atari", "ngu/atari", "ngu/montezuma", "ngu/agent57")],
+        *[(f"{name}", "mean") for name in ("r2d2/pong", "r2d2/catch", "ngu/deep_sea", "r2d2/marltas_async")],
+    ],
+)
+def test_configurations_with_the_papers_numbers_sum_the_loss_over_time(name, reduction):
+    """Adam's ε = 1e-3 of R2D2, and NGU's 1e-4, belong to sums. Mutation: the mean with the paper's ε."""
+    found = knobs.read_knobs(knobs.find_config(name)[0])
+    assert found["reduction"].default == reduction
+    assert (found["adam_epsilon"].default >= 1e-4) == (reduction == "sum")
