@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from packtrain import trees
+from packtrain.acting.actor_errors import ErrorNumbers
 from packtrain.acting.values import INTRINSIC
 from packtrain.algorithms.optimisers import Adam
 from packtrain.config import configurable
@@ -67,9 +68,7 @@ class QLearning:
     embedding_decay: float = 1e-5  # L2
     distillation_learning_rate: float = 0.0005
     novelty_steps: int = 5  # of each sequence, its last ones, that they learn from
-    reduction: Literal["sum", "mean"] = (
-        "mean"  # of the loss over the steps of a sequence
-    )
+    reduction: Literal["sum", "mean"] = "mean"  # of the loss over the steps of a sequence
 
     def __post_init__(self) -> None:
         for name in ("embedding_learning_rate", "distillation_learning_rate"):
@@ -93,14 +92,15 @@ class QLearning:
         """ConfigError if a memory does not keep what is learned from."""
         if self.returns == "n_step" and self.n_step != max(memory.n_step, 1):
             raise ConfigError(f"QLearning.n_step = {self.n_step} and Sequences.n_step = {memory.n_step} differ")
-        if memory.new_priority == "given":
-            raise ConfigError(
-                "Sequences.new_priority = 'given' wants an actor that gives 'priority' with its rows, and ActionValues "
-                "does not"
-            )
+        if memory.new_priority == "given" and self.eta != memory.eta:
+            raise ConfigError(f"QLearning.eta = {self.eta} and Sequences.eta = {memory.eta} differ")
         for wanted, name in ((self.returns == "retrace", "behaviour_prob"), (arms, "arm")):
             if wanted and name not in memory.extras:
                 raise ConfigError(f"QLearning wants {name!r} kept: add it to Sequences.extras = {memory.extras}")
+
+    def actor_errors(self, memory: Sequences) -> ErrorNumbers:
+        """Numbers of the TD errors that actors compute for new sequences: those that are learned with."""
+        return ErrorNumbers(self.discount, max(memory.n_step, 1), self.reward_clipping)
 
     def build(self, network: ActionValuesNetwork, total_steps: int) -> QLearner:
         """A learner for a network."""

@@ -11,6 +11,7 @@ from packtrain import trees
 from packtrain.acting.values import INTRINSIC, GroupPolicy, ValuePolicy, ValueSeat
 from packtrain.algorithms.q_learning import QLearning, _values, exploiting, novelty_losses, value_loss
 from packtrain.equations.boundaries import boundaries
+from packtrain.equations.priorities import item_priority
 from packtrain.equations.q_learning import n_step_q_targets
 from packtrain.equations.rescale import rescale
 from packtrain.errors import ConfigError
@@ -218,6 +219,35 @@ def test_transitions_are_judged_by_two_rows_as_by_all(kind, n, monkeypatch):
         results.append((loss, found["priorities"], *torch.autograd.grad(loss, list(module.acting.parameters()))))
     for mine, plain in zip(*results, strict=True):
         torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("recurrent", [True, False], ids=["lstm", "plain"])
+def test_a_new_sequence_has_the_priority_that_the_learner_would_give_it(recurrent):
+    """With the same weights, whole sequences that no end is near are judged alike by actor and learner.
+
+    Mutations: the error of another step; the largest error; another η.
+    """
+    torch.manual_seed(0)
+    description = ActionValues(
+        QNetwork(recurrent=recurrent, hidden_sizes=(16,), lstm_size=16), Epsilons(0.9, alpha=0.0)
+    )
+    module = description.build(SPEC)
+    policy = ValuePolicy(description, module, 2, 4)
+    sizes = Sequences(
+        2000, 3, 1, 1, 2, 64, priority_exponent=1.0, new_priority="given", eta=0.6, extras=("behaviour_prob", "arm")
+    )
+    settings = QLearning(n_step=2, eta=0.6, reward_clipping="symlog")
+    settings.refuse_unless_it_fits(sizes, False)
+    policy.error_numbers = settings.actor_errors(sizes)
+    memory = sizes.build([4], 0, CPU)
+    play(policy, memory, long_walk, 120, 4, counted)
+    sample = memory.sample(0)
+    slots = memory.notes.keys.slots(sample.keys)
+    priorities = value_loss(module, sample.trajectory, torch.ones(64), settings)[1]["priorities"]
+    whole = memory.notes.where(slots)[3] == sizes.steps
+    assert 10 < int(whole.sum()) < 64
+    given = memory.notes.tree.priorities(slots)
+    torch.testing.assert_close(given[whole], item_priority(priorities[whole].double(), 1.0), rtol=1e-4, atol=1e-5)
 
 
 def test_targets_squash_and_clip():
