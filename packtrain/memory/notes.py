@@ -54,9 +54,7 @@ class Notes:
         # The sequences of column c are those with numbers gone[c] … made[c] − 1, in turn in two rings.
         self._made, self._gone = np.zeros(columns, np.int64), np.zeros(columns, np.int64)
         self._queue = np.zeros((2, columns, self._length), np.int64)  # slot, and the oldest row it needs
-        self._new: list[
-            tuple[np.ndarray, np.ndarray]
-        ] = []  # [M, 1 + 4] slot and item, [2, M] see `_given`
+        self._new: list[tuple[np.ndarray, np.ndarray]] = []  # [M, 1 + 4] slot and item, [2, M] see `_given`
         self._leaving: list[np.ndarray] = []  # slots that are given up; not on the device
 
     def __len__(self) -> int:

@@ -97,8 +97,8 @@ def try_out(experiment: Experiment, spec: Spec) -> None:
             if isinstance(memory, Sequences) and isinstance(network, ActionValuesNetwork):
                 memory.refuse_unless_it_fits(experiment.streams.num_actors, network.context)
             if isinstance(memory, Sequences) and isinstance(use.learner, QLearning):
-                arms = isinstance(experiment.policy, ActionValues) and experiment.policy.arms is not None
-                use.learner.refuse_unless_it_fits(memory, arms)
+                assert isinstance(experiment.policy, ActionValues)
+                use.learner.refuse_unless_it_fits(memory, experiment.policy.arms)
             if isinstance(memory, Replay) and isinstance(use.learner, (ValueExpansion, DynamicsLearning)):
                 use.learner.refuse_unless_it_fits(memory)
             if isinstance(memory, Replay) and memory.capacity < learner.rule.batch_size:

@@ -237,7 +237,7 @@ def test_a_new_sequence_has_the_priority_that_the_learner_would_give_it(recurren
         2000, 3, 1, 1, 2, 64, priority_exponent=1.0, new_priority="given", eta=0.6, extras=("behaviour_prob", "arm")
     )
     settings = QLearning(n_step=2, eta=0.6, reward_clipping="symlog")
-    settings.refuse_unless_it_fits(sizes, False)
+    settings.refuse_unless_it_fits(sizes, None)
     policy.error_numbers = settings.actor_errors(sizes)
     memory = sizes.build([4], 0, CPU)
     play(policy, memory, long_walk, 120, 4, counted)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from packtrain import cli, knobs
 from packtrain.acting.embedding_versions import EmbeddingVersions
+from packtrain.algorithms.q_learning import QLearning
 from packtrain.cli import main
 from packtrain.errors import ConfigError, DivergedError, EnvSetupError
 from packtrain.memory.segments import Segments
@@ -310,6 +311,13 @@ def test_kills_lose_nothing(tmp_path):
         ("ngu/key_door", {}, ["Sequences.extras = ('behaviour_prob',)"], "wants 'arm' kept"),
         ("r2d2/catch", {}, ["Sequences.eta = 0.5"], "QLearning.eta = 0.9 and Sequences.eta = 0.5 differ"),
         ("r2d2/catch", {"largest_decay": 0.0}, [], "Sequences.largest_decay = 0.0 must be above 0 and at most 1"),
+        (
+            "ngu/deep_sea",
+            {"arm_discounts": "one"},
+            [],
+            "QLearning.discount = None with Arms.discounts = 'one' leaves no",
+        ),
+        ("r2d2/catch", {}, ["QLearning.discount = None"], "QLearning.discount = None without arms leaves no discount"),
         ("ngu/key_door", {"neighbours": 0}, [], "Novelty.neighbours = 0 must lie between 1 and"),
         ("r2d2/catch", {}, ["Experiment.policy = @Control()"], "Control and PredictiveControl learn from Replay"),
     ],
@@ -319,6 +327,27 @@ def test_bad_input_is_one_clear_line(name, values, bindings, line):
         _, experiment, spec = prepare(name, bindings, **values)
         experiment.memories["replay"].build([4], 0, torch.device("cpu"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", [["--discount", "0.997"], ["--config", "QLearning.discount = 0.9"]])
+def test_a_discount_is_refused_where_arms_have_their_own(tmp_path, capsys, flag):
+    """Mutation: it is taken and not used. What arms share, they may be told."""
+    assert main(["train", "ngu/deep_sea", *flag, "--output_dir", str(tmp_path / "run")]) == 2
+    assert not (tmp_path / "run").exists()
+    said = capsys.readouterr().err
+    assert "would be ignored: with Arms.discounts = 'ngu' each arm has its own; leave --discount out" in said
+    assert prepare("ngu/deep_sea", arm_discounts="one", discount=0.9)[1].learners["values"].learner.discount == 0.9
+
+
+def test_a_run_that_was_made_with_an_ignored_discount_goes_on(tmp_path, monkeypatch):
+    """Its folder says the discount that was not used. Mutations: such a run can be neither resumed nor evaluated."""
+    argv = ["train", "ngu/deep_sea", "--discount", "0.997", "--output_dir", str(tmp_path / "run")]
+    argv += [f"--{name}={value}" for name, value in {**NOVEL, "recurrent": False, "burn_in": 0}.items()]
+    with monkeypatch.context() as patch:
+        patch.setattr(QLearning, "refuse_ignored", lambda *_: None)
+        assert main([*argv, "--total_steps", "200"]) == 0
+    assert main([*argv, "--total_steps", "240"]) == 0 and rows(tmp_path / "run")[-1]["step"] >= 240
+    assert main(["eval", str(tmp_path / "run"), "--num_episodes", "1"]) == 0
 
 
 def test_a_memory_without_room_for_a_sequence_is_refused_before_there_is_a_folder(tmp_path, capsys):
