@@ -68,6 +68,7 @@ class QLearning:
     embedding_decay: float = 1e-5  # L2
     distillation_learning_rate: float = 0.0005
     novelty_steps: int = 5  # of each sequence, its last ones, that they learn from
+    target_epsilon: float = 0.0  # of the ε-greedy policy that retrace evaluates
     reduction: Literal["sum", "mean"] = "mean"  # of the loss over the steps of a sequence
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class QLearning:
         for name in ("learning_rate", "adam_epsilon"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"QLearning.{name} = {getattr(self, name)} must be above 0")
-        for name in ("discount", "trace_lambda", "eta", "exploit_share"):
+        for name in ("discount", "trace_lambda", "target_epsilon", "eta", "exploit_share"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ConfigError(f"QLearning.{name} = {getattr(self, name)} must lie between 0 and 1")
@@ -459,7 +460,8 @@ def _judge(
         targets = peng_q_targets(online_rank, target, *rows, trace_lambda=settings.trace_lambda, **rest)
     else:
         done = trajectory.action, trajectory.extras["behaviour_prob"]
-        targets = retrace_q_targets(online_rank, target, *done, *rows, trace_lambda=settings.trace_lambda, **rest)
+        rest |= {"trace_lambda": settings.trace_lambda, "target_epsilon": settings.target_epsilon}
+        targets = retrace_q_targets(online_rank, target, *done, *rows, **rest)
     errors = td_errors(online, trajectory.action, targets, counts)
     losses = sequence_losses(errors, counts, settings.huber, settings.reduction)
     return losses, sequence_priority(errors.detach(), counts, settings.eta)

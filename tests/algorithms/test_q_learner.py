@@ -473,3 +473,17 @@ def test_a_captured_update_is_the_plain_one_on_a_gpu(two):
 def test_bad_numbers_are_refused(make, line):
     with pytest.raises(ConfigError, match=line.replace("(", r"\(")):
         make()
+
+
+def test_retrace_evaluates_the_epsilon_greedy_policy_of_the_settings():
+    """Mutation: π is greedy whatever the settings are."""
+    module, memory = batch()
+    trajectory = memory.sample(0).trajectory
+    torch.nn.init.normal_(module.target.extrinsic.advantage[-1].bias)
+    found = [
+        value_loss(module, trajectory, torch.ones(16), QLearning(n_step=2, returns="retrace", target_epsilon=epsilon))[
+            1
+        ]
+        for epsilon in (0.0, 0.5)
+    ]
+    assert (found[0]["priorities"] - found[1]["priorities"]).abs().max() > 1e-3

@@ -385,3 +385,47 @@ def test_configurations_with_the_papers_numbers_sum_the_loss_over_time(name, red
     found = knobs.read_knobs(knobs.find_config(name)[0])
     assert found["reduction"].default == reduction
     assert (found["adam_epsilon"].default >= 1e-4) == (reduction == "sum")
+
+
+ATARI = "r2d2/atari r2d2/atari_paper r2d2/pong dqn/atari dqn/pong ngu/atari ngu/montezuma ngu/agent57".split()
+
+
+@pytest.mark.parametrize("name", ATARI)
+def test_atari_configurations_replay_each_step_as_often_on_every_machine(name):
+    """1.5 times in SEED, 13 in r2d2/pong. Mutation: as many updates as the learner can make."""
+    found = knobs.read_knobs(knobs.find_config(name)[0])
+    ratio, size, length = (found[knob].default for knob in ("updates_per_step", "batch_size", "sequence_length"))
+    assert found["slack"].default is not None, "acting and learning overlap"
+    assert 1.5 <= ratio * size * length <= 14
+    assert found["updates_per_step"].parse("None") is None
+
+
+PAPER = {
+    "r2d2/atari_paper": {
+        **{"num_actors": 256, "replay_size": 4_000_000, "batch_size": 64, "sequence_length": 80, "burn_in": 40},
+        **{"stride": 40, "n_step": 5, "discount": 0.997, "priority_exponent": 0.9, "importance_exponent": 0.6},
+        **{"learning_rate": 1e-4, "adam_epsilon": 1e-3, "target_period": 2500, "eta": 0.9, "lstm_size": 512},
+        **{"epsilon_base": 0.4, "epsilon_alpha": 7.0, "new_priority": "given", "reduction": "sum"},
+    },
+    "ngu/atari": {
+        **{"batch_size": 64, "sequence_length": 80, "stride": 40, "replay_size": 5_000_000, "trace_lambda": 0.95},
+        **{"adam_epsilon": 1e-4, "target_period": 1500, "eval_epsilon": 0.01, "arms": 32, "novelty_memory": 30_000},
+    },
+    "ngu/agent57": {
+        **{"batch_size": 64, "sequence_length": 160, "stride": 80, "replay_size": 5_000_000, "adam_epsilon": 1e-4},
+        **{"importance_exponent": 0.0, "importance_exponent_end": 0.0, "eval_epsilon": 0.01, "bandit_explore": 0.5},
+    },
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_configurations_of_papers_have_the_numbers_of_their_tables(name):
+    found = {knob: one.default for knob, one in knobs.read_knobs(knobs.find_config(name)[0]).items()}
+    assert {knob: found[knob] for knob in PAPER[name]} == PAPER[name]
+
+
+def test_every_number_of_the_papers_configuration_has_its_source():
+    """Mutation: a knob without one."""
+    lines = knobs.find_config("r2d2/atari_paper")[0].read_text().splitlines()
+    set_here = [line for line in lines if " = " in line]
+    assert len(set_here) > 30 and all(re.search(r"# \[.+\]$", line) for line in set_here)
