@@ -27,6 +27,7 @@ PROGRAM_FLAGS = (
 _KNOB = re.compile(r"^([A-Za-z_]\w*)\s*=\s*(.+?)\s*$")
 _INCLUDE = re.compile(r"""^include\s+(['"])(.+)\1\s*(#.*)?$""")
 _IMPORT = re.compile(r"^(import|from)\s")
+_SOURCE = re.compile(r" \[[^\]]*\]$")
 _TYPE = re.compile(r"#?\s*type:\s*(\w+)\s*$")
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool, "tuple": tuple}
 
@@ -130,7 +131,8 @@ def read_text(path: Path) -> str:
 def read_knobs(path: Path, _seen: tuple[Path, ...] = (), _known: dict[str, Knob] | None = None) -> dict[str, Knob]:
     """The knobs of a config file and of what it includes, later lines winning, in the order they first appear.
 
-    A knob that is set again keeps its type, and what was said of it, unless the new line says something else.
+    A knob that is set again keeps its type and its comment, unless the new line has another. A comment in brackets says
+    where the new value comes from, and is put behind the comment of before.
     """
     if path in _seen:
         raise ConfigError(f"{shown(path)} includes itself")
@@ -182,6 +184,8 @@ def _read_line(line: str, known: dict[str, Knob], where: str) -> Knob | None:
         before = known[name]
         if default is None or isinstance(default, before.type) or (before.type is float and isinstance(default, int)):
             kind = before.type
+        if comment.startswith("["):  # only says where the value comes from
+            comment = f"{_SOURCE.sub('', before.comment)} {comment}"
         return replace(before, default=default, type=kind, comment=comment or before.comment, where=where)
     if default is None and kind is type(None):
         raise ConfigError(f"{where}: knob {name!r} is None and needs a comment '# type: int|float|str|bool|tuple'")

@@ -55,10 +55,12 @@ class Sequences:
     importance_exponent: float = 0.6  # β at first …
     importance_exponent_end: float = 0.6  # … and in the end
     importance_steps: int = 100_000  # batches in between
-    new_priority: str = "largest"  # of new sequences: the largest error so far, or as the actor says: "given"
+    new_priority: str = "largest"  # of new sequences: "largest" error so far; "given": the actor's TD errors
     extras: tuple[str, ...] = ()  # what the actor knew that is kept
     storage: Literal["device", "host", "disk"] = "device"  # where observations lie; disk: in a file
     compression: Literal["zlib"] | None = None  # of observations on the host: less room, slower batches
+    eta: float = 0.9  # of a new sequence's priority from given errors: η max |δ| + (1 − η) mean |δ|
+    largest_decay: float = 1.0  # of the largest error, with every batch of new errors; 1: it never falls
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -68,9 +70,11 @@ class Sequences:
         ):
             if not getattr(self, name) >= least:
                 raise ConfigError(f"Sequences.{name} = {getattr(self, name)} must be at least {least}")
-        for name in ("importance_exponent", "importance_exponent_end"):
+        for name in ("importance_exponent", "importance_exponent_end", "eta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"Sequences.{name} = {getattr(self, name)} must be between 0 and 1")
+        if not 0 < self.largest_decay <= 1:
+            raise ConfigError(f"Sequences.largest_decay = {self.largest_decay} must be above 0 and at most 1")
         if self.stride > self.sequence_length:
             raise ConfigError(
                 f"Sequences.stride = {self.stride} is more than Sequences.sequence_length = {self.sequence_length}: "

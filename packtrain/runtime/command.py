@@ -202,6 +202,10 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
     folder = RunFolder(beside(request.output) if request.fresh else request.output)
     folder.check_writable()
     folder.refuse_other_kind(folder.study)
+    if not checkpoint.steps(folder.checkpoints):  # a run made before something was refused may go on
+        for use in experiment.learners.values():
+            if (refuse := getattr(use.learner, "refuse_ignored", None)) is not None:
+                refuse(experiment.policy)
     text, begun = configuration.text(), None
     if other is not None and not checkpoint.steps(folder.checkpoints):
         assert request.start_from is not None

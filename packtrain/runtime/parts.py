@@ -97,8 +97,8 @@ def try_out(experiment: Experiment, spec: Spec) -> None:
             if isinstance(memory, Sequences) and isinstance(network, ActionValuesNetwork):
                 memory.refuse_unless_it_fits(experiment.streams.num_actors, network.context)
             if isinstance(memory, Sequences) and isinstance(use.learner, QLearning):
-                arms = isinstance(experiment.policy, ActionValues) and experiment.policy.arms is not None
-                use.learner.refuse_unless_it_fits(memory, arms)
+                assert isinstance(experiment.policy, ActionValues)
+                use.learner.refuse_unless_it_fits(memory, experiment.policy.arms)
             if isinstance(memory, Replay) and isinstance(use.learner, (ValueExpansion, DynamicsLearning)):
                 use.learner.refuse_unless_it_fits(memory)
             if isinstance(memory, Replay) and memory.capacity < learner.rule.batch_size:
@@ -164,6 +164,11 @@ class Parts:
         self.streams = streams or open_streams(experiment, spec, travelling, again)
         columns, own_seed = experiment.streams.num_actors, seed_for(seed, "actions", *again)
         self.policy = make_policy(experiment.policy, acting_network, device, own_seed, False, columns, traces)
+        for use in experiment.learners.values():
+            filled = experiment.memories[use.memory]
+            if isinstance(filled, Sequences) and filled.new_priority == "given":
+                assert isinstance(use.learner, QLearning) and isinstance(self.policy, ValuePolicy)
+                self.policy.error_numbers = use.learner.actor_errors(filled)
         self.memories = {n: m.build(sizes, self.policy.context, device) for n, m in experiment.memories.items()}
         for name, memory in self.memories.items():
             if isinstance(memory, (*REPLAYED, EpisodeMemory)):

@@ -383,6 +383,23 @@ def test_new_sequences_have_the_largest_error_so_far() -> None:
     assert chance()[-1] == item_priority(torch.tensor(9.0, dtype=torch.float64), 0.5)
 
 
+def test_the_largest_error_decays_until_one_is_larger() -> None:
+    """An error seen once is not the priority of all new sequences for ever. Mutations: no decay; decay at every row."""
+    _, memory = make((1,), priority_exponent=1.0, largest_decay=0.5)
+    stream = Numbered((1,), 0, steps=[400])
+    found = []
+    for errors in (80.0, 1.0, 1.0, 1.0, 30.0, 1.0):
+        for _ in range(20):
+            stream.step(memory, 0)
+        sample = memory.sample(0)
+        memory.set_priorities(sample.keys[:1], torch.tensor([errors]))
+        stream.step(memory, 0)
+        stream.step(memory, 0)
+        memory._upload()
+        found.append(float(memory.notes.tree.snapshot()["priorities"][memory.notes.unused - 1]))
+    assert found == pytest.approx([80, 40, 20, 10, 30, 15], rel=1e-3)
+
+
 def test_actors_may_say_what_sequences_are_worth() -> None:
     """extras["priority"] of row t + n judges step t. Mutations: that of row t; of rows of the next episode."""
     sizes, memory = make((2, 1), new_priority="given", priority_exponent=1.0)
