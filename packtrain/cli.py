@@ -241,14 +241,17 @@ def _train(argv: list[str]) -> int:
 def _eval(argv: list[str]) -> int:
     parser = _Parser(
         prog="packtrain eval",
-        description="Play episodes with a run's checkpoint, greedily.",
+        description="Play episodes with a run's checkpoint. A policy that outputs a distribution over actions (IMPALA, "
+        "PPO) plays greedily and sampled; the run's Evaluation.best says which of the two comes first.",
         epilog="A knob of the run's configuration may be given as --KNOB VALUE; it must be what the run has.",
     )
     parser.add_argument("run", metavar="RUN", help="a run folder")
-    parser.add_argument("--num_episodes", type=int, default=100, metavar="N", help="(default: 100)")
+    parser.add_argument("--num_episodes", type=int, default=100, metavar="N", help="of each kind (default: 100)")
     parser.add_argument("--checkpoint", default="latest", metavar="latest|best|STEP", help="(default: latest)")
     parser.add_argument("--seed", type=int, metavar="N", help="of the environments (default: the run's)")
-    parser.add_argument("--sampled", action="store_true", help="draw actions from the policy, as while training")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--greedy", action="store_true", help="play greedily only")
+    kinds.add_argument("--sampled", action="store_true", help="only draw actions from the policy, as while training")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda", help="(default: cpu)")
     _trust_flag(parser, "let the run's configuration import modules outside packtrain")
     parser.add_argument("--video", action="store_true", help="film the first episodes, into RUN/videos")
@@ -280,7 +283,7 @@ def _eval(argv: list[str]) -> int:
         seed=arguments.seed,
         device=arguments.device,
         trusted=arguments.trust_config,
-        greedy=not arguments.sampled,
+        greedy=arguments.greedy if arguments.greedy or arguments.sampled else None,
         video_episodes=filmed if arguments.video else 0,
         video_format=arguments.video_format or "png",
     )
@@ -444,7 +447,7 @@ def _convert(argv: list[str]) -> int:
         "configs",
         nargs="*",
         metavar="CONFIG",
-        help="what to build on (default: impala/atari_paper for MonoBeast's network, impala/pong_deep for PolyBeast's)",
+        help="what to build on (default: impala/torchbeast for MonoBeast's network, impala/pong_deep for PolyBeast's)",
     )
     parser.add_argument(
         "--output_dir",
