@@ -15,7 +15,7 @@ from packtrain.errors import ConfigError, Error
 USAGE = """usage: packtrain COMMAND [ARGUMENTS]      (packtrain COMMAND --help says more)
 
   train CONFIG...        train an agent; the same command again resumes
-  eval RUN               play greedy episodes with a run's checkpoint
+  eval RUN               play episodes with a run's checkpoint
   list [WORD...]         the shipped configurations, all or those whose name has every word in it
   show-config CONFIG...  the configuration that would run
   report RUN...          one HTML page with the curves of one or more runs
