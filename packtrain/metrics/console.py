@@ -151,7 +151,9 @@ def line(row: dict[str, Any], total_steps: int, epochs: int | None = None) -> st
         episodes = f"{row['episodes']} episode{'s' * (row['episodes'] != 1)}"
         spread = f", standard deviation {amount(row['return_std'])} over {episodes}"
         solved = f", solved {amount(row['solved'])}" if "solved" in row else ""
-        return f"{head}  evaluation: return {amount(row['return_mean'])}{solved}{spread}"
+        kinds = [kind for kind in ("greedy", "sampled") if f"return_{kind}_mean" in row]
+        each = "".join(f", {kind} {amount(row[f'return_{kind}_mean'])}" for kind in kinds)
+        return f"{head}  evaluation: return {amount(row['return_mean'])}{solved}{spread}{each}"
     if "epoch" in row:
         solved = f"  solved {amount(row['solved'])}" if "solved" in row else ""
         loss = f"  loss {amount(row['total_loss'])}" if "total_loss" in row else ""

@@ -184,10 +184,12 @@ def best(folder: Path) -> dict[str, Any] | None:
     return entry
 
 
-def mark_best(folder: Path, step: int, score: float, rewards: dict[str, float] | None = None) -> None:
-    """Note the best checkpoint, by the return that was learned from, and what it got of other rewards."""
+def mark_best(
+    folder: Path, step: int, score: float, rewards: dict[str, float] | None = None, kind: str = "greedy"
+) -> None:
+    """Note the best checkpoint, by the return that was learned from, what it got of other rewards, and how it acted."""
     temporary = folder / f".best-{os.getpid()}.json"
-    entry = {"step": step, "score": score, **({"rewards": rewards} if rewards else {})}
+    entry = {"step": step, "score": score, "kind": kind, **({"rewards": rewards} if rewards else {})}
     _write_synced(temporary, json.dumps(entry).encode())
     os.replace(temporary, folder / "best.json")
 

@@ -26,6 +26,7 @@ from packtrain.devices.compiled import refuse_unless_possible
 from packtrain.devices.queues import use_all_queues
 from packtrain.envs.boundary import space_leaves
 from packtrain.envs.picture import draw_without_screen
+from packtrain.envs.stream import Episode
 from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunFolderError
 from packtrain.memory.replay import Replay
 from packtrain.memory.sequences import Sequences
@@ -36,7 +37,7 @@ from packtrain.networks.control import ControlNetwork
 from packtrain.runtime import checkpoint, local, serial, together
 from packtrain.runtime import film as films
 from packtrain.runtime.branching import branch
-from packtrain.runtime.evaluation import Evaluator
+from packtrain.runtime.evaluation import Evaluator, Kind
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder, beside, point_latest
 from packtrain.runtime.learned_rewards import say_rewards
@@ -447,11 +448,24 @@ def evaluate(
     seed: int | None,
     device: str,
     trusted: bool,
-    greedy: bool = True,
+    greedy: bool | None = None,
     video_episodes: int = 0,
     video_format: films.Format = "png",
 ) -> dict[str, Any]:
-    """Play episodes with a run's checkpoint; also left in RUN/eval.json. Nothing in the folder can run code."""
+    """Play episodes with a run's checkpoint; also left in RUN/eval.json. Nothing in the folder can run code.
+
+    Args:
+      run: the run folder.
+      num_episodes: of each kind.
+      which: the checkpoint: latest, best, or a step.
+      seed: of the environments; None: the run's.
+      device: of the network.
+      trusted: whether the configuration may import modules outside packtrain.
+      greedy: whether actions are the mode of the distribution or samples; None: both kinds, if the policy has both,
+        and the run's `Evaluation.best` goes by the plain names.
+      video_episodes: how many of the first kind are filmed.
+      video_format: of the films.
+    """
     refuse_no_run(run)
     folder = films.folder_for(run, video_format) if video_episodes else None
     if folder is not None:
@@ -464,7 +478,9 @@ def evaluate(
     root = seed_for(experiment.seed if seed is None else seed, "eval")
     if folder is not None:
         experiment = films.for_pictures(experiment)
-    evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, greedy=greedy)
+    kinds: list[Kind] = [] if greedy is None else ["greedy" if greedy else "sampled"]
+    evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, kinds=kinds)
+    greedy = evaluator.kind == "greedy"
     if isinstance(evaluator.policy, PlannedPolicy):
         evaluator.policy.epoch = learning_epoch(experiment, state["run"]["repeats"])
         evaluator.policy.trace_epoch = sum(state["run"]["repeats"])
@@ -483,9 +499,8 @@ def evaluate(
         film, expansion = None, films.expansion_of(experiment)
         if folder is not None:
             film = films.Film(evaluator, folder, name, video_episodes, video_format, keep=expansion is not None)
-        played = _play(evaluator, num_episodes, known, film)
+        played, episodes = _play(evaluator, known, film)
     result = {**played, "checkpoint": step, "env": environment.id, "greedy": greedy}
-    episodes = [episode for column in evaluator.episodes for episode in column]
     result |= {"returns": [each.returns["train"] for each in episodes], "lengths": [each.length for each in episodes]}
     if film is not None and folder is not None:
         result["videos"] = film.videos
@@ -497,28 +512,30 @@ def evaluate(
     return result
 
 
-def _play(evaluator: Evaluator, num_episodes: int, known: dict[str, Any], film: films.Film | None) -> dict[str, Any]:
-    """All episodes; on a terminal, with a line that counts them."""
+def _play(evaluator: Evaluator, known: dict[str, Any], film: films.Film | None) -> tuple[dict[str, Any], list[Episode]]:
+    """All episodes, those of the first kind apart; on a terminal, with a line that counts them."""
     shown = time.monotonic()
     evaluator.begin(known)
-    result = None
+    result, episodes = None, evaluator.episodes
     while result is None:
-        if film is not None:
+        if film is not None and evaluator.plays_first_kind:
             film.look()
         result = evaluator.tick()
+        if evaluator.plays_first_kind:
+            episodes = evaluator.episodes
         if sys.stderr.isatty() and time.monotonic() - shown > 1:
             shown = time.monotonic()
-            print(f"\r{evaluator.played} of {num_episodes} episodes", end="", file=sys.stderr, flush=True)
-    if film is not None:
+            print(f"\r{evaluator.played} episodes", end="", file=sys.stderr, flush=True)
+    if film is not None and evaluator.plays_first_kind:
         film.look()
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    return result
+    return result, [episode for column in episodes for episode in column]
 
 
 def describe_evaluation(run: str, result: dict[str, Any]) -> str:
     """The result as a line or two for people."""
-    interval = "" if result["return_ci95"] is None else f" ± {result['return_ci95']:.3f} (95 % interval)"
+    interval = _half_width(result["return_ci95"]) + " (95 % interval)" * (result["return_ci95"] is not None)
     solved = f", solved {result['solved']:.3f}" if "solved" in result else ""
     text = (
         f"{run} at step {result['checkpoint']:,}: return {result['return_mean']:.3f}{interval}{solved} "
@@ -527,8 +544,23 @@ def describe_evaluation(run: str, result: dict[str, Any]) -> str:
     if 1 < result["episodes"] <= MOST_LISTED:
         each = zip(result["returns"], result["lengths"], strict=True)
         text += "\n  episodes: " + ", ".join(f"{value:.1f} ({length:,} steps)" for value, length in each)
+    each_kind = [
+        f"{kind} {result[f'return_{kind}_mean']:.3f}" + _half_width(result[f"return_{kind}_ci95"])
+        for kind in ("greedy", "sampled")
+        if f"return_{kind}_mean" in result
+    ]
+    if each_kind:
+        text += f"\n  {', '.join(each_kind)} ({result['episodes']} of each; above {_kind(result)})"
     others = {name: value for name, value in result["rewards"].items() if name != "train"}
     text += "".join(f"\n  {name}: {value:.3f}" for name, value in others.items())
     if "videos" in result:
         text += "\n" + films.describe(run, result["videos"], result.get("weights"))
     return text
+
+
+def _half_width(value: float | None) -> str:
+    return "" if value is None else f" ± {value:.3f}"
+
+
+def _kind(result: dict[str, Any]) -> str:
+    return "greedy" if result["greedy"] else "sampled"

@@ -216,11 +216,16 @@ class Run:
 @configurable
 @dataclass(frozen=True)
 class Evaluation:
-    """Greedy episodes between training, in environments of their own; not stored, not counted."""
+    """Episodes between training, in environments of their own; not stored, not counted.
+
+    A policy that outputs a distribution plays them twice: greedily, by the distribution's mode, and sampled, as it acts
+    in training. Others play greedily only.
+    """
 
     every: int = 0  # steps; 0: never
     every_epochs: int = 0  # epochs, where there are epochs; 0: never
-    num_episodes: int = 16
+    num_episodes: int = 16  # of each kind
+    best: Literal["greedy", "sampled"] = "greedy"  # the kind that `return_mean` and the best checkpoint go by
     environment: Environment | None = None  # None: that of training; also what `packtrain eval` plays
     episode_time_limit: int | None = None  # steps, for planners; None: that of training
 
@@ -250,6 +255,11 @@ class Experiment:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ConfigError(f"Experiment.seed = {self.seed} must not be negative")
+        if self.evaluation.best == "sampled" and not self.samples:
+            raise ConfigError(
+                f"Evaluation.best = 'sampled' needs a policy that outputs a distribution over actions; "
+                f"{type(self.policy).__name__} does not"
+            )
         for name, use in self.learners.items():
             if use.memory not in self.memories:
                 raise ConfigError(f"learner {name!r} wants memory {use.memory!r}; there are {sorted(self.memories)}")
@@ -288,6 +298,11 @@ class Experiment:
                 )
         if not self.by_epochs == isinstance(self.policy, Planning) == self.streams.together:
             raise ConfigError("whole episodes are collected for planners, and planners play whole episodes, together")
+
+    @property
+    def samples(self) -> bool:
+        """Whether the policy outputs a distribution, so that greedy and sampled returns are two things."""
+        return bool(getattr(self.policy, "samples", False))
 
     @property
     def by_ratio(self) -> bool:

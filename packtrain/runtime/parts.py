@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from packtrain.networks.action_values import ActionValues, ActionValuesNetwork
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.networks.control import Control
 from packtrain.planning.traces import TraceWriter
-from packtrain.runtime.evaluation import Evaluator
+from packtrain.runtime.evaluation import Evaluator, Kind
 from packtrain.runtime.experiment import Experiment, Planning, PredictiveControl
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
@@ -316,9 +317,21 @@ def open_evaluator(
     seed: int,
     travelling: Travelling | None = None,
     precision: torch.dtype | None = None,
-    greedy: bool = True,
+    kinds: Sequence[Kind] = (),
 ) -> tuple[Evaluator, torch.nn.Module]:
-    """An evaluator with environments and a network of its own, and that network."""
+    """An evaluator with environments and a network of its own, and that network.
+
+    Args:
+      experiment: what is evaluated.
+      spec: of its environment.
+      device: of the network.
+      num_episodes: of each kind.
+      seed: of environments and sampled actions.
+      travelling: the configuration, for child processes.
+      precision: of the large layers.
+      kinds: of episodes, in the order in which they are played; none: all that the policy has, the one that
+        `Evaluation.best` names first.
+    """
     network = experiment.policy.build(spec).to(device)
     size = min(num_episodes, EVALUATION_COLUMNS)
     environment: Environment = experiment.evaluation.environment or experiment.streams.environment
@@ -330,5 +343,11 @@ def open_evaluator(
         if isinstance(network, (ActorCriticNetwork, ActionValuesNetwork)):
             network.precision = precision
         stream = Stream(environment.open(size, own_seed, spec, travelling), size)
-    policy = make_policy(experiment.policy, network, device, seed_for(seed, "evaluation", "actions"), greedy, size)
-    return Evaluator(stream, policy, num_episodes), network
+    if not kinds:
+        both: list[Kind] = ["greedy", "sampled"] if experiment.samples else ["greedy"]
+        kinds = sorted(both, key=lambda kind: kind != experiment.evaluation.best)
+    own_seed = seed_for(seed, "evaluation", "actions")
+    policies = {
+        kind: make_policy(experiment.policy, network, device, own_seed, kind == "greedy", size) for kind in kinds
+    }
+    return Evaluator(stream, policies, num_episodes), network

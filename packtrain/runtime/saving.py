@@ -71,15 +71,25 @@ class Saving:
         else:
             run()
 
-    def keep_if_best(self, state: dict[str, Any], score: float, rewards: dict[str, float]) -> None:
-        """Keep the state that an evaluation was made of, if none was better."""
-        if score <= self._best_score():
+    def keep_if_best(
+        self, state: dict[str, Any], score: float, rewards: dict[str, float], kind: str = "greedy"
+    ) -> None:
+        """Keep the state that an evaluation was made of, if none was better.
+
+        Args:
+          state: of the run, before the evaluation.
+          score: its mean return.
+          rewards: the means of other reward channels.
+          kind: of the evaluation, greedy or sampled. Scores of two kinds do not compare: if `Evaluation.best` has been
+            changed, the next evaluation is the best.
+        """
+        if score <= self._best_score(kind):
             return
         self.join()
         step = state["run"]["step"]
         with self.guarded(step):
             checkpoint.save(self._folder.checkpoints, step, state)
-            checkpoint.mark_best(self._folder.checkpoints, step, score, rewards)
+            checkpoint.mark_best(self._folder.checkpoints, step, score, rewards, kind)
 
     def join(self) -> None:
         """Wait for what is written in the background."""
@@ -98,11 +108,17 @@ class Saving:
                 raise SaveError(f"the checkpoint at step {step:,} could not be written: {error}") from error
             log.warning("checkpoint at step %d not written: %s; the one before it stands", step, error)
 
-    def _best_score(self) -> float:
+    def _best_score(self, kind: str) -> float:
         try:
             best = checkpoint.best(self._folder.checkpoints)
         except CheckpointError as error:
             log.warning("%s; the next evaluation counts as the best", error)
+            best = None
+        if best is not None and best.get("kind", "greedy") != kind:
+            log.warning(
+                "the best checkpoint is that of a %s evaluation; this one counts as the best",
+                best.get("kind", "greedy"),
+            )
             best = None
         return -math.inf if best is None else best["score"]
 

@@ -31,7 +31,7 @@ T = TypeVar("T")
 log = logging.getLogger("packtrain")
 
 PARTS = ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "flags")
-CONFIGS = {"AtariNet": "impala/atari_paper", "ResNet": "impala/pong_deep"}
+CONFIGS = {"AtariNet": "impala/torchbeast", "ResNet": "impala/pong_deep"}
 WAYS = {"optimiser": "rmsprop", "reduction": "sum", "lr_schedule": "linear", "reward_scale": 1.0}
 """What TorchBeast has no flag for, and always does."""
 ELSEWHERE = set(

@@ -440,7 +440,7 @@ class Training:
             self._write("eval", {**epoch, **result, **updates}, step)
             if state is not None:
                 others = {name: value for name, value in rewards.items() if name != "train"}
-                self._saving.keep_if_best(state, result["return_mean"], others)
+                self._saving.keep_if_best(state, result["return_mean"], others, self.experiment.evaluation.best)
             self.evaluations.under_way = None
 
     def _evaluated_memories(self) -> dict[str, Any]:

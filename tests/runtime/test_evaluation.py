@@ -1,6 +1,7 @@
-"""Evaluations of planners that have verified something: they know what the run knows, and teach nobody."""
+"""Evaluations: planners know what the run has verified; other policies play greedily and sampled."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from packtrain import trees
+from packtrain import knobs, trees
 from packtrain.cli import main
+from packtrain.envs.stream import Episode
 from packtrain.metrics.reading import read_metrics
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.learned import LearnedModel
 from packtrain.runtime import checkpoint
-from packtrain.runtime.evaluation import Evaluator
+from packtrain.runtime.command import prepare
+from packtrain.runtime.evaluation import Evaluator, summary
 from packtrain.runtime.experiment import Planning
-from packtrain.runtime.parts import make_policy
+from packtrain.runtime.parts import make_policy, open_evaluator
 
 # The shortest solution has 3 steps, and that is all there is: only who knows the way gets there.
 KNOWING = """
@@ -152,3 +155,123 @@ def test_the_best_checkpoint_can_be_gone_on_from():
     best = checkpoint.load(folder / str(checkpoint.best(folder)["step"]))
     assert {"actor", "memories", "exploration"} <= set(best)
     assert best["memories"]["model"]["episodes"] > 0
+
+
+# Greedy and sampled
+
+
+KINDS = ("greedy", "sampled")
+
+
+def catch(output, *more):
+    small = [
+        "--total_steps",
+        "600",
+        "--num_actors",
+        "8",
+        "--batch_size",
+        "8",
+        "--unroll_length",
+        "5",
+        "--runtime",
+        "serial",
+    ]
+    every = ["--eval_every", "200", "--eval_episodes", "12", "--log_every", "200"]
+    return main(["train", "impala/catch", "--output_dir", output, *small, *every, *more])
+
+
+def evaluations(run):
+    return [{**row, "wall_s": 0} for row in read_metrics(Path(run)) if row["kind"] == "eval"]
+
+
+@pytest.mark.parametrize(("best", "more"), [("greedy", []), ("sampled", ["--eval_best", "sampled"])])
+def test_rows_report_both_kinds_and_one_of_them_decides_which_checkpoint_is_best(best, more):
+    """Mutations: one kind twice; the other kind under the plain names; `best` by the other kind."""
+    assert catch("run", *more) == 0
+    rows = evaluations("run")
+    assert len(rows) >= 3
+    for row in rows:
+        assert row["episodes_greedy"] == row["episodes_sampled"] == row["episodes"] == 12
+        for name in ("mean", "std", "ci95"):
+            assert row[f"return_{name}"] == row[f"return_{best}_{name}"]
+    assert any(row["return_greedy_mean"] != row["return_sampled_mean"] for row in rows)
+    entry = checkpoint.best(Path("run/checkpoints"))
+    assert entry["kind"] == best
+    assert entry["score"] == max(row[f"return_{best}_mean"] for row in rows)
+
+
+def test_eval_plays_both_kinds_or_the_one_that_is_asked_for(capsys):
+    assert catch("run", "--eval_best", "sampled") == 0
+
+    def played(*flags):
+        capsys.readouterr()
+        assert main(["eval", "run", "--num_episodes", "20", "--json", *flags]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    both, alone = played(), {kind: played(f"--{kind}") for kind in KINDS}
+    assert both["greedy"] is False and both["return_mean"] == both["return_sampled_mean"]
+    for kind in KINDS:
+        assert alone[kind]["greedy"] == (kind == "greedy")
+        assert alone[kind]["return_mean"] == both[f"return_{kind}_mean"], "the same seeds, whoever plays first"
+        assert f"return_{kind}_mean" not in alone[kind]
+    assert both["episodes_greedy"] == both["episodes_sampled"] == 20 == len(both["returns"])
+    assert both["returns"] == alone["sampled"]["returns"]
+    assert main(["eval", "run", "--num_episodes", "20"]) == 0
+    assert "(20 of each; above sampled)" in capsys.readouterr().out
+    assert main(["eval", "run", "--greedy", "--sampled"]) == 2
+
+
+def test_a_policy_that_must_act_at_random_is_worth_less_greedily(capsys):
+    """Untrained, it acts about half and half. Mutation: samples from a distribution that has been made greedy."""
+    argv = ["train", "abilities/stochastic_policy", "--total_steps", "100", "--output_dir", "run"]
+    assert main([*argv, "--runtime", "serial"]) == 0
+    capsys.readouterr()
+    assert main(["eval", "run", "--num_episodes", "32", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["return_greedy_mean"] == -1
+    assert result["return_mean"] == result["return_sampled_mean"] > -0.5
+
+
+def test_sampled_evaluations_do_not_depend_on_those_before():
+    """Mutation: noise that goes on from one evaluation to the next."""
+    _, experiment, spec = prepare([knobs.find_config("impala/point_mass")[0]], [], {}, None, trusted=True)
+    evaluator, _ = open_evaluator(experiment, spec, torch.device("cpu"), 4, seed=0)
+    results = []
+    for _ in range(2):
+        evaluator.begin()
+        while evaluator.active:
+            result = evaluator.tick()
+        results.append(result)
+    evaluator.close()
+    assert results[0] == results[1]
+    assert results[0]["return_sampled_mean"] != results[0]["return_greedy_mean"]
+
+
+def test_another_kind_of_best_begins_anew():
+    """Mutation: the score of one kind compared with that of the other."""
+    assert catch("run", "--total_steps", "200") == 0
+    checkpoint.mark_best(Path("run/checkpoints"), checkpoint.best(Path("run/checkpoints"))["step"], 99.0)
+    assert catch("run", "--total_steps", "400") == 0
+    assert checkpoint.best(Path("run/checkpoints"))["score"] == 99.0
+    assert catch("run", "--total_steps", "600", "--eval_best", "sampled") == 0
+    entry = checkpoint.best(Path("run/checkpoints"))
+    assert entry["kind"] == "sampled" and entry["score"] <= 1 and entry["step"] > 400
+    assert "the best checkpoint is that of a greedy evaluation" in Path("run/log.txt").read_text()
+
+
+def test_a_policy_without_a_distribution_plays_one_kind(capsys):
+    small = ["--total_steps", "40", "--eval_every", "20", "--eval_episodes", "2", "--runtime", "serial"]
+    assert main(["train", "dqn/catch", "--output_dir", "run", *small]) == 0
+    assert all("return_mean" in row and "return_greedy_mean" not in row for row in evaluations("run"))
+    capsys.readouterr()
+    argv = ["train", "dqn/catch", "--output_dir", "other", *small, "--config", "Evaluation.best = 'sampled'"]
+    assert main(argv) == 2
+    assert "Evaluation.best = 'sampled' needs a policy that outputs a distribution" in capsys.readouterr().err
+    assert not Path("other").exists()
+
+
+@pytest.mark.parametrize(("count", "t"), [(2, 12.7062), (4, 3.1824), (10, 2.2622), (100, 1.9842)])
+def test_the_interval_of_an_evaluation_is_students(count, t):
+    returns = np.random.default_rng(0).normal(size=count)
+    result = summary([Episode({"train": float(value)}, 3, math.nan, 0) for value in returns])
+    assert result["return_ci95"] == pytest.approx(t * returns.std(ddof=1) / math.sqrt(count), rel=1e-4)

@@ -257,4 +257,4 @@ def test_summary_of_episodes():
     result = summary([Episode({"train": r, "true": 2 * r}, 10, s, 0) for r, s in ((1.0, 1.0), (3.0, 0.0))])
     assert result["return_mean"] == 2 and result["return_std"] == pytest.approx(2**0.5)
     assert result["rewards"] == {"train": 2.0, "true": 4.0} and result["solved"] == 0.5
-    assert result["return_ci95"] == pytest.approx(1.96)
+    assert result["return_ci95"] == pytest.approx(12.7062), "Student's t with one degree of freedom"
