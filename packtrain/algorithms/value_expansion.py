@@ -170,17 +170,18 @@ class ValueRule:
         """Noise of imagined actions and states, and who of the critics is asked."""
         network, settings = self.network, self.settings
         device, rows = generator.device, settings.batch_size
-        members = 1 if network.frozen is None or self._depths == 1 else network.frozen.transition.members
         drawn: Batch = {}
         normal = partial(torch.randn, generator=generator, device=device)
         if settings.core != "ddpg":
-            drawn["action_noise"] = normal(count, self._depths, members, rows, network.action_size)
+            # One sample for all members of a depth: their candidates differ by what models and critics estimate alone.
+            drawn["action_noise"] = normal(count, self._depths, rows, network.action_size)
             shuffled = torch.rand(count, network.sizes.critics, generator=generator, device=device).argsort(-1)
             drawn["critics"] = shuffled
         if settings.core == "sac":
             drawn["policy_noise"] = normal(count, rows, network.action_size)
         if network.frozen is not None and network.frozen.sizes.probabilistic and self._depths > 1:
             width = network.frozen.obs_mean.shape[-1]
+            members = network.frozen.transition.members
             drawn["model_noise"] = normal(count, self._depths - 1, members, rows, width)
         if settings.rows == "random":
             drawn["member"] = torch.randint(network.sizes.critics, (count, rows), generator=generator, device=device)
@@ -393,7 +394,7 @@ def _imagined_action(
     flat = obs.flatten(1, 2)
     if settings.core == "ddpg":
         return network.act(network.policy, flat).unflatten(1, obs.shape[1:3]), None
-    noise = batch["action_noise"][:, t]
+    noise = batch["action_noise"][:, t].unsqueeze(1).expand(-1, obs.shape[1], -1, -1)  # [R, M, B, A]
     if settings.core == "td3":
         greedy = network.act(network.target_policy, flat).unflatten(1, obs.shape[1:3])
         clip = settings.target_noise_clip

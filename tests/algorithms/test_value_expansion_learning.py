@@ -132,10 +132,10 @@ class Path:
             if numbers.core == "ddpg":
                 a, log_prob = np.tanh(ask(network.policy, run, 0, x)), 0.0
             elif numbers.core == "td3":
-                noise = np.clip(0.2 * get("action_noise")[t, m, b], -0.5, 0.5)
+                noise = np.clip(0.2 * get("action_noise")[t, b], -0.5, 0.5)
                 a, log_prob = np.clip(np.tanh(ask(network.target_policy, run, 0, x)) + noise, -1, 1), 0.0
             else:
-                said, noise = ask(network.policy, run, 0, x), get("action_noise")[t, m, b]
+                said, noise = ask(network.policy, run, 0, x), get("action_noise")[t, b]
                 std = np.exp(-5 + 3.5 * (np.tanh(said[ACTIONS:]) + 1))
                 before = said[:ACTIONS] + std * noise
                 normal = -0.5 * noise**2 - np.log(std) - 0.5 * math.log(2 * math.pi)
@@ -282,6 +282,26 @@ def test_a_probabilistic_model_of_elites_is_sampled(core):
     network, numbers, batch = scene(TARGETS["steve_tdk"], core, **options)
     assert batch["model_noise"].shape == (RUNS, HORIZON, 2, ROWS, OBS)
     check(network, numbers, batch)
+
+
+@pytest.mark.parametrize("core", ["td3", "sac"])
+def test_members_that_are_equal_have_no_variance_under_a_stochastic_policy(core):
+    """Variance is what models and critics disagree on, not what the policy samples: weights of depths are uniform.
+
+    Mutation: an action sample for each member.
+    """
+    network, numbers, batch = scene(TARGETS["steve"], core)
+    with torch.no_grad():
+        for part in (network.frozen, network.target):
+            for leaf in part.parameters():
+                members = leaf.unflatten(0, (RUNS, -1))
+                members.copy_(members[:, :1].expand_as(members).clone())
+    imagined, targets = expand(network, numbers, batch)
+    for action in imagined.action:
+        assert (action == action[:, :1]).all() and action.std(2).min() > 0
+    torch.testing.assert_close(targets.weight, torch.full_like(targets.weight, 1 / (HORIZON + 1)), atol=1e-6, rtol=0)
+    other = expand(network, numbers, {**batch, "action_noise": -batch["action_noise"]})[1]
+    assert (other.target - targets.target).abs().max() > 1e-3, "actions are sampled"
 
 
 def test_td3_noise_is_clipped():
@@ -751,7 +771,7 @@ def test_every_so_often_the_model_is_held_against_real_steps():
 
 
 def test_what_is_drawn_is_what_is_needed_and_no_more():
-    """One noise for each depth, member and row. Mutation: torch's global generator."""
+    """One noise of actions for each depth and row. Mutations: one for each member; torch's global generator."""
     count = 4
     shapes = lambda core, target, **o: {  # noqa: E731
         name: tuple(leaf.shape)
@@ -760,10 +780,10 @@ def test_what_is_drawn_is_what_is_needed_and_no_more():
         .items()
     }
     assert shapes("ddpg", "steve") == {} and shapes("ddpg", "steve", rows="random") == {"member": (count, ROWS)}
-    noise = (count, HORIZON + 1, MEMBERS, ROWS, ACTIONS)
+    noise = (count, HORIZON + 1, ROWS, ACTIONS)
     assert shapes("td3", "steve") == {"action_noise": noise, "critics": (count, CRITICS)}
     assert shapes("sac", "one_step") == {
-        "action_noise": (count, 1, 1, ROWS, ACTIONS),
+        "action_noise": (count, 1, ROWS, ACTIONS),
         "critics": (count, CRITICS),
         "policy_noise": (count, ROWS, ACTIONS),
     }
