@@ -31,7 +31,6 @@ from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog
 
-
 log = logging.getLogger("packtrain")
 _MARK = "diverged.json"  # in the folder of a run that the others have left behind
 

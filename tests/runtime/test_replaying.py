@@ -339,7 +339,9 @@ def diverging(monkeypatch, seed=1, updates=40):
 
 @pytest.mark.parametrize("name, secs", [("steve/ddpg_pendulum", 1e-9), ("steve/steve_pendulum", 1000.0)])
 def test_seeds_go_on_without_one_that_diverges(tmp_path, monkeypatch, capsys, name, secs):
-    """Noticed by a checkpoint or by a row. They are what they are beside one that does not; its folder keeps its last checkpoint, and it can go on alone.
+    """Noticed by a checkpoint or by a row.
+
+    They are what they are beside one that does not; its folder keeps its last checkpoint, and it can go on alone.
 
     Mutations: the error of one ends all; weights that are not finite are saved; the others' optimiser states are
     lost, or stay joined with those of the run that is gone.
