@@ -280,7 +280,7 @@ def with_fallback(targets: Targets, expansion: Expansion) -> Targets:
     """
     starts = len(targets.target)
     own = [torch.stack([part[i, i : i + 1] for i in range(starts)]) for part in expansion[:2]]  # [S, 1, ...] of T[i, i]
-    plain = return_mean(Expansion(*own, expansion.reach)).squeeze(1)
+    plain = return_mean(Expansion(own[0], own[1], expansion.reach)).squeeze(1)
     lost = ~targets.target.isfinite()
     depth = torch.arange(targets.weight.shape[1], device=lost.device)
     alone = (depth == depth[:starts, None]).reshape(starts, len(depth), *[1] * (lost.ndim - 1))
@@ -332,8 +332,8 @@ def _finite(expansion: Expansion) -> _Finite:
 
 def _whole(expansion: Expansion) -> Expansion:
     """The same with NaN at all depths where a part of a candidate is not finite at one of them."""
-    whole = (torch.where(part.isfinite().all(1, keepdim=True), part, math.nan) for part in expansion[:2])
-    return Expansion(*whole, expansion.reach)
+    rewards, values = (torch.where(part.isfinite().all(1, keepdim=True), part, math.nan) for part in expansion[:2])
+    return Expansion(rewards, values, expansion.reach)
 
 
 def _member_mean(expansion: Expansion, finite: _Finite) -> Tensor:

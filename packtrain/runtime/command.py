@@ -142,8 +142,8 @@ def _train_together(requests: list[TrainRequest]) -> int:
                     except DivergedError as error:
                         diverged[place] = error
         codes = [one.close(received) for place, one in enumerate(each) if one is not None and place not in diverged]
-        for place, error in diverged.items():
-            print(f"packtrain: error: {requests[place].output}: {error}", file=sys.stderr, flush=True)
+        for place, why in diverged.items():
+            print(f"packtrain: error: {requests[place].output}: {why}", file=sys.stderr, flush=True)
         behind = [one.output for one, known in zip(requests, found, strict=True) if known is None]
         for output in behind:
             line = f"{output} diverged before and was left out; the same command goes on with it"
