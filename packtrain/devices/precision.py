@@ -56,7 +56,11 @@ def choose_precision(
 
 
 def use_tf32(wanted: Precision | None, device: torch.device) -> None:
-    """Let a GPU round the factors of large products to 10 bits, unless the configuration wants float32."""
+    """Let a GPU round the factors of large products to 10 bits, unless the configuration wants float32.
+
+    Sums of products are kept in float32 either way, those of float16 factors too (`StackedNetwork.pack`).
+    """
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     rounds = device.type == "cuda" and wanted in (None, "tf32")
     torch.set_float32_matmul_precision("high" if rounds else "highest")
     if device.type == "cuda":

@@ -27,7 +27,7 @@ from packtrain.devices.queues import use_all_queues
 from packtrain.envs.boundary import space_leaves
 from packtrain.envs.picture import draw_without_screen
 from packtrain.envs.stream import Episode
-from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunFolderError
+from packtrain.errors import CheckpointError, ConfigError, DivergedError, EnvError, Error, RunFolderError
 from packtrain.memory.replay import Replay
 from packtrain.memory.sequences import Sequences
 from packtrain.memory.unroll import Unrolls
@@ -128,28 +128,49 @@ def train(request: TrainRequest) -> int:
 def _train_together(requests: list[TrainRequest]) -> int:
     """Several seeds at once, in this process."""
     with contextlib.ExitStack() as stack:
-        each = [stack.enter_context(_prepared(one, saved)) for one, saved in _together_from(requests)]
+        found = _together_from(requests)
+        each = [None if one is None else stack.enter_context(_prepared(*one)) for one in found]
         opened = [one for one in each if one is not None]
         if not opened:
             return 0
         with _signals([one.training for one in opened]) as received:
             runs = [None if one is None else one.training for one in each]
-            together.run(runs, overlaps=requests[0].runtime == "local")
-            for one in opened:
-                one.training.save(required=True)
-        return [one.close(received) for one in opened][0]
+            diverged = together.run(runs, overlaps=requests[0].runtime == "local")
+            for place, one in enumerate(each):
+                if one is not None and place not in diverged:
+                    try:
+                        one.training.save(required=True)
+                    except DivergedError as error:
+                        diverged[place] = error
+        codes = [one.close(received) for place, one in enumerate(each) if one is not None and place not in diverged]
+        for place, why in diverged.items():
+            print(f"packtrain: error: {requests[place].output}: {why}", file=sys.stderr, flush=True)
+        behind = [one.output for one, known in zip(requests, found, strict=True) if known is None]
+        for output in behind:
+            line = f"{output} diverged before and was left out; the same command goes on with it"
+            print(f"packtrain: error: {line} when the others are finished", file=sys.stderr, flush=True)
+        incomplete = DivergedError.exit_code if diverged or behind else 0
+        return next(iter(codes), 0) or incomplete
 
 
-def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Saved]]:
-    """Where each of several seeds goes on: runs that learn together, from the same update."""
+def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Saved] | None]:
+    """Where each of several seeds goes on: runs that learn together, from the same update.
+
+    None stands for a run that has diverged while others that are not finished went on.
+    """
     folders = [RunFolder(one.output).checkpoints for one in requests]
     newest = [checkpoint.load_newest(folder) if folder.is_dir() else None for folder in folders]
     _, experiment, _ = prepare(*_described(requests[0]))
     under_way = [k for k, saved in enumerate(newest) if saved is None or finished(experiment, saved[1]["run"]) is None]
+    behind = [k for k in under_way if together.left_behind(requests[k].output)]
+    if len(behind) == len(under_way):
+        behind = []
+    under_way = [k for k in under_way if k not in behind]
     if experiment.by_ratio and under_way:
         for k, saved in zip(under_way, together.same_updates([folders[k] for k in under_way]), strict=True):
             newest[k] = saved
-    return list(zip(requests, newest, strict=True))
+    pairs = zip(requests, newest, strict=True)
+    return [None if k in behind else pair for k, pair in enumerate(pairs)]
 
 
 def _described(request: TrainRequest) -> tuple:
@@ -230,6 +251,7 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
             folder.metrics.write_bytes(begun[2])
             print(f"{folder.path}: beginning from step {saved[0]:,} of {request.start_from}")
         folder.config.write_text(text, encoding="utf-8")
+        together.take_up(folder.path)
         if request.latest_in is not None:
             point_latest(request.latest_in, folder.path)
         log.info(

@@ -2,14 +2,19 @@
 
 Runs that plan share a search, runs that replay share their updates: the networks of all lie side by side, and one
 launch updates them together. With `slack` environments step on while a GPU is at the updates that were launched last.
+
+A run that diverges is left out, and the others go on without it. Its folder keeps its last checkpoint.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import json
+import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +23,16 @@ import torch
 from packtrain.acting.joint import Joint
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.algorithms import launches
-from packtrain.errors import CheckpointError, EnvError, Error
+from packtrain.errors import CheckpointError, DivergedError, EnvError, Error
 from packtrain.networks.action_values import ActionValues
 from packtrain.runtime import checkpoint, serial
 from packtrain.runtime.experiment import Experiment, Planning
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog
+
+log = logging.getLogger("packtrain")
+_MARK = "diverged.json"  # in the folder of a run that the others have left behind
 
 
 def can_share(experiment: Experiment) -> bool:
@@ -39,13 +47,19 @@ def can_share(experiment: Experiment) -> bool:
     return isinstance(policy, Planning) and policy.model is not None and policy.traces is None
 
 
-def run(runs: Sequence[Training | None], overlaps: bool = True) -> None:
+def run(runs: Sequence[Training | None], overlaps: bool = True) -> dict[int, DivergedError]:
     """Run all to their ends, or until `stop` is set in them. Run k has the seed of the first plus k, and is else equal.
 
     Args:
       runs: None stands in the place of a run that has ended before: the others draw what they would have drawn beside
         it.
       overlaps: whether those that have slack may use it.
+
+    Returns:
+      Why runs have diverged, by their places. These are not to be saved.
+
+    Raises:
+      DivergedError: all have.
     """
     trainings = {place: training for place, training in enumerate(runs) if training is not None}
     place, first = next(iter(trainings.items()))
@@ -53,57 +67,110 @@ def run(runs: Sequence[Training | None], overlaps: bool = True) -> None:
 
     def on_hang(error: EnvError) -> None:
         print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
-        for training in trainings.values():
-            training.save(with_actor=False)
+        _save_what_can_be(trainings.values())
         os._exit(error.exit_code)
 
     columns = [each for training in trainings.values() for each in training.columns()]
     with Watchdog(columns, environment.step_deadline_secs, on_hang):
         try:
             if first.experiment.by_ratio:
-                _replay(list(trainings.values()), overlaps and first.experiment.overlaps)
-            else:
-                seed = seed_for(first.experiment.seed - place, "actions")
-                _plan(trainings, _joint(runs, first, seed))
+                return _replay(trainings, overlaps and first.experiment.overlaps)
+            seed = seed_for(first.experiment.seed - place, "actions")
+            return _plan(trainings, _joint(runs, first, seed))
         except EnvError:
-            for training in trainings.values():
-                training.save(with_actor=False)
+            _save_what_can_be(trainings.values())
             raise
 
 
-def _replay(trainings: Sequence[Training], overlaps: bool) -> None:
-    """Act with each, and learn with all at once: they wish for the same updates in the same order."""
-    names = list(trainings[0].parts.learners)
-    launches.join([[training.parts.learners[name] for name in names] for training in trainings])
+def _save_what_can_be(trainings: Iterable[Training]) -> None:
+    """Save runs whose environments have failed; weights that are not finite are not saved, and stop no other's."""
     for training in trainings:
-        training.parts.moved()
+        with contextlib.suppress(DivergedError):
+            training.save(with_actor=False)
+
+
+def _replay(trainings: Mapping[int, Training], overlaps: bool) -> dict[int, DivergedError]:
+    """Act with each, and learn with all at once: they request the same updates in the same order."""
+    _join(trainings.values())
+    for training in trainings.values():
         training.saves_itself = False
         training.parts.weights.waits = not overlaps
-    launched = _Launched(trainings[0] if overlaps else None)
+    launched = _Launched(next(iter(trainings.values())) if overlaps else None)
     try:
-        _take_turns(trainings, launched)
+        return _take_turns(dict(trainings), launched)
     finally:
-        for training in trainings:
+        for training in trainings.values():
             training.parts.weights.waits = True
 
 
-def _take_turns(trainings: Sequence[Training], launched: _Launched) -> None:
-    under_way = [serial.wishes(training) for training in trainings]
+def _join(trainings: Iterable[Training]) -> None:
+    """Let runs update together from now on, whoever they were joined with before."""
+    joined = list(trainings)
+    names = list(joined[0].parts.learners)
+    launches.join([[training.parts.learners[name] for name in names] for training in joined])
+    for training in joined:
+        training.parts.moved()
+
+
+def _take_turns(trainings: dict[int, Training], launched: _Launched) -> dict[int, DivergedError]:
+    """Until the runs end. Those that diverge are taken out of `trainings`."""
+    under_way = {place: serial.wishes(training) for place, training in trainings.items()}
+    diverged: dict[int, DivergedError] = {}
     while True:
         launched.wait()
-        wished = [_act_until_it_learns(training, own) for training, own in zip(trainings, under_way, strict=True)]
-        if None in wished:  # the end, or a signal that reached some before they wished
-            return
-        (wish,) = set(wished)
+        wished: dict[int, serial.Learn | None] = {}
+        for place in list(trainings):
+            try:
+                wished[place] = _act_until_it_learns(trainings[place], under_way[place])
+            except DivergedError as error:
+                diverged[place] = error
+        _leave_out(trainings, diverged)
+        if None in wished.values():  # the end, or a signal that reached some before they wished
+            return diverged
+        (wish,) = set(wished.values())
         assert wish is not None
-        learners = [training.parts.learners[wish.learner] for training in trainings]
-        batches = [training.draw(*wish) for training in trainings]
-        for training, metrics in zip(trainings, launches.update(learners, batches), strict=True):
+        learners = [training.parts.learners[wish.learner] for training in trainings.values()]
+        batches = [training.draw(*wish) for training in trainings.values()]
+        for training, metrics in zip(trainings.values(), launches.update(learners, batches), strict=True):
             training.note_learned(wish.learner, metrics)
         launched.add(wish)
-        if trainings[0].save_due:
-            for training in trainings:
-                training.save()
+        if next(iter(trainings.values())).save_due:
+            for place, training in trainings.items():
+                try:
+                    training.save()
+                except DivergedError as error:
+                    diverged[place] = error
+            _leave_out(trainings, diverged)
+
+
+def _leave_out(trainings: dict[int, Training], diverged: Mapping[int, DivergedError]) -> None:
+    """Take diverged runs out, and join the others anew; DivergedError if none is left."""
+    gone = {place: trainings.pop(place) for place in diverged if place in trainings}
+    if not gone:
+        return
+    if not trainings:
+        raise next(iter(diverged.values()))
+    for place, training in gone.items():
+        _say_diverged(training, diverged[place])
+        mark = {"step": training.step, "error": str(diverged[place])}
+        (training.folder.path / _MARK).write_text(json.dumps(mark) + "\n", encoding="utf-8")
+    _join(trainings.values())
+
+
+def _say_diverged(training: Training, error: DivergedError) -> None:
+    line = f"{training.folder.path} has diverged, and the other seeds go on: {error}"
+    print(line, flush=True)
+    log.error("%s", line)
+
+
+def left_behind(folder: Path) -> bool:
+    """Whether the others of its seeds have gone on without the run in a folder."""
+    return (folder / _MARK).exists()
+
+
+def take_up(folder: Path) -> None:
+    """The run in a folder goes on."""
+    (folder / _MARK).unlink(missing_ok=True)
 
 
 class _Launched:
@@ -166,12 +233,26 @@ def _updates(state: dict[str, Any]) -> int:
 
 
 def _act_until_it_learns(training: Training, wishes: Iterator[serial.Learn | None]) -> serial.Learn | None:
-    """Its next wish for updates; None if it has come to its end."""
-    for wish in wishes:
-        if wish is not None:
-            return wish
-        training.act()
+    """Its next request for updates; None if it has come to its end.
+
+    Raises:
+      DivergedError: learning has diverged, or the environment has failed on actions that are not finite.
+    """
+    try:
+        for wish in wishes:
+            if wish is not None:
+                return wish
+            training.act()
+    except EnvError as error:
+        if _has_finite_weights(training):
+            raise
+        raise DivergedError(f"the weights are not finite at step {training.step}: {error}") from error
     return None
+
+
+def _has_finite_weights(training: Training) -> bool:
+    networks = [learner.network for learner in training.parts.learners.values()]
+    return all(bool(leaf.isfinite().all()) for network in networks for leaf in network.parameters())
 
 
 def _joint(runs: Sequence[Training | None], first: Training, seed: int) -> Joint:
@@ -183,18 +264,25 @@ def _joint(runs: Sequence[Training | None], first: Training, seed: int) -> Joint
     return Joint(actors, policies, [part.streams[0] for part in parts], seed)  # type: ignore[arg-type]
 
 
-def _plan(trainings: Mapping[int, Training], joint: Joint) -> None:
+def _plan(trainings: Mapping[int, Training], joint: Joint) -> dict[int, DivergedError]:
     """Let each run go on until it wants a turn, make the turns of all that do at once, and again.
 
     Runs begin every epoch together: those that have finished one wait for those that have not.
     """
     under_way = {place: serial.turns(training) for place, training in trainings.items()}
+    diverged: dict[int, DivergedError] = {}
     waiting: set[int] = set()  # for a turn
     epoch = -1
     while True:
         for place in sorted(set(under_way) - waiting):
             try:
                 over = next(under_way[place], "over") == "over"
+            except DivergedError as error:
+                diverged[place] = error
+                if len(diverged) == len(trainings):
+                    raise
+                _say_diverged(trainings[place], error)
+                over = True
             except Error:  # the others are between two turns, and go on from here when the cause is gone
                 for other in set(under_way) - {place}:
                     trainings[other].save()
@@ -204,14 +292,20 @@ def _plan(trainings: Mapping[int, Training], joint: Joint) -> None:
             else:
                 waiting.add(place)
         if not waiting:
-            return
+            return diverged
         earliest = min(trainings[place].epoch for place in waiting)
         if earliest != epoch:
             epoch = earliest
             joint.begin_epoch(epoch)
         served = sorted(place for place in waiting if trainings[place].epoch == epoch)
         groups = [trainings[place].parts.actor.next_group for place in served]
-        joint.turn(served)
+        try:
+            joint.turn(served)
+        except DivergedError:  # in a search that all share: the others are saved as their epochs began
+            for training in trainings.values():
+                with contextlib.suppress(DivergedError):
+                    training.save()
+            raise
         for place, group in zip(served, groups, strict=True):
             trainings[place].count_turn(group)
         waiting.difference_update(served)

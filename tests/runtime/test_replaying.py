@@ -323,6 +323,84 @@ def test_seeds_whose_episodes_end_at_different_times_stay_in_step(tmp_path, n_st
         run.close()
 
 
+def diverging(monkeypatch, seed=1, updates=40):
+    """Let the critic of one seed become NaN in the course of so many updates."""
+    original = Training.note_learned
+
+    def breaking(self, name, metrics):
+        original(self, name, metrics)
+        learner = self.parts.learners[name]
+        if self.experiment.seed == seed and name == "value" and learner.updates >= updates:
+            with torch.no_grad():
+                learner.network.critic.biases[-1].fill_(torch.nan)
+
+    monkeypatch.setattr(Training, "note_learned", breaking)
+
+
+@pytest.mark.parametrize("name, secs", [("steve/ddpg_pendulum", 1e-9), ("steve/steve_pendulum", 1000.0)])
+def test_seeds_go_on_without_one_that_diverges(tmp_path, monkeypatch, capsys, name, secs):
+    """Noticed by a checkpoint or by a row.
+
+    They are what they are beside one that does not; its folder keeps its last checkpoint, and it can go on alone.
+
+    Mutations: the error of one ends all; weights that are not finite are saved; the others' optimiser states are
+    lost, or stay joined with those of the run that is gone.
+    """
+    given = {**(SMALL if "ddpg" in name else MODEL), "log_every": 10, "checkpoint_secs": secs}
+    argv = ["train", name, "--num_seeds", "3", *[f"--{knob}={value}" for knob, value in given.items()]]
+    assert cli.main([*argv, "--output_dir", str(tmp_path / "whole")]) == 0
+    with monkeypatch.context() as patch:
+        diverging(patch)
+        assert cli.main([*argv, "--output_dir", str(tmp_path / "run")]) == 3
+    printed = capsys.readouterr()
+    assert f"{tmp_path}/run/seed_1 has diverged, and the other seeds go on: " in printed.out
+    assert printed.err.count("packtrain: error: ") == 1 and f"{tmp_path}/run/seed_1: " in printed.err
+    for k in (0, 2):
+        mine, theirs = (rows(tmp_path / run / f"seed_{k}") for run in ("run", "whole"))
+        assert [row["step"] for row in mine] == [row["step"] for row in theirs] and mine[-1]["step"] >= 90
+        for row, other in zip(mine, theirs, strict=True):
+            assert set(row) == set(other)
+            if "critic_loss" in row:
+                assert row["critic_loss"] == pytest.approx(other["critic_loss"], rel=1e-3), (k, row["step"])
+    if secs < 1:
+        step, state = checkpoint.load_newest(tmp_path / "run" / "seed_1" / "checkpoints")
+        assert 40 <= step < 90
+        assert all(leaf.isfinite().all() for leaf in state["weights"]["value"].values())
+    assert cli.main([*argv, "--output_dir", str(tmp_path / "run")]) == 0  # the cause is gone
+    assert capsys.readouterr().out.count("is finished") == 2
+    assert rows(tmp_path / "run" / "seed_1")[-1]["step"] >= 90
+
+
+def test_a_seed_that_diverged_is_left_out_until_the_others_are_finished(tmp_path, monkeypatch, capsys):
+    """Stopped in between, the others go on from where they were. Mutation: all go back to the update it had made."""
+    given = {**SMALL, "log_every": 10, "checkpoint_secs": 1e-9, "total_steps": 120}
+    argv = ["train", "steve/ddpg_pendulum", "--num_seeds", "3", "--output_dir", str(tmp_path / "run")]
+    argv += [f"--{knob}={value}" for knob, value in given.items()]
+
+    def stopping(self):
+        counting(self)
+        if self.step >= 90:
+            self.stop = KeyboardInterrupt()
+
+    counting = Training.count_acted
+    with monkeypatch.context() as patch:
+        diverging(patch)
+        patch.setattr(Training, "count_acted", stopping)
+        assert cli.main(argv) == 3
+    before = [max(checkpoint.steps(tmp_path / "run" / f"seed_{k}" / "checkpoints")) for k in range(3)]
+    assert before[1] < before[0] == before[2] < 120
+    capsys.readouterr()
+    assert cli.main(argv) == 3
+    printed = capsys.readouterr()
+    assert "seed_1 diverged before and was left out" in printed.err
+    assert printed.out.count(f"going on from step {before[0]:,}") == 2
+    assert cli.main(argv) == 0
+    assert f"seed_1: going on from step {before[1]:,}" in capsys.readouterr().out
+    ends = [rows(tmp_path / "run" / f"seed_{k}")[-1]["step"] for k in range(3)]
+    assert min(ends) >= 120
+    assert not list((tmp_path / "run").glob("*/diverged.json"))
+
+
 def test_seeds_go_on_from_the_same_update(tmp_path):
     """Killed between saving two of them, the others are a checkpoint ahead. Mutation: taking the newest of each."""
     argv = ["train", "steve/ddpg_pendulum", "--num_seeds", "2", "--output_dir", str(tmp_path / "run")]
@@ -423,7 +501,7 @@ def test_ten_kills_lose_nothing(tmp_path):
     The first come while steps are still random and while the model is trained beforehand.
     """
     argv = ["train", "steve/steve_pendulum", "--output_dir", str(tmp_path / "run")]
-    values = {**MODEL, "total_steps": 1500, "warm_up": 200, "pretrain": 1000, "checkpoint_secs": 0.05, "num_actors": 1}
+    values = {**MODEL, "total_steps": 1500, "warm_up": 200, "pretrain": 1000, "checkpoint_secs": 1e-95, "num_actors": 1}
     argv += [f"--{name}={value}" for name, value in values.items()] + ["--runtime", "serial"]
     assert chaos.kill_after_checkpoints(argv, tmp_path / "run", kills=10) == 10
     assert cli.main(argv) == 0

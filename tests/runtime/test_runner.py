@@ -370,6 +370,14 @@ def test_the_reference_command_works_as_it_is_typed(capfd, monkeypatch):
     assert "n_envs=8" in Path("out/config.gin").read_text().replace(" ", "")
 
 
+def test_sokoban_with_temporal_differences_has_the_published_discount():
+    """0.98 in the search and in its targets; the other Sokoban configurations have 0.99."""
+    for name, discount in (("deterministic_mcts_td_sokoban", 0.98), ("mcts_sokoban_8x8", 0.99), ("mcts_sokoban", 0.99)):
+        experiment = build(f"include 'planning/{name}.gin'")
+        memory = experiment.memories["episodes"]
+        assert experiment.policy.agent.gamma == memory.discount == discount, name
+
+
 def test_a_run_learns_evaluates_and_writes_searches(capfd):
     """And its config.gin says all of it: the same run again, and an evaluation."""
     assert train("run") == 0

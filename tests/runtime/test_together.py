@@ -256,8 +256,8 @@ def test_no_epochs_end_after_pretraining(capsys):
     assert capsys.readouterr().out.count("is finished: 4 of 4 epochs") == 2
 
 
-def test_what_breaks_one_run_leaves_the_others_where_they_are(straight, monkeypatch, capsys):
-    """They are saved, and go on when the cause is gone. Mutation: save nobody."""
+def test_the_others_finish_when_one_run_diverges(straight, monkeypatch, capsys):
+    """And it goes on from where it was saved when the cause is gone. Mutation: the error of one ends all."""
     original = Training.update
 
     def breaking(self, name):
@@ -268,10 +268,12 @@ def test_what_breaks_one_run_leaves_the_others_where_they_are(straight, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Training, "update", breaking)
         assert train("broken") == 3
-    assert "the weights are not finite" in capsys.readouterr().err
-    newest = checkpoint.load_newest(Path("broken/seed_0/checkpoints"))
-    assert sum(newest[1]["run"]["repeats"]) >= 6, "where it was, not where it was last evaluated"
+    printed = capsys.readouterr()
+    assert "broken/seed_1: the weights are not finite" in printed.err
+    assert "broken/seed_1 has diverged, and the other seeds go on" in printed.out
+    assert_same("broken/seed_0", straight / "seed_0")
     assert train("broken") == 0
+    assert "broken/seed_0 is finished" in capsys.readouterr().out
     assert_same("broken/seed_0", straight / "seed_0")
     assert_same("broken/seed_1", straight / "seed_1")
 
