@@ -28,6 +28,7 @@ from packtrain.planning import (  # noqa: F401  (registers the planners)
     best_first,
     continuous_shooting,
     deterministic_mcts,
+    frontier,
     policy,
     shooting,
     stochastic_mcts,

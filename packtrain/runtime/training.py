@@ -362,7 +362,8 @@ class Training:
         row["env_steps"] = self.parts.actor.steps
         row["env_steps_without_random"] = row["env_steps"] - self.random_steps
         if self.solved_at is not None:
-            row["first_solved_step"] = self.solved_at - self.random_steps
+            row["first_solved_step"] = self.solved_at
+            row["first_solved_step_without_random"] = self.solved_at - self.random_steps
         if self.explorer is not None:
             row |= self.explorer.row()
         if self._frames_per_step > 1:
