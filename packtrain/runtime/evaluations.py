@@ -60,7 +60,13 @@ class Evaluations:
         return self._evaluator.policy
 
     def is_due(self, step: int, epoch: int, finished: bool) -> bool:
-        """Whether one should begin at this step: the last one too, once."""
+        """Return whether an evaluation should begin at this step, or at the end of the run.
+
+        Args:
+          step: of the run.
+          epoch: number of epochs in which the planner has played.
+          finished: the run is over; it is evaluated once more.
+        """
         if self._evaluator is None or self.under_way is not None or self._last == step:
             return False
         every, every_epochs = self._settings.every, self._settings.every_epochs

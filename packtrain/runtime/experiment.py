@@ -190,6 +190,11 @@ class Repeat:
         """Whether anything is updated in it."""
         return any(isinstance(stage, Update) for stage in self.stages)
 
+    @property
+    def plans(self) -> bool:
+        """Whether the planner plays episodes in it: not in random data collection, not in pre-training of a model."""
+        return any(isinstance(stage, Collect) and stage.policy == "policy" for stage in self.stages)
+
 
 @configurable
 @dataclass(frozen=True)
@@ -219,7 +224,7 @@ class Evaluation:
     """Greedy episodes between training, in environments of their own; not stored, not counted."""
 
     every: int = 0  # steps; 0: never
-    every_epochs: int = 0  # epochs, where there are epochs; 0: never
+    every_epochs: int = 0  # epochs in which the planner plays, where there are epochs; 0: never
     num_episodes: int = 16
     environment: Environment | None = None  # None: that of training; also what `packtrain eval` plays
     episode_time_limit: int | None = None  # steps, for planners; None: that of training

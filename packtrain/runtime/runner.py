@@ -224,7 +224,7 @@ def EvaluationCallback(  # noqa: N802
     Args:
       n_envs: episodes each time.
       episode_time_limit: steps until truncation; None: that of training.
-      eval_period: epochs between two evaluations.
+      eval_period: epochs between two evaluations, of those in which the planner plays.
       agent_kwargs: parameters of the agent that are different in evaluations: exploration, say, switched off.
       env_kwargs: options of the environment that are different: other boards, say.
     """

@@ -532,6 +532,27 @@ def test_a_model_is_learned_before_it_is_searched_in():
     assert all(0 <= row["agent/verified_mean"] <= 1 for row in planning[4:])
 
 
+def test_random_data_and_pre_training_are_no_epochs_of_schedules_and_evaluations(monkeypatch):
+    """A schedule over two epochs begins with the first planned epoch, and so does the count towards an evaluation.
+
+    Mutations: count epochs in which only the model learns; evaluate after such an epoch.
+    """
+    seen, begin = [], Training.begin_epoch
+
+    def watched(self):
+        begin(self)
+        seen.append((self.epoch, self.parts.policy.epoch))
+
+    monkeypatch.setattr(Training, "begin_epoch", watched)
+    more = ("Runner.callback_classes = (@EvaluationCallback,)", "EvaluationCallback.eval_period = 2")
+    path = write("\n".join([OTHERS["verifying"], *more, "EvaluationCallback.n_envs = 1"]))
+    assert main(["train", path, "--output_dir", "run", "--n_precollect_epochs", "1"]) == 0
+    # two rounds of random data, two epochs of pre-training, one that only collects, four that learn
+    assert seen == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 1), (7, 2), (8, 3)]
+    found = [row["epoch"] for row in read_metrics(Path("run")) if row["kind"] == "eval"]
+    assert found == [6, 8, 9], "after two and four planned epochs, and at the end"
+
+
 def test_a_model_is_measured_on_what_it_has_not_learned_from():
     """Once an epoch in which it learns, with the weights after it, on the episodes that are held out by then.
 
