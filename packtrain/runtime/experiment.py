@@ -66,7 +66,6 @@ class Planning:
     network: Prediction = Prediction()
     model: LearnedModel | None = None  # what is searched in; None: the environment itself
     model_network: WorldModel | FactoredWorldModel = WorldModel()  # that guesses for it
-    evaluation_agent: Agent | None = None  # acts in evaluations; None: the same
     traces: Traces | None = None  # which episodes are written down; None: none
 
     def build(self, spec: Spec) -> nn.ModuleDict:
@@ -228,6 +227,7 @@ class Evaluation:
     num_episodes: int = 16
     environment: Environment | None = None  # None: that of training; also what `packtrain eval` plays
     episode_time_limit: int | None = None  # steps, for planners; None: that of training
+    agent: Agent | None = None  # acts in it, for planners; None: that of training
 
     def __post_init__(self) -> None:
         for name in ("every", "every_epochs"):
@@ -248,9 +248,11 @@ class Experiment:
     learners: dict[str, LearnerUse]
     schedule: tuple[Collect | Update | Repeat, ...]
     run: Run = field(default_factory=Run)
-    evaluation: Evaluation = field(default_factory=Evaluation)
+    evaluation: Evaluation = field(default_factory=Evaluation)  # the first one; its score decides the best checkpoint
     seed: int = 0
-    exploration: ExplorationCallback | None = None  # count states and distances; None: nobody does
+    exploration: ExplorationCallback | None = None  # count states and distances; None: do not
+    evaluation_name: str = ""  # of the first evaluation, in metrics
+    more_evaluations: dict[str, Evaluation] = field(default_factory=dict)  # by their names
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -293,6 +295,11 @@ class Experiment:
                 )
         if not self.by_epochs == isinstance(self.policy, Planning) == self.streams.together:
             raise ConfigError("whole episodes are collected for planners, and planners play whole episodes, together")
+
+    @property
+    def evaluations(self) -> dict[str, Evaluation]:
+        """All evaluations by their names, the first one first."""
+        return {self.evaluation_name: self.evaluation, **self.more_evaluations}
 
     @property
     def by_ratio(self) -> bool:

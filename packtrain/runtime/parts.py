@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from packtrain import config
 from packtrain.acting.actor import Actor, AnyPolicy
 from packtrain.acting.control import ControlPolicy
 from packtrain.acting.planned import PlannedPolicy
@@ -30,7 +32,7 @@ from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.networks.control import Control
 from packtrain.planning.traces import TraceWriter
 from packtrain.runtime.evaluation import Evaluator
-from packtrain.runtime.experiment import Experiment, Planning, PredictiveControl
+from packtrain.runtime.experiment import Evaluation, Experiment, Planning, PredictiveControl
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
 from packtrain.types import Sink, Spec
@@ -76,7 +78,6 @@ def make_policy(
     if isinstance(description, Planning):
         agent = description.agent
         if greedy:
-            agent = description.evaluation_agent or agent
             trusting = getattr(agent, "trusting", None)  # whoever evaluates does not verify
             agent = agent if trusting is None else trusting()
         return PlannedPolicy(agent, network, device, seed, traces, description.model)  # type: ignore[arg-type]
@@ -88,8 +89,12 @@ def try_out(experiment: Experiment, spec: Spec) -> None:
     network = experiment.policy.build(spec)
     if isinstance(experiment.policy, Planning):
         stream = Stream(experiment.streams.environment.open_core(1, 0), 1)
-        for greedy in (False, True):
-            make_policy(experiment.policy, network, torch.device("cpu"), 0, greedy, 1).seat(stream)
+        policies = [(experiment.policy, False)]
+        policies += [
+            (evaluated_policy(experiment.policy, settings), True) for settings in experiment.evaluations.values()
+        ]
+        for policy, greedy in policies:
+            make_policy(policy, network, torch.device("cpu"), 0, greedy, 1).seat(stream)
     if isinstance(experiment.policy, Planning) or experiment.by_ratio:
         for name, use in experiment.learners.items():
             learner = use.learner.build(network, experiment.total_steps)
@@ -299,6 +304,14 @@ class Parts:
         self.actor.close()
 
 
+def evaluated_policy(policy: Planning, settings: Evaluation) -> Planning:
+    """Return a planner's policy with the agent that acts in an evaluation."""
+    if settings.agent is None:
+        return policy
+    with config.unrecorded():
+        return replace(policy, agent=settings.agent)
+
+
 def _names(learner: Any) -> set[str]:
     return set(learner.network.state_dict())
 
@@ -312,18 +325,35 @@ def open_evaluator(
     travelling: Travelling | None = None,
     precision: torch.dtype | None = None,
     greedy: bool = True,
+    settings: Evaluation | None = None,
 ) -> tuple[Evaluator, torch.nn.Module]:
-    """An evaluator with environments and a network of its own, and that network."""
+    """Return an evaluator with environments and a network of its own, and that network.
+
+    Args:
+      experiment: what is evaluated.
+      spec: of its environment.
+      device: where the network is.
+      num_episodes: how many are played.
+      seed: of environments and actions.
+      travelling: the configuration, for child processes.
+      precision: of the large layers.
+      greedy: act greedily, and do not explore.
+      settings: environment, agent and time limit of this evaluation; None: those of the experiment's first.
+    """
+    settings = settings or experiment.evaluation
     network = experiment.policy.build(spec).to(device)
     size = min(num_episodes, EVALUATION_COLUMNS)
-    environment: Environment = experiment.evaluation.environment or experiment.streams.environment
+    environment: Environment = settings.environment or experiment.streams.environment
     own_seed = seed_for(seed, "evaluation")
     if isinstance(experiment.policy, Planning):
-        limit = experiment.evaluation.episode_time_limit or experiment.streams.episode_time_limit
+        limit = settings.episode_time_limit or experiment.streams.episode_time_limit
         stream = Stream(environment.open_core(size, own_seed, time_limit=limit), size)
     else:
         if isinstance(network, (ActorCriticNetwork, ActionValuesNetwork)):
             network.precision = precision
         stream = Stream(environment.open(size, own_seed, spec, travelling), size)
-    policy = make_policy(experiment.policy, network, device, seed_for(seed, "evaluation", "actions"), greedy, size)
+    acting = experiment.policy
+    if isinstance(acting, Planning) and greedy:
+        acting = evaluated_policy(acting, settings)
+    policy = make_policy(acting, network, device, seed_for(seed, "evaluation", "actions"), greedy, size)
     return Evaluator(stream, policy, num_episodes), network

@@ -206,6 +206,7 @@ def RayBatchStepper() -> str:  # noqa: N802
 
 @dataclass(frozen=True)
 class _Evaluations:
+    name: str  # the scope under which the callback was configured
     evaluation: Evaluation
     agent_kwargs: dict[str, Any] = field(default_factory=dict)
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -219,7 +220,10 @@ def EvaluationCallback(  # noqa: N802
     agent_kwargs: dict[str, Any] | None = None,
     env_kwargs: dict[str, Any] | None = None,
 ) -> _Evaluations:
-    """Episodes between epochs that nobody learns from.
+    """Episodes between epochs that nothing learns from.
+
+    Several can be listed under scopes, `(@greedy/EvaluationCallback, @EvaluationCallback)`: each has parameters of its own,
+    `greedy/EvaluationCallback.n_envs = 4`, and metrics of its own, of kind `eval/greedy`.
 
     Args:
       n_envs: episodes each time.
@@ -231,7 +235,7 @@ def EvaluationCallback(  # noqa: N802
     _at_least(1, "EvaluationCallback", n_envs=n_envs, episode_time_limit=episode_time_limit, eval_period=eval_period)
     with config.unrecorded():
         evaluation = Evaluation(every_epochs=eval_period, num_episodes=n_envs, episode_time_limit=episode_time_limit)
-        return _Evaluations(evaluation, agent_kwargs or {}, env_kwargs or {})
+        return _Evaluations(config.scope(), evaluation, agent_kwargs or {}, env_kwargs or {})
 
 
 @configurable
@@ -319,7 +323,7 @@ def Runner(  # noqa: N802
         with config.unrecorded():
             environment = replace(environment, kwargs={**environment.kwargs, **env_kwargs})
     agent, network, trainer = agent_class(), network_class(), trainer_class()
-    evaluation, traces, evaluation_agent, exploration = Evaluation(), None, None, None
+    traces, exploration, evaluations = None, None, dict[str, Evaluation]()
     for callback_class in callback_classes:
         callback = callback_class()
         if isinstance(callback, Traces):
@@ -327,13 +331,13 @@ def Runner(  # noqa: N802
         elif isinstance(callback, ExplorationCallback):
             exploration = callback
         elif isinstance(callback, _Evaluations):
-            evaluation = callback.evaluation
-            if callback.env_kwargs:
-                with config.unrecorded():
-                    own = replace(environment, kwargs={**environment.kwargs, **callback.env_kwargs})
-                    evaluation = replace(evaluation, environment=own)
-            if callback.agent_kwargs:
-                evaluation_agent = _changed(agent, callback.agent_kwargs)
+            if callback.name in evaluations:
+                known = f"under the scope {callback.name!r}" if callback.name else "without a scope"
+                raise ConfigError(
+                    f"Runner.callback_classes has two EvaluationCallbacks {known}; give each a scope of its own, such as "
+                    "@greedy/EvaluationCallback"
+                )
+            evaluations[callback.name] = _evaluation(callback, environment, agent)
         else:
             raise ConfigError(
                 f"Runner.callback_classes: {callback_class.__name__} is none of EvaluationCallback, TraceCallback and "
@@ -349,7 +353,7 @@ def Runner(  # noqa: N802
     with config.unrecorded():
         parts: dict[str, Any] = {
             "streams": Streams(environment, n_envs, 1, True, episode_time_limit),
-            "policy": Planning(agent, network, model, model_network, evaluation_agent, traces),
+            "policy": Planning(agent, network, model, model_network, traces),
             "memories": {},
             "learners": {},
         }
@@ -379,7 +383,26 @@ def Runner(  # noqa: N802
             *before,
             *_with_resets(collect, updates, n_epochs, agent_reset_schedule, n_precollect_epochs),
         )
-    return config.bind(Experiment, **parts, run=run, evaluation=evaluation, exploration=exploration)
+    if evaluations:
+        parts["evaluation_name"], *others = evaluations
+        parts["evaluation"] = evaluations[parts["evaluation_name"]]
+        if others:
+            parts["more_evaluations"] = {name: evaluations[name] for name in others}
+    with config.unrecorded():
+        parts.setdefault("evaluation", Evaluation())
+    return config.bind(Experiment, **parts, run=run, exploration=exploration)
+
+
+def _evaluation(callback: _Evaluations, environment: Environment, agent: Agent) -> Evaluation:
+    """Return the settings of an evaluation, with what is different from training in it."""
+    changed: dict[str, Any] = {}
+    if callback.env_kwargs:
+        with config.unrecorded():
+            changed["environment"] = replace(environment, kwargs={**environment.kwargs, **callback.env_kwargs})
+    if callback.agent_kwargs:
+        changed["agent"] = _changed(agent, callback.agent_kwargs)
+    with config.unrecorded():
+        return replace(callback.evaluation, **changed)
 
 
 def _with_resets(

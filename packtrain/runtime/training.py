@@ -445,8 +445,9 @@ class Training:
             rewards = result.pop("rewards")
             result |= {f"reward/{name}": value for name, value in rewards.items() if name != "train"}
             epoch = {"epoch": self.epoch} if self.experiment.by_epochs else {}
-            self._write("eval", {**epoch, **result, **updates}, step)
-            if state is not None:
+            name = self.evaluations.name
+            self._write(f"eval/{name}" if name else "eval", {**epoch, **result, **updates}, step)
+            if state is not None and self.evaluations.decides_the_best:
                 others = {name: value for name, value in rewards.items() if name != "train"}
                 self._saving.keep_if_best(state, result["return_mean"], others)
             self.evaluations.under_way = None

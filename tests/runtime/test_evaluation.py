@@ -15,8 +15,8 @@ from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.learned import LearnedModel
 from packtrain.runtime import checkpoint
 from packtrain.runtime.evaluation import Evaluator
-from packtrain.runtime.experiment import Planning
-from packtrain.runtime.parts import make_policy
+from packtrain.runtime.experiment import Evaluation, Planning
+from packtrain.runtime.parts import evaluated_policy, make_policy
 
 # The shortest solution has 3 steps, and that is all there is: only who knows the way gets there.
 KNOWING = """
@@ -89,14 +89,8 @@ def test_whoever_evaluates_does_not_verify(changed):
         top_level_epsilon=0.02,
     )
     given = None if changed is None else replace(agent, **changed)
-    policy = make_policy(
-        Planning(agent, model=LearnedModel(), evaluation_agent=given),
-        torch.nn.ModuleDict(),
-        torch.device("cpu"),
-        0,
-        True,
-        1,
-    )
+    acting = evaluated_policy(Planning(agent, model=LearnedModel()), Evaluation(agent=given))
+    policy = make_policy(acting, torch.nn.ModuleDict(), torch.device("cpu"), 0, True, 1)
     assert policy.agent.bonus_quantile_threshold is None
     assert policy.agent.top_level_epsilon == (0.02 if changed is None else 0.0)
 

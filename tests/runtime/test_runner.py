@@ -142,7 +142,6 @@ def test_every_parameter_reaches_the_experiment():
     assert experiment.policy == Planning(
         DeterministicMCTSAgent(n_passes=7),
         Prediction(ConvNet(d_conv=5), zero_heads=True),
-        evaluation_agent=DeterministicMCTSAgent(n_passes=70),
         traces=Traces(0.5, 17, 18),
     )
     learner = ExpertIteration(targets={"value": "discounted_return"}, learning_rate=0.25, weight_decay=0.125)
@@ -152,8 +151,69 @@ def test_every_parameter_reaches_the_experiment():
     collect = Collect(("episodes",), 1)
     assert experiment.schedule == (Repeat((collect,), 2), Repeat((collect, Update("agent", 13)), 11))
     own = Environment("Sokoban", {**kwargs, "num_boxes": 2})
-    assert experiment.evaluation == Evaluation(0, 5, 4, environment=own, episode_time_limit=44)
+    agent = DeterministicMCTSAgent(n_passes=70)
+    assert experiment.evaluation == Evaluation(0, 5, 4, environment=own, episode_time_limit=44, agent=agent)
     assert experiment.run == Run(total_steps=12345, checkpoint_secs=6.0) and experiment.seed == 19
+
+
+SCOPED = """
+Runner.callback_classes = (@EvaluationCallback, @greedy/EvaluationCallback, @other/EvaluationCallback)
+EvaluationCallback.eval_period = 2
+EvaluationCallback.n_envs = 1
+EvaluationCallback.episode_time_limit = 5
+greedy/EvaluationCallback.eval_period = 3
+greedy/EvaluationCallback.n_envs = 2
+greedy/EvaluationCallback.agent_kwargs = {'top_level_epsilon': 0.0}
+other/EvaluationCallback.env_kwargs = {'reward_for_invalid_action': -0.5}
+"""
+
+
+def test_several_evaluations_keep_their_own_settings():
+    """What a scope does not set is what is set without one. Mutation: the last callback wins."""
+    agent = "Runner.agent_class = @DeterministicMCTSAgent\nDeterministicMCTSAgent.top_level_epsilon = 0.4\n"
+    experiment = build(HANOI + agent + SCOPED)
+    found = experiment.evaluations
+    assert list(found) == ["", "greedy", "other"] and found[""] == experiment.evaluation
+    periods = {name: (one.every_epochs, one.num_episodes, one.episode_time_limit) for name, one in found.items()}
+    assert periods == {"": (2, 1, 5), "greedy": (3, 2, 5), "other": (2, 1, 5)}
+    assert found["greedy"].agent.top_level_epsilon == 0.0 and found[""].agent is found["other"].agent is None
+    assert (
+        found["other"].environment.kwargs["reward_for_invalid_action"] == -0.5 and found["greedy"].environment is None
+    )
+
+
+def test_several_evaluations_have_rows_of_their_own_and_resume():
+    """The first one decides the best checkpoint. Mutations: one period for all; rows under one name."""
+    agent = "Runner.agent_class = @DeterministicMCTSAgent\nDeterministicMCTSAgent.n_passes = 2\n"
+    path = write(HANOI + agent + SCOPED)
+
+    def found(run):
+        kept = [row for row in read_metrics(Path(run)) if row["kind"].startswith("eval")]
+        return [{name: value for name, value in row.items() if name != "wall_s"} for row in kept]
+
+    assert main(["train", path, "--output_dir", "straight", "--n_epochs", "6"]) == 0
+    epochs = {}
+    for row in found("straight"):
+        epochs.setdefault(row["kind"], []).append((row["epoch"], row["episodes"]))
+    assert epochs == {
+        "eval": [(2, 1), (4, 1), (6, 1)],
+        "eval/greedy": [(3, 2), (6, 2)],
+        "eval/other": [(2, 1), (4, 1), (6, 1)],
+    }
+    best = checkpoint.best(Path("straight/checkpoints"))["score"]
+    assert best == max(row["return_mean"] for row in found("straight") if row["kind"] == "eval")
+    for epochs in ("3", "6"):
+        assert main(["train", path, "--output_dir", "resumed", "--n_epochs", epochs]) == 0
+    extra = [row for row in found("resumed") if row not in found("straight")]
+    assert all(row["epoch"] == 3 for row in extra), "the end of the first part is evaluated too"
+    assert [row for row in found("straight") if row not in found("resumed")] == []
+    assert main(["eval", "resumed", "--num_episodes", "1"]) == 0
+
+
+def test_two_evaluations_of_one_name_are_refused():
+    text = HANOI + "Runner.callback_classes = (@EvaluationCallback, @EvaluationCallback)"
+    with pytest.raises(ConfigError, match="two EvaluationCallbacks without a scope; give each a scope of its own"):
+        build(text)
 
 
 def test_the_td_trainer_learns_n_step_returns():
