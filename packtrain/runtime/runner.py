@@ -222,8 +222,8 @@ def EvaluationCallback(  # noqa: N802
 ) -> _Evaluations:
     """Episodes between epochs that nothing learns from.
 
-    Several can be listed under scopes, `(@greedy/EvaluationCallback, @EvaluationCallback)`: each has parameters of its own,
-    `greedy/EvaluationCallback.n_envs = 4`, and metrics of its own, of kind `eval/greedy`.
+    List several under scopes, `(@greedy/EvaluationCallback, @EvaluationCallback)`. Each has its own parameters,
+    `greedy/EvaluationCallback.n_envs = 4`, and its own metrics, of the kind `eval/greedy`.
 
     Args:
       n_envs: episodes each time.
@@ -334,8 +334,8 @@ def Runner(  # noqa: N802
             if callback.name in evaluations:
                 known = f"under the scope {callback.name!r}" if callback.name else "without a scope"
                 raise ConfigError(
-                    f"Runner.callback_classes has two EvaluationCallbacks {known}; give each a scope of its own, such as "
-                    "@greedy/EvaluationCallback"
+                    f"Runner.callback_classes has two EvaluationCallbacks {known}; give each a scope of its own, "
+                    "such as @greedy/EvaluationCallback"
                 )
             evaluations[callback.name] = _evaluation(callback, environment, agent)
         else:
