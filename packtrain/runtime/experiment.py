@@ -18,7 +18,7 @@ from packtrain.memory.unroll import Unrolls
 from packtrain.networks.action_values import ActionValues
 from packtrain.networks.actor_critic import ActorCritic
 from packtrain.networks.control import Control
-from packtrain.networks.prediction import Prediction
+from packtrain.networks.prediction import EnsemblePrediction, Prediction
 from packtrain.networks.world_model import FactoredWorldModel, WorldModel
 from packtrain.planning.learned import NETWORK as MODEL
 from packtrain.planning.learned import LearnedModel
@@ -63,7 +63,7 @@ class Planning:
     """A policy that searches, and the networks it asks."""
 
     agent: Agent
-    network: Prediction = Prediction()
+    network: Prediction | EnsemblePrediction = Prediction()
     model: LearnedModel | None = None  # what is searched in; None: the environment itself
     model_network: WorldModel | FactoredWorldModel = WorldModel()  # that guesses for it
     traces: Traces | None = None  # which episodes are written down; None: none

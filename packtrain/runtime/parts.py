@@ -23,7 +23,7 @@ from packtrain.config import Travelling
 from packtrain.devices.precision import choose_precision, use_tf32
 from packtrain.envs.environment import Environment
 from packtrain.envs.stream import Stream
-from packtrain.errors import ConfigError
+from packtrain.errors import CheckpointError, ConfigError
 from packtrain.memory.episodes import EpisodeMemory
 from packtrain.memory.replay import Replay, ReplayMemory
 from packtrain.memory.sequences import SequenceMemory, Sequences
@@ -280,7 +280,14 @@ class Parts:
             weights = state["weights"][name]
             if branched:
                 weights = {**learner.network.state_dict(), **{n: w for n, w in weights.items() if n in _names(learner)}}
-            learner.load_state_dict({**state["learners"][name], "network": weights})
+            try:
+                learner.load_state_dict({**state["learners"][name], "network": weights})
+            except RuntimeError as error:  # torch lists every tensor that does not fit
+                reason = " ".join(str(error).split()[:40])
+                raise CheckpointError(
+                    f"the checkpoint's weights of learner {name!r} do not fit the network of this version: {reason} …; "
+                    "--fresh starts anew beside it"
+                ) from error
         self.publish(self.updates)
         if "acting" in state:
             self.weights.restore("policy", state["acting"])

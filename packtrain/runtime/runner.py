@@ -21,7 +21,7 @@ from packtrain.envs import ours
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
 from packtrain.memory.episodes import Episodes
-from packtrain.networks.prediction import Prediction
+from packtrain.networks.prediction import EnsemblePrediction, Prediction
 from packtrain.networks.world_model import WorldModel
 from packtrain.planning import (  # noqa: F401  (registers the planners)
     bandit,
@@ -77,7 +77,7 @@ def SupervisedTrainer(  # noqa: N802  (the name that configurations use)
 
     Args:
       targets: head → target, see `expert_iteration.target`; None: the value that the search found.
-      batch_size: steps in a batch.
+      batch_size: steps in a batch, of each member of an ensemble.
       n_steps_per_epoch: updates after each epoch.
       replay_buffer_capacity: steps kept in each bucket.
       sampling_hierarchy: buckets by these attributes of an episode.
@@ -114,7 +114,7 @@ def TDTrainer(  # noqa: N802
       temporal_diff_n: steps before bootstrapping; a number beyond every episode's length gives its whole return.
       gamma: the discount.
       head: which learns.
-      batch_size: steps in a batch.
+      batch_size: steps in a batch, of each member of an ensemble.
       n_steps_per_epoch: updates after each epoch.
       replay_buffer_capacity: steps kept in each bucket.
       sampling_hierarchy: buckets by these attributes of an episode.
@@ -258,7 +258,7 @@ def Runner(  # noqa: N802
     env_class: Callable[..., Environment] | None = None,
     env_kwargs: dict[str, Any] | None = None,
     agent_class: Callable[..., Agent] = RandomAgent,
-    network_class: Callable[..., Prediction] = Prediction,
+    network_class: Callable[..., Prediction | EnsemblePrediction] = Prediction,
     n_envs: int = 16,
     episode_time_limit: int | None = None,
     batch_stepper_class: Callable[..., str] = LocalBatchStepper,
@@ -359,7 +359,8 @@ def Runner(  # noqa: N802
         }
         updates: list[Update] = []
         if trainer is not None:
-            parts["memories"][MEMORY] = trainer.memory
+            memory = trainer.memory  # every member of the network takes its own share of a batch
+            parts["memories"][MEMORY] = replace(memory, batch_size=memory.batch_size * network.members)
             parts["learners"][LEARNER] = LearnerUse(trainer.learner, MEMORY)
             updates.append(Update(LEARNER, trainer.n_steps_per_epoch))
         filled, before = [MEMORY] if trainer is not None else [], []

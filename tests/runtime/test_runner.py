@@ -21,7 +21,7 @@ from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
 from packtrain.memory.episodes import Episodes
 from packtrain.metrics.reading import read_metrics
-from packtrain.networks.prediction import ConvNet, Prediction
+from packtrain.networks.prediction import ConvNet, EnsemblePrediction, Prediction
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
 from packtrain.planning.random_agent import RandomAgent
 from packtrain.planning.shooting import ShootingAgent
@@ -214,6 +214,33 @@ def test_two_evaluations_of_one_name_are_refused():
     text = HANOI + "Runner.callback_classes = (@EvaluationCallback, @EvaluationCallback)"
     with pytest.raises(ConfigError, match="two EvaluationCallbacks without a scope; give each a scope of its own"):
         build(text)
+
+
+def test_the_value_ensemble_of_mcts_is_twenty_networks_with_batches_of_their_own():
+    """As published. Mutations: twenty heads on one torso; one batch of 32 for all."""
+    experiment = build("include 'tbv/mcts_hanoi.gin'")
+    assert experiment.policy.network == EnsemblePrediction(20, (50, 50))
+    assert experiment.memories["episodes"].batch_size == 20 * 32
+    network = experiment.policy.build(experiment.probe())["agent"]
+    assert [tuple(w.shape) for name, w in network.named_parameters() if name.endswith("weight")] == [
+        (20, 12, 50),
+        (20, 50, 50),
+        (20, 50, 1),
+    ]
+
+
+def test_a_run_with_another_value_network_is_refused_with_one_line(capsys):
+    """A folder of version 0.1 has twenty heads on one network. As it is configured, it goes on."""
+    heads = HANOI + MCTS + "DeterministicMCTSAgent.ensemble_size = 4\n"
+    apart = "Runner.network_class = @EnsemblePrediction\nEnsemblePrediction.members = 4\n"
+    torso = "Prediction.torso = @Mlp()\nMlp.hidden_sizes = (8,)\n"
+    assert torso in heads
+    assert main(["train", write(heads), "--output_dir", "run", "--n_epochs", "1"]) == 0
+    capsys.readouterr()
+    assert main(["train", write(heads.replace(torso, apart)), "--output_dir", "run", "--n_epochs", "2"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "run was made with another configuration" in line
+    assert main(["train", write(heads), "--output_dir", "run", "--n_epochs", "2"]) == 0
 
 
 def test_the_td_trainer_learns_n_step_returns():
