@@ -14,11 +14,11 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from packtrain import config, trees
+from packtrain import trees
 from packtrain.config import configurable
 from packtrain.envs.boundary import space_leaves
 from packtrain.errors import ConfigError, EnvSetupError
-from packtrain.networks.ensembles import EnsembleMlp
+from packtrain.networks.ensembles import EnsembleNetwork
 from packtrain.networks.perception import Flatten
 from packtrain.trees import Tree
 
@@ -124,8 +124,8 @@ class Prediction:
 class EnsemblePrediction:
     """K separate fully connected networks, for planners that ask for one number of each of K members.
 
-    All layers are stacked, so a forward pass of all members is one batched product a layer. Each member learns from batches
-    of its own.
+    All layers are stacked, so a forward pass of all members is one batched product a layer. Each member learns from
+    batches of its own.
     """
 
     members: int = 20  # K, the outputs of each head
@@ -184,10 +184,8 @@ class EnsemblePredictionNetwork(nn.Module):
     def __init__(self, sizes: EnsemblePrediction, space: gym.Space, heads: dict[str, int]):
         super().__init__()
         self.flat = Flatten().build(space)
-        with config.unrecorded():
-            layers = EnsembleMlp(sizes.members, sizes.hidden_sizes)
         width = int(self.flat.width)  # type: ignore[arg-type]
-        self.ensemble = layers.build(width, dict.fromkeys(heads, 1))
+        self.ensemble = EnsembleNetwork(sizes.members, sizes.hidden_sizes, width, dict.fromkeys(heads, 1))
 
     @property
     def members(self) -> int:

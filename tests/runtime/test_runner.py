@@ -229,6 +229,16 @@ def test_the_value_ensemble_of_mcts_is_twenty_networks_with_batches_of_their_own
     ]
 
 
+def test_the_shipped_mcts_configuration_learns_both_ensembles():
+    """Its model and its value networks are ensembles of other sizes. Mutation: the model's size binds the other's."""
+    small = ["--n_envs", "2", "--n_epochs", "1", "--n_precollect_epochs", "0", "--episode_time_limit", "5"]
+    small += ["--n_model_precollect_episodes", "2", "--n_model_pretrain_epochs", "1", "--model_hidden_sizes", "(8,)"]
+    small += ["--model_batch_size", "8", "--model_n_steps_per_epoch", "1", "--n_steps_per_epoch", "2"]
+    assert main(["train", "tbv/mcts_hanoi_tbv", "--num_seeds", "2", "--output_dir", "run", *small]) == 0
+    (row,) = [row for row in rows("run/seed_1") if "train/value_loss" in row]
+    assert np.isfinite(row["train/value_loss"]) and "model_fine_tune/total_loss" in row
+
+
 def test_a_run_with_another_value_network_is_refused_with_one_line(capsys):
     """A folder of version 0.1 has twenty heads on one network. As it is configured, it goes on."""
     heads = HANOI + MCTS + "DeterministicMCTSAgent.ensemble_size = 4\n"
