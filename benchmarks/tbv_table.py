@@ -10,7 +10,7 @@ Methods that search in a learned model share the random data and the pre-trained
 A cell that reaches its time or step limit first is reported as "> N steps", N its environment steps so far. All
 environment steps count, random data included; the planner's own steps stand in a column of their own.
 `run` skips cells whose JSON exists, goes through the seeds one after the other, and stops starting cells at
---total-seconds. `render` prints one Markdown table an environment; a cell without a file is "not run".
+--total-seconds. `render` prints one Markdown table an environment, and names the methods that were not run.
 """
 
 import argparse
@@ -35,7 +35,7 @@ ENVS = {
     "hanoi7": ("Tower of Hanoi, 7 disks", "hanoi", ("--disks", "7"), 127),
     "hanoi8": ("Tower of Hanoi, 8 disks", "hanoi", ("--disks", "8"), 255),
     "hanoi9": ("Tower of Hanoi, 9 disks", "hanoi", ("--disks", "9"), 511),
-    "toy_mr": ("Toy Montezuma's Revenge, full map", "toy_mr", (), 232),
+    "toy_mr": ("Toy Montezuma's Revenge, `pyramid_24`", "toy_mr", (), 232),
     "one_room": ("Toy Montezuma's Revenge, `one_room`", "toy_mr", ("--map", "one_room"), 17),
     "hall_way": ("Toy Montezuma's Revenge, `hall_way`", "toy_mr", ("--map", "hall_way"), 47),
     "four_rooms": ("Toy Montezuma's Revenge, `four_rooms`", "toy_mr", ("--map", "four_rooms"), 128),
@@ -46,6 +46,7 @@ _ALL = (*_MEMORY, "--plan_to_verify", "True", "--rejection_probability", "0.0")
 _WIDE = ("--n_nodes_per_step", "300", "--expand_heuristic", "neg_distance")
 _UNTRAINED = ("--n_model_precollect_episodes", "0", "--n_model_pretrain_epochs", "0")
 _UNTRAINED += ("--n_precollect_epochs", "100000", "--n_epochs", "0")
+_ROUNDED = ("--config", "LearnedModel.factored=False")
 _FACTORED = ("--config", "Runner.model_network_class=@FactoredWorldModel")
 _FACTORED += ("--config", "FactoredWorldModel.ensemble=@EnsembleMlp()")
 
@@ -55,6 +56,8 @@ METHODS = {
     "plain": ("plain: trusts its model", "bfs", (), "pre"),
     "epsilon": ("random actions (ε)", "bfs_epsilon", (), "pre"),
     "tbv": ("the paper's TBV", "bfs_tbv", (), "pre"),
+    "plain_rounded": ("plain, coordinates rounded one by one as published", "bfs", _ROUNDED, "pre"),
+    "tbv_rounded": ("the paper's TBV, coordinates rounded one by one as published", "bfs_tbv", _ROUNDED, "pre"),
     "episode": ("TBV + memory of the episode", "bfs_tbv", ("--verified_edges", "episode"), "pre"),
     "run": ("TBV + memory of the run", "bfs_tbv", _MEMORY, "pre"),
     "reject0": ("TBV, rejection probability 0", "bfs_tbv", ("--rejection_probability", "0.0"), "pre"),
@@ -274,10 +277,11 @@ def render(options: argparse.Namespace) -> None:
         print(f"### {title} (goal {start} steps from the start)\n")
         print("| method | seeds | solved | environment steps, all | planner steps | distance to the goal |")
         print("| --- | --- | --- | --- | --- | --- |")
+        missing = []
         for method, (name, *_) in METHODS.items():
             own = [cell for cell in mine if cell["method"] == method]
             if not own:
-                print(f"| {name} | 0 | – | not run | not run | – |")
+                missing.append(name)
                 continue
             far = [str(cell["distance"]) for cell in own if not cell["solved"]]
             solved = sum(cell["solved"] for cell in own)
@@ -285,7 +289,7 @@ def render(options: argparse.Namespace) -> None:
                 f"| {name} | {len(own)} | {solved} of {len(own)} | {shown(own, 'steps')} | "
                 f"{shown(own, 'planner_steps')} | {', '.join(far) or '0'} |"
             )
-        print()
+        print(f"\nNot run: {'; '.join(missing)}.\n" if missing else "")
     machines = {
         tuple(sorted((k, str(cell[k])) for k in ("python", "torch", "numba", "machine", "date"))) for cell in cells
     }
