@@ -4,8 +4,8 @@ packtrain train tbv/bfs_hanoi --n_epochs 0 --n_precollect_epochs 0 --num_seeds 5
 packtrain train tbv/bfs_hanoi_tbv --num_seeds 5 --start_from runs/pretrained --output_dir runs/tbv
 python benchmarks/distances.py TBV=runs/tbv plain=runs/plain --until 1.5e6 --picture docs/images/tbv.svg --data tbv.json
 
-With --planner-steps the steps of random data are left out. A run is LABEL=FOLDER, or LABEL=FOLDER,FOLDER where its
-seeds lie in several. A seed that has solved its task stays at 0; one that ended otherwise is drawn as far as it went,
+With --planner-steps the steps of random data are left out. A run is LABEL=FOLDER, LABEL=FOLDER,FOLDER where its
+seeds lie in several, or LABEL=FILE.json to draw what --data has written again. A seed that has solved its task stays at 0; one that ended otherwise is drawn as far as it went,
 and the mean with it.
 """
 
@@ -66,8 +66,11 @@ def main() -> None:
     print(f"| | seeds | {marks} | solved | median | last |\n|{' --- |' * (len(arguments.marks) + 5)}")
     for run in arguments.runs:
         label, _, folders = run.partition("=")
-        found = [seed for folder in folders.split(",") for seed in seed_folders(Path(folder))]
-        seeds = [read(seed, arguments.planner_steps) for seed in found]
+        if folders.endswith(".json"):  # what --data has written; its steps are what they were then
+            seeds = json.loads(Path(folders).read_text())["runs"][label]
+        else:
+            found = [seed for folder in folders.split(",") for seed in seed_folders(Path(folder))]
+            seeds = [read(seed, arguments.planner_steps) for seed in found]
         data[label] = seeds
         points = []
         for step in grid:
