@@ -4,9 +4,9 @@ packtrain train tbv/bfs_hanoi --n_epochs 0 --n_precollect_epochs 0 --num_seeds 5
 packtrain train tbv/bfs_hanoi_tbv --num_seeds 5 --start_from runs/pretrained --output_dir runs/tbv
 python benchmarks/distances.py TBV=runs/tbv plain=runs/plain --until 1.5e6 --picture docs/images/tbv.svg --data tbv.json
 
-With --planner-steps the steps of random data are left out. A run is LABEL=FOLDER, LABEL=FOLDER,FOLDER where its
-seeds lie in several, or LABEL=FILE.json to draw what --data has written again. A seed that has solved its task stays at 0; one that ended otherwise is drawn as far as it went,
-and the mean with it.
+With --planner-steps the steps of random data are left out. A run is LABEL=FOLDER, or LABEL=FOLDER,FOLDER where its
+seeds lie in several, or LABEL=FILE.json to draw again what --data has written. A seed that has solved its task stays at
+0; one that ended otherwise is drawn as far as it went, and the mean with it.
 """
 
 import argparse
