@@ -266,10 +266,21 @@ def shown(cells: list[dict], name: str) -> str:
     return f"{middle} ({amount(cells[0])} – {amount(cells[-1])})"
 
 
+def load(paths: list[Path]) -> list[dict]:
+    """Read cells from folders of JSON files, or from files that --data has written."""
+    cells = []
+    for path in paths:
+        for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+            found = json.loads(file.read_text())
+            cells += found if isinstance(found, list) else [found]
+    return cells
+
+
 def render(options: argparse.Namespace) -> None:
-    """Print a table for every environment that has cells."""
-    cells = [json.loads(path.read_text()) for folder in options.folders for path in sorted(folder.glob("*.json"))]
-    cells = [cell for cell in cells if "method" in cell]
+    """Print a table for every environment with cells; those that were cut before the planner played are left out."""
+    cells = [cell for cell in load(options.paths) if cell["solved"] or cell["planner_steps"]]
+    if options.data:
+        options.data.write_text("[\n" + ",\n".join(json.dumps(cell) for cell in cells) + "\n]\n")
     for env, (title, _, _, start) in ENVS.items():
         mine = [cell for cell in cells if cell["env"] == env]
         if not mine:
@@ -340,7 +351,8 @@ def main() -> None:
                 command.add_argument("method", choices=tuple(METHODS))
             command.add_argument("seed", type=int)
     command = commands.add_parser("render")
-    command.add_argument("folders", type=Path, nargs="+")
+    command.add_argument("paths", type=Path, nargs="+", help="folders of JSON files, or files that --data has written")
+    command.add_argument("--data", type=Path, help="write all cells to this file")
     options = parser.parse_args()
     if options.command == "render":
         render(options)

@@ -33,8 +33,14 @@ def test_methods_without_cells_are_named_as_not_run(table, tmp_path, capsys):
     cell = {"env": "hanoi7", "method": "frontier", "seed": 0, "solved": True, "steps": 31136, "planner_steps": 31136}
     versions = {"python": "3", "torch": "2", "numba": "absent", "machine": "2 cores", "date": "today"}
     (tmp_path / "a.json").write_text(json.dumps({**cell, "distance": 0, **versions}))
-    table.render(type("Options", (), {"folders": [tmp_path]}))
+    cut = {**cell, "method": "tbv", "solved": False, "steps": 320000, "planner_steps": 0}
+    (tmp_path / "b.json").write_text(json.dumps({**cut, "distance": None, **versions}))
+    data = tmp_path / "data" / "all.json"
+    data.parent.mkdir()
+    table.render(type("Options", (), {"paths": [tmp_path], "data": data}))
     printed = capsys.readouterr().out
+    table.render(type("Options", (), {"paths": [data], "data": None}))
+    assert capsys.readouterr().out == printed
     assert "| tabular frontier search, no model | 1 | 1 of 1 | 31.1 K | 31.1 K | 0 |" in printed
     (missing,) = [line for line in printed.splitlines() if line.startswith("Not run: ")]
     assert "the paper's TBV" in missing and "tabular" not in missing
