@@ -175,6 +175,11 @@ def bind(target: Callable, **given: Any) -> Any:
     return result
 
 
+def scope() -> str:
+    """Return the gin scope of the configurable that is being called; empty outside of any."""
+    return gin.current_scope_str()
+
+
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
     """What is built inside is not noted as a value of the configuration: it follows from values that are."""

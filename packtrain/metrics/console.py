@@ -147,13 +147,15 @@ def line(row: dict[str, Any], total_steps: int, epochs: int | None = None) -> st
         head = f"epoch {row['epoch']:>5,}{of}  step {row['step']:>9,}  {duration(row['wall_s'])}"
     else:
         head = _head(row["step"], row["wall_s"], total_steps)
-    if row["kind"] == "eval":
+    if row["kind"].partition("/")[0] == "eval":
+        name = row["kind"].partition("/")[2]
         episodes = f"{row['episodes']} episode{'s' * (row['episodes'] != 1)}"
         spread = f", standard deviation {amount(row['return_std'])} over {episodes}"
         solved = f", solved {amount(row['solved'])}" if "solved" in row else ""
         kinds = [kind for kind in ("greedy", "sampled") if f"return_{kind}_mean" in row]
         each = "".join(f", {kind} {amount(row[f'return_{kind}_mean'])}" for kind in kinds)
-        return f"{head}  evaluation: return {amount(row['return_mean'])}{solved}{spread}{each}"
+        label = f"evaluation {name}" if name else "evaluation"
+        return f"{head}  {label}: return {amount(row['return_mean'])}{solved}{spread}{each}"
     if "epoch" in row:
         solved = f"  solved {amount(row['solved'])}" if "solved" in row else ""
         loss = f"  loss {amount(row['total_loss'])}" if "total_loss" in row else ""

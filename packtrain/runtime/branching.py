@@ -44,7 +44,7 @@ def branch(
     identity = {"identity": configuration.identity(), "values": dict(configuration.values)}
     for part in ("weights", "learners"):  # of learners that have not begun
         state[part] = {name: own for name, own in state[part].items() if name in experiment.learners}
-    state["run"] |= {**identity, "branched": True, "repeats": padded, "next_eval": 0, "last_eval": -1}
+    state["run"] |= {**identity, "branched": True, "repeats": padded, "next_eval": 0, "last_eval": -1, "more_evals": {}}
     _complete(state, experiment)
     kept = state["run"]["metrics_bytes"]
     with open(run / "metrics.jsonl", "rb") as file:

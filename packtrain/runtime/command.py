@@ -43,7 +43,7 @@ from packtrain.runtime.folder import RunFolder, beside, point_latest
 from packtrain.runtime.learned_rewards import say_rewards
 from packtrain.runtime.parts import open_evaluator, try_out
 from packtrain.runtime.seeds import seed_for
-from packtrain.runtime.training import Training, learning_epoch
+from packtrain.runtime.training import Training, schedule_epoch
 from packtrain.runtime.watchdog import Watchdog
 from packtrain.types import Spec
 
@@ -504,7 +504,7 @@ def evaluate(
     evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, kinds=kinds)
     greedy = evaluator.kind == "greedy"
     if isinstance(evaluator.policy, PlannedPolicy):
-        evaluator.policy.epoch = learning_epoch(experiment, state["run"]["repeats"])
+        evaluator.policy.epoch = schedule_epoch(experiment, state["run"]["repeats"])
         evaluator.policy.trace_epoch = sum(state["run"]["repeats"])
     for weights in state["weights"].values():  # none where nothing learns
         network.load_state_dict({**network.state_dict(), **weights})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from packtrain import config
 from packtrain.acting.actor import Actor, AnyPolicy
 from packtrain.acting.control import ControlPolicy
 from packtrain.acting.planned import PlannedPolicy
@@ -22,7 +24,7 @@ from packtrain.config import Travelling
 from packtrain.devices.precision import choose_precision, use_tf32
 from packtrain.envs.environment import Environment
 from packtrain.envs.stream import Stream
-from packtrain.errors import ConfigError
+from packtrain.errors import CheckpointError, ConfigError
 from packtrain.memory.episodes import EpisodeMemory
 from packtrain.memory.replay import Replay, ReplayMemory
 from packtrain.memory.sequences import SequenceMemory, Sequences
@@ -31,7 +33,7 @@ from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.networks.control import Control
 from packtrain.planning.traces import TraceWriter
 from packtrain.runtime.evaluation import Evaluator, Kind
-from packtrain.runtime.experiment import Experiment, Planning, PredictiveControl
+from packtrain.runtime.experiment import Evaluation, Experiment, Planning, PredictiveControl
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
 from packtrain.types import Sink, Spec
@@ -77,7 +79,6 @@ def make_policy(
     if isinstance(description, Planning):
         agent = description.agent
         if greedy:
-            agent = description.evaluation_agent or agent
             trusting = getattr(agent, "trusting", None)  # whoever evaluates does not verify
             agent = agent if trusting is None else trusting()
         return PlannedPolicy(agent, network, device, seed, traces, description.model)  # type: ignore[arg-type]
@@ -89,8 +90,12 @@ def try_out(experiment: Experiment, spec: Spec) -> None:
     network = experiment.policy.build(spec)
     if isinstance(experiment.policy, Planning):
         stream = Stream(experiment.streams.environment.open_core(1, 0), 1)
-        for greedy in (False, True):
-            make_policy(experiment.policy, network, torch.device("cpu"), 0, greedy, 1).seat(stream)
+        policies = [(experiment.policy, False)]
+        policies += [
+            (evaluated_policy(experiment.policy, settings), True) for settings in experiment.evaluations.values()
+        ]
+        for policy, greedy in policies:
+            make_policy(policy, network, torch.device("cpu"), 0, greedy, 1).seat(stream)
     if isinstance(experiment.policy, Planning) or experiment.by_ratio:
         for name, use in experiment.learners.items():
             learner = use.learner.build(network, experiment.total_steps)
@@ -281,7 +286,14 @@ class Parts:
             weights = state["weights"][name]
             if branched:
                 weights = {**learner.network.state_dict(), **{n: w for n, w in weights.items() if n in _names(learner)}}
-            learner.load_state_dict({**state["learners"][name], "network": weights})
+            try:
+                learner.load_state_dict({**state["learners"][name], "network": weights})
+            except RuntimeError as error:  # torch lists every tensor that does not fit
+                reason = " ".join(str(error).split()[:40])
+                raise CheckpointError(
+                    f"the checkpoint's weights of learner {name!r} do not fit the network of this version: {reason} …; "
+                    "--fresh starts anew beside it"
+                ) from error
         self.publish(self.updates)
         if "acting" in state:
             self.weights.restore("policy", state["acting"])
@@ -305,6 +317,14 @@ class Parts:
         self.actor.close()
 
 
+def evaluated_policy(policy: Planning, settings: Evaluation) -> Planning:
+    """Return a planner's policy with the agent that acts in an evaluation."""
+    if settings.agent is None:
+        return policy
+    with config.unrecorded():
+        return replace(policy, agent=settings.agent)
+
+
 def _names(learner: Any) -> set[str]:
     return set(learner.network.state_dict())
 
@@ -318,8 +338,9 @@ def open_evaluator(
     travelling: Travelling | None = None,
     precision: torch.dtype | None = None,
     kinds: Sequence[Kind] = (),
+    settings: Evaluation | None = None,
 ) -> tuple[Evaluator, torch.nn.Module]:
-    """An evaluator with environments and a network of its own, and that network.
+    """Return an evaluator with environments and a network of its own, and that network.
 
     Args:
       experiment: what is evaluated.
@@ -331,13 +352,15 @@ def open_evaluator(
       precision: of the large layers.
       kinds: of episodes, in the order in which they are played; none: all that the policy has, the one that
         `Evaluation.best` names first.
+      settings: environment, agent and time limit of this evaluation; None: those of the experiment's first.
     """
+    settings = settings or experiment.evaluation
     network = experiment.policy.build(spec).to(device)
     size = min(num_episodes, EVALUATION_COLUMNS)
-    environment: Environment = experiment.evaluation.environment or experiment.streams.environment
+    environment: Environment = settings.environment or experiment.streams.environment
     own_seed = seed_for(seed, "evaluation")
     if isinstance(experiment.policy, Planning):
-        limit = experiment.evaluation.episode_time_limit or experiment.streams.episode_time_limit
+        limit = settings.episode_time_limit or experiment.streams.episode_time_limit
         stream = Stream(environment.open_core(size, own_seed, time_limit=limit), size)
     else:
         if isinstance(network, (ActorCriticNetwork, ActionValuesNetwork)):
@@ -345,9 +368,10 @@ def open_evaluator(
         stream = Stream(environment.open(size, own_seed, spec, travelling), size)
     if not kinds:
         both: list[Kind] = ["greedy", "sampled"] if experiment.samples else ["greedy"]
-        kinds = sorted(both, key=lambda kind: kind != experiment.evaluation.best)
+        kinds = sorted(both, key=lambda kind: kind != settings.best)
+    acting = experiment.policy
+    if isinstance(acting, Planning) and "greedy" in kinds:
+        acting = evaluated_policy(acting, settings)
     own_seed = seed_for(seed, "evaluation", "actions")
-    policies = {
-        kind: make_policy(experiment.policy, network, device, own_seed, kind == "greedy", size) for kind in kinds
-    }
+    policies = {kind: make_policy(acting, network, device, own_seed, kind == "greedy", size) for kind in kinds}
     return Evaluator(stream, policies, num_episodes), network

@@ -166,7 +166,7 @@ def _play(training: Training, stage: Collect) -> Generator[None, None, bool]:
 
 
 def _evaluate_if_due(training: Training) -> None:
-    if training.begin_evaluation_if_due():
+    while training.stop is None and training.begin_evaluation_if_due():
         while training.evaluating and training.stop is None:
             training.evaluations.tick()
             training.collect_evaluation()

@@ -46,10 +46,17 @@ log = logging.getLogger("packtrain")
 VALIDATION_STEPS = 8192  # at most, once an epoch
 
 
-def learning_epoch(experiment: Experiment, repeats: list[int]) -> int:
-    """The epochs that count for schedules: those that learned, or all where nothing learns."""
-    learning = [i for i, stage in enumerate(experiment.schedule) if isinstance(stage, Repeat) and stage.learns]
-    return sum(repeats[i] for i in learning or range(len(repeats)))
+def planned_epochs(experiment: Experiment, repeats: list[int]) -> int:
+    """Return the number of epochs in which the planner played; random data and pre-training do not count."""
+    stages = zip(experiment.schedule, repeats, strict=True)
+    return sum(count for stage, count in stages if isinstance(stage, Repeat) and stage.plans)
+
+
+def schedule_epoch(experiment: Experiment, repeats: list[int]) -> int:
+    """Return the epoch that parameter schedules see: planned epochs that learned, or all planned where none learn."""
+    planned = [(i, stage) for i, stage in enumerate(experiment.schedule) if isinstance(stage, Repeat) and stage.plans]
+    learning = [i for i, stage in planned if stage.learns]
+    return sum(repeats[i] for i in learning or [i for i, _ in planned])
 
 
 def _settle_gpu() -> None:
@@ -182,7 +189,7 @@ class Training:
     def begin_epoch(self) -> None:
         """Remember where the environments stand: until the epoch is over, this is what is saved."""
         if isinstance(self.parts.policy, PlannedPolicy):
-            self.parts.policy.epoch = learning_epoch(self.experiment, self.repeats)
+            self.parts.policy.epoch = schedule_epoch(self.experiment, self.repeats)
             self.parts.policy.trace_epoch = self.epoch
         self._epoch_begin = (self.step, self.parts.actor.snapshot() if self._savable() else None, self._books())
 
@@ -362,7 +369,8 @@ class Training:
         row["env_steps"] = self.parts.actor.steps
         row["env_steps_without_random"] = row["env_steps"] - self.random_steps
         if self.solved_at is not None:
-            row["first_solved_step"] = self.solved_at - self.random_steps
+            row["first_solved_step"] = self.solved_at
+            row["first_solved_step_without_random"] = self.solved_at - self.random_steps
         if self.explorer is not None:
             row |= self.explorer.row()
         if self._frames_per_step > 1:
@@ -410,7 +418,7 @@ class Training:
     def begin_evaluation_if_due(self) -> bool:
         """Start an evaluation with the current weights if the step count has come to it."""
         evaluations = self.evaluations
-        if not evaluations.is_due(self.step, self.epoch, self.finished):
+        if not evaluations.is_due(self.step, planned_epochs(self.experiment, self.repeats), self.finished):
             return False
         with self.gate.held(self._patience):
             # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
@@ -419,7 +427,7 @@ class Training:
                 state = self._state(with_actor=True)
             known, policy = None, evaluations.policy
             if isinstance(policy, PlannedPolicy):
-                policy.epoch = learning_epoch(self.experiment, self.repeats)
+                policy.epoch = schedule_epoch(self.experiment, self.repeats)
                 policy.version, policy.trace_epoch = self.parts.updates, self.epoch
                 known = self.parts.actor.seats[0].snapshot()
             elif isinstance(self.parts.policy, ValuePolicy):
@@ -437,8 +445,9 @@ class Training:
             rewards = result.pop("rewards")
             result |= {f"reward/{name}": value for name, value in rewards.items() if name != "train"}
             epoch = {"epoch": self.epoch} if self.experiment.by_epochs else {}
-            self._write("eval", {**epoch, **result, **updates}, step)
-            if state is not None:
+            name = self.evaluations.name
+            self._write(f"eval/{name}" if name else "eval", {**epoch, **result, **updates}, step)
+            if state is not None and self.evaluations.decides_the_best:
                 others = {name: value for name, value in rewards.items() if name != "train"}
                 self._saving.keep_if_best(state, result["return_mean"], others, self.experiment.evaluation.best)
             self.evaluations.under_way = None
