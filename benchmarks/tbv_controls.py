@@ -325,7 +325,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where the runs are")
     parser.add_argument("--scale", choices=tuple(SCALES), default="small")
     parser.add_argument("--only", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS), metavar="VARIANT")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 0 on")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--budget", type=float, default=1e6, help="seconds after which runs save and end")
@@ -333,7 +334,8 @@ def main() -> None:
     parser.add_argument("--note", default="", help="machine, versions and date, for the JSON file")
     arguments = parser.parse_args()
     if arguments.what == "run":
-        scale, seeds = arguments.scale, range(arguments.seeds)
+        scale, first = arguments.scale, arguments.first_seed
+        seeds = range(first, first + arguments.seeds)
         Runs(arguments.folder, scale, arguments.device, seeds, arguments.jobs, arguments.budget).run(arguments.only)
     else:
         table(arguments.folder, arguments.scale, arguments.data, {"note": arguments.note})
