@@ -1,4 +1,4 @@
-"""Files of a folder that may be somebody else's: links are not followed, only ordinary files are read, within bounds."""
+"""Files of a folder that may be somebody else's: no link is followed, and only ordinary files of some size are read."""
 
 import os
 import stat
