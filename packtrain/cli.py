@@ -212,6 +212,7 @@ def _train(argv: list[str]) -> int:
         print(f"packtrain: --mode {arguments.mode} is `{same}`", file=sys.stderr)
         passed = {name: getattr(arguments, name) for name in ("num_episodes", "seed", "device", *values)}
         flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
+        flags += ["--trust-config"] * arguments.trust_config
         return _eval([str(output), *video, *flags])
     request = command.TrainRequest(
         files=paths,
@@ -225,10 +226,10 @@ def _train(argv: list[str]) -> int:
         fresh=arguments.fresh,
         start_from=Path(arguments.start_from).expanduser() if arguments.start_from else None,
         tensorboard=arguments.tensorboard,
-        trusted=arguments.trust_config or not any(command.is_in_run_folder(path) for path in paths),
+        trust_config=arguments.trust_config,
         latest_in=None if arguments.output_dir else Path(arguments.savedir or "runs").expanduser(),
     )
-    if config.load(request.files, request.bindings, request.knobs, request.trusted).root == "Study":
+    if config.load(request.files, request.bindings, request.knobs, request.trust_config).root == "Study":
         from packtrain.studies import study
 
         return study.train(request)
@@ -279,7 +280,7 @@ def _eval(argv: list[str]) -> int:
         arguments.checkpoint,
         seed=arguments.seed,
         device=arguments.device,
-        trusted=arguments.trust_config,
+        trust_config=arguments.trust_config,
         greedy=not arguments.sampled,
         video_episodes=filmed if arguments.video else 0,
         video_format=arguments.video_format or "png",
@@ -338,7 +339,7 @@ def _show_config(argv: list[str]) -> int:
     paths, values, arguments, _ = _parse(argv)
     from packtrain import config
 
-    configuration = config.load(paths, arguments.config, values, seed=arguments.seed)
+    configuration = config.load(paths, arguments.config, values, arguments.trust_config, arguments.seed)
     config.build(configuration)
     print(configuration.text(), end="")
     return 0

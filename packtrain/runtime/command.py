@@ -68,7 +68,7 @@ class TrainRequest:
     fresh: bool = False
     start_from: Path | None = None  # a run to begin from; with several seeds, a folder of them
     tensorboard: bool = False
-    trusted: bool = True
+    trust_config: bool = False  # a configuration of a run folder may import anything
     alone: bool = True  # it has the terminal for itself
     latest_in: Path | None = None  # the folder whose link `latest` should point to this run
 
@@ -83,13 +83,6 @@ def output_folder(output_dir: str | None, savedir: str | None, xpid: str | None,
     path = Path(config_name)
     name = str(path.with_suffix("")) if config_name in knobs.shipped() else path.stem
     return root / name / time.strftime("%Y%m%d-%H%M%S")
-
-
-def is_in_run_folder(path: Path) -> bool:
-    """Whether a configuration lies in a run folder, where somebody else may have put it."""
-    return path.name == "config.gin" and (
-        (path.parent / "checkpoints").exists() or (path.parent / "metrics.jsonl").exists()
-    )
 
 
 def train(request: TrainRequest) -> int:
@@ -152,7 +145,7 @@ def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Sav
 
 
 def _described(request: TrainRequest) -> tuple:
-    return request.files, request.bindings, request.knobs, request.seed, request.trusted
+    return request.files, request.bindings, request.knobs, request.seed, request.trust_config
 
 
 @dataclass
@@ -191,7 +184,7 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
     other = None
     if request.start_from is not None:
         refuse_no_run(request.start_from)
-        _, other, _ = prepare([request.start_from / "config.gin"], [], {}, None, trusted=False)
+        _, other, _ = prepare([request.start_from / "config.gin"], [], {}, None, request.trust_config)
     configuration, experiment, spec = prepare(*_described(request))
     device = find_device(request.device)
     refuse_too_large(experiment, spec, device)
@@ -275,10 +268,10 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
 
 
 def prepare(
-    files: list[Path], bindings: list[str], values: dict[str, Any], seed: int | None, trusted: bool
+    files: list[Path], bindings: list[str], values: dict[str, Any], seed: int | None, trust_config: bool = False
 ) -> tuple[config.Configuration, Experiment, Spec]:
     """Load, build and try a configuration: after this, its environment has been reset once and its network built."""
-    configuration = config.load(files, bindings, values, trusted, seed)
+    configuration = config.load(files, bindings, values, trust_config, seed)
     if configuration.root == "Study":
         raise ConfigError(
             f"{knobs.shown(files[-1])} is a study: it has no agent and no checkpoint; "
@@ -391,7 +384,7 @@ def _branch(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.gin"
         path.write_text(text, encoding="utf-8")
-        _, written, _ = prepare([path], [], {}, None, trusted=True)  # defaults spelt out, as in the other's
+        _, written, _ = prepare([path], [], {}, None, trust_config=True)  # defaults spelt out, as in the other's
     return branch(run, other, written, configuration)
 
 
@@ -442,7 +435,7 @@ def evaluate(
     *,
     seed: int | None,
     device: str,
-    trusted: bool,
+    trust_config: bool,
     greedy: bool = True,
     video_episodes: int = 0,
     video_format: films.Format = "png",
@@ -452,7 +445,7 @@ def evaluate(
     folder = films.folder_for(run, video_format) if video_episodes else None
     if folder is not None:
         draw_without_screen()
-    configuration, experiment, spec = prepare([run / "config.gin"], [], {}, None, trusted)
+    configuration, experiment, spec = prepare([run / "config.gin"], [], {}, None, trust_config)
     step, state = checkpoint.choose(run / "checkpoints", which)
     refuse_other(run, state, configuration)
     place = find_device(device)

@@ -235,8 +235,7 @@ def convert(model: Path, output: Path, files: list[Path], bindings: list[str], e
     weights = rename(old.weights)
     values, left_out = _choose_knobs(model, old, weights, files, bindings, env)
     files = files or [knobs.find_config(CONFIGS[old.kind])[0]]
-    trusted = not any(command.is_in_run_folder(path) for path in files)
-    configuration, experiment, spec = command.prepare(files, bindings, values, None, trusted)
+    configuration, experiment, spec = command.prepare(files, bindings, values, None)
     network = experiment.policy.build(spec)
     _refuse_misfit(model, weights, network, experiment.streams.environment.id)
     state, carried = _state(old, weights, network, configuration, experiment)

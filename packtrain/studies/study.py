@@ -88,7 +88,7 @@ def _refuse_flags(request: TrainRequest) -> None:
 
 
 def _build(request: TrainRequest) -> tuple[config.Configuration, Study]:
-    configuration = config.load(request.files, request.bindings, request.knobs, request.trusted, request.seed)
+    configuration = config.load(request.files, request.bindings, request.knobs, request.trust_config, request.seed)
     return configuration, config.build(configuration)
 
 
