@@ -81,6 +81,8 @@ def open_inside(root: Path, name: str, mode: str = "rb") -> BinaryIO:
             raise RunFolderError(f"{root / name} is not an ordinary file")
         if flags & os.O_TRUNC:
             os.ftruncate(handle, 0)
+        if mode == "rb":
+            _refuse_holes(os.fstat(handle), root / name)
         return cast(BinaryIO, os.fdopen(handle, mode))
     except BaseException:
         os.close(handle)
@@ -140,10 +142,24 @@ def remove_inside(root: Path, name: str) -> None:
 
 
 def refuse_links(root: Path, *names: str) -> None:
-    """RunFolderError if one of these parts of a folder is a link or lies behind one; absent ones are fine."""
-    for name in names:
+    """RunFolderError if one of these parts of a folder is a link or lies behind one; absent ones are fine.
+
+    Without names, everything in the folder and in the folders in it counts.
+    """
+    for name in names or _names(root):
         with contextlib.suppress(FileNotFoundError), _folder_of(root, name) as (folder, last):
             _refuse_link(folder, last, root / name)
+
+
+def _names(root: Path) -> Iterator[str]:
+    """Relative paths of the links in a folder and in the folders in it."""
+    with contextlib.suppress(OSError), os.scandir(root) as found:
+        for part in found:
+            if part.is_symlink():
+                yield part.name
+            elif part.is_dir(follow_symlinks=False):
+                with contextlib.suppress(OSError), os.scandir(part) as inner:
+                    yield from (f"{part.name}/{one.name}" for one in inner if one.is_symlink())
 
 
 @contextlib.contextmanager
@@ -194,12 +210,17 @@ def _read(file: BinaryIO, path: Path, most: int) -> bytes:
         raise OSError(0, "it is not an ordinary file", str(path))
     if found.st_size > most:
         raise OSError(0, f"it holds {found.st_size:,} bytes, and at most {most:,} are read", str(path))
-    if found.st_size > _SPARSE and found.st_blocks * 512 < found.st_size // 64:
-        raise OSError(0, f"it claims {found.st_size:,} bytes and is almost all holes", str(path))
+    _refuse_holes(found, path)
     data = file.read(most + 1)
     if len(data) > most:
         raise OSError(0, f"it grew past {most:,} bytes while it was read", str(path))
     return data
+
+
+def _refuse_holes(found: os.stat_result, path: Path) -> None:
+    """OSError for a file that takes next to no place on the disk and would fill the memory."""
+    if found.st_size > _SPARSE and found.st_blocks * 512 < found.st_size // 64:
+        raise OSError(0, f"it claims {found.st_size:,} bytes and is almost all holes", str(path))
 
 
 def _write_in(folder: int, name: str, data: bytes) -> None:

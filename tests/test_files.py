@@ -129,3 +129,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(root, monkeypat
             write(root, "eval.json", b"new")
     assert (root / "eval.json").read_bytes() == b"old"
     assert sorted(os.listdir(root)) == ["checkpoints", "eval.json"]
+
+
+@pytest.mark.parametrize("name", ["eval.json", ".lock", "videos", "checkpoints/6", "checkpoints/best.json"])
+def test_without_names_every_link_of_two_levels_is_found(root, outside, name):
+    files.refuse_links(root)
+    files.refuse_links(root / "absent")
+    (root / name).symlink_to(outside)
+    with pytest.raises(RunFolderError, match=f"{name} is a symbolic link"):
+        files.refuse_links(root)

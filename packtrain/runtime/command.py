@@ -27,6 +27,7 @@ from packtrain.devices.queues import use_all_queues
 from packtrain.envs.boundary import space_leaves
 from packtrain.envs.picture import draw_without_screen
 from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunFolderError
+from packtrain.files import refuse_links, write_inside
 from packtrain.memory.replay import Replay
 from packtrain.memory.sequences import Sequences
 from packtrain.memory.unroll import Unrolls
@@ -97,6 +98,7 @@ def train(request: TrainRequest) -> int:
             return opened.close(received)
     _, experiment, _ = prepare(*_described(request))
     root = beside(request.output) if request.fresh else request.output
+    refuse_links(root)
     requests = []
     for k in range(request.num_seeds):
         one = replace(
@@ -194,6 +196,7 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
         TensorBoardWriter.available()
     folder = RunFolder(beside(request.output) if request.fresh else request.output)
     folder.check_writable()
+    refuse_links(folder.path)
     folder.refuse_other_kind(folder.study)
     text, begun = configuration.text(), None
     if other is not None and not checkpoint.steps(folder.checkpoints):
@@ -389,7 +392,7 @@ def _branch(
 
 
 def refuse_no_run(run: Path) -> None:
-    """RunFolderError, with a hint, unless a folder is that of a run."""
+    """RunFolderError, with a hint, unless a folder is that of a run and none of its parts is a link."""
     if not run.is_dir():
         raise RunFolderError(f"{run} is not a run folder: it does not exist")
     seeds = sorted(run.glob("seed_*"), key=lambda path: path.name)
@@ -398,6 +401,7 @@ def refuse_no_run(run: Path) -> None:
         if (run / "model.tar").is_file():
             hint = f"it holds a TorchBeast checkpoint: packtrain convert {run / 'model.tar'} --output_dir ... makes one"
         raise RunFolderError(f"{run} is not a run folder: {hint}")
+    refuse_links(run)
 
 
 @contextlib.contextmanager
@@ -482,7 +486,7 @@ def evaluate(
             assert isinstance(network, ControlNetwork)
             result["weights"] = films.weigh(network, expansion, film, folder / f"{name}_weights.json")
     with contextlib.suppress(OSError):  # somebody else's folder may be read-only
-        (run / "eval.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
+        write_inside(run, "eval.json", json.dumps(result).encode() + b"\n")
     return result
 
 

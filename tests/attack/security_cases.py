@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-from cases import case, refused, run, small_run
+from cases import SMALL, case, refused, run, small_run
 
 
 def _evil(place: Path) -> str:
@@ -118,3 +120,64 @@ def include_outside(place: Path) -> None:
     (place / "far.gin").write_text(_evil(place))
     config.write_text("include '../far.gin'\n" + config.read_text())
     _nothing_ran(place, "eval", "run")
+
+
+# -- links out of a run folder
+
+
+def _linked(place: Path, name: str, folder: bool = False) -> Callable[[], None]:
+    """Put a link at RUN/NAME to a file or folder of the victim's; what asserts that nothing happened to that."""
+    victim = place / "victim"
+    victim.mkdir()
+    (victim / "1").mkdir()
+    (victim / "1/kept.txt").write_text("secret-of-the-victim")
+    (victim / "file.txt").write_text("secret-of-the-victim")
+    before = {path: path.stat().st_mtime_ns for path in victim.rglob("*")}
+    part = place / "run" / name
+    if part.is_dir():
+        shutil.rmtree(part)
+    elif part.exists():
+        part.unlink()
+    part.symlink_to(victim if folder else victim / "file.txt")
+
+    def check() -> None:
+        assert {path: path.stat().st_mtime_ns for path in victim.rglob("*")} == before
+        assert (victim / "file.txt").read_text() == "secret-of-the-victim"
+
+    return check
+
+
+def _link_case(name: str, argv: list[str], folder: bool = False) -> None:
+    @case(f"link at {name}, {argv[0]}", attacks=f"RUN/{name} → a {'folder' if folder else 'file'} elsewhere",
+          expected="refused in one line; nothing there is read, written or deleted")  # fmt: skip
+    def check(place: Path) -> None:
+        small_run(place)
+        untouched = _linked(place, name, folder)
+        line = refused(argv, place, "is a symbolic link")
+        assert "secret-of-the-victim" not in line
+        untouched()
+        assert not (place / "run/report.html").exists()
+
+
+RESUME = [*SMALL, "--total_steps", "800"]
+EVAL = ["eval", "run", "--num_episodes", "2"]
+for _name in ("config.gin", "metrics.jsonl", "log.txt", ".lock"):
+    _link_case(_name, RESUME)
+for _name in ("checkpoints", "replay", "checkpoints/7"):
+    _link_case(_name, RESUME, folder=True)
+for _name in ("eval.json", "config.gin", "checkpoints/best.json"):
+    _link_case(_name, EVAL)
+for _name in ("checkpoints", "videos"):
+    _link_case(_name, EVAL, folder=True)
+for _name in ("log.txt", "metrics.jsonl", "config.gin", "eval.json", "picture.svg"):
+    _link_case(_name, ["report", "run"])
+for _name in ("videos", "seed_0"):
+    _link_case(_name, ["report", "run"], folder=True)
+
+
+@case("link to a run folder", attacks="runs/latest → RUN", expected="it is followed: the user named it")
+def link_to_run(place: Path) -> None:
+    small_run(place)
+    (place / "latest").symlink_to("run")
+    code, output = run(["eval", "latest", "--num_episodes", "2"], place)
+    assert code == 0 and (place / "run/eval.json").is_file(), output
