@@ -8,6 +8,7 @@ block the program or fill its memory.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
 import shutil
@@ -18,8 +19,10 @@ from typing import BinaryIO, cast
 
 from packtrain.errors import RunFolderError
 
+MOST_CONFIG = 2**20
+"""Bytes of a configuration that are read at most."""
 MOST_TEXT = 16 * 2**20
-"""Bytes of a configuration or a file of JSON that are read at most."""
+"""Bytes of a file of JSON that are read at most, unless somebody says how many it must have."""
 _FLAGS = {
     "rb": os.O_RDONLY,
     "r+b": os.O_RDWR,
@@ -50,9 +53,33 @@ def read_bounded(path: Path, most: int = MOST_TEXT) -> bytes:
     Raises:
       OSError: it cannot be opened, is no ordinary file, or holds more than `most` bytes; `strerror` says which.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as file:
+    with open_bounded(path, most) as file:
         return _read(file, path, most)
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Return the text of a configuration, every line ended by a newline character alone.
+
+    Raises:
+      OSError: as `read_bounded` does, for more than MOST_CONFIG bytes.
+      UnicodeDecodeError: it is not text in this encoding.
+    """
+    return io.StringIO(read_bounded(path, MOST_CONFIG).decode(encoding), newline=None).read()
+
+
+def open_bounded(path: Path, most: int) -> BinaryIO:
+    """Open an ordinary file for reading; the path is the user's own, so links are followed.
+
+    Raises:
+      OSError: as `read_bounded` does.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        _refuse_size(os.fstat(handle), path, most)
+        return cast(BinaryIO, os.fdopen(handle, "rb"))
+    except OSError:
+        os.close(handle)
+        raise
 
 
 def open_inside(root: Path, name: str, mode: str = "rb") -> BinaryIO:
@@ -205,16 +232,20 @@ def _is_ordinary(folder: int, name: str, absent: bool = False) -> bool:
 
 def _read(file: BinaryIO, path: Path, most: int) -> bytes:
     """Read an open file whose size is bounded; OSError says why it is not read."""
-    found = os.fstat(file.fileno())
+    _refuse_size(os.fstat(file.fileno()), path, most)
+    data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(0, f"it grew past {most:,} bytes while it was read", str(path))
+    return data
+
+
+def _refuse_size(found: os.stat_result, path: Path, most: int) -> None:
+    """OSError for what is no ordinary file of at most so many bytes."""
     if not stat.S_ISREG(found.st_mode):
         raise OSError(0, "it is not an ordinary file", str(path))
     if found.st_size > most:
         raise OSError(0, f"it holds {found.st_size:,} bytes, and at most {most:,} are read", str(path))
     _refuse_holes(found, path)
-    data = file.read(most + 1)
-    if len(data) > most:
-        raise OSError(0, f"it grew past {most:,} bytes while it was read", str(path))
-    return data
 
 
 def _refuse_holes(found: os.stat_result, path: Path) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from packtrain import files
 from packtrain.errors import ConfigError
 
 SHIPPED = "configs/"  # how messages begin the place of a shipped line
@@ -122,9 +123,10 @@ def shown(path: Path) -> str:
 def read_text(path: Path) -> str:
     """The text of a config file; ConfigError if it cannot be read as UTF-8 text."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {shown(path)} cannot be read: {error}") from error
+        return files.read_text(path)
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file can have
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"config file {shown(path)} cannot be read: {reason}") from error
 
 
 def read_knobs(path: Path, _seen: tuple[Path, ...] = (), _known: dict[str, Knob] | None = None) -> dict[str, Knob]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import pickle
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from cases import SMALL, case, refused, run, small_run
+from cases import SMALL, case, cheaply_refused, refused, run, small_run
 
 
 def _evil(place: Path) -> str:
@@ -181,3 +187,181 @@ def link_to_run(place: Path) -> None:
     (place / "latest").symlink_to("run")
     code, output = run(["eval", "latest", "--num_episodes", "2"], place)
     assert code == 0 and (place / "run/eval.json").is_file(), output
+
+
+# -- what reading a file may cost
+
+
+def _read_case(name: str, write: Callable[[Path], None], *parts: str, ending: str, attacks: str) -> None:
+    """A hostile file for `convert`: refused within the bounds."""
+
+    @case(name, attacks=attacks, expected="refused in one line, ≤ 256 MB, ≤ 1 s")
+    def check(place: Path) -> None:
+        from packtrain.runtime import marltas_configs, steve_configs, torchbeast
+
+        read = {"tar": torchbeast.read, "json": steve_configs.read, "yaml": marltas_configs.read}[ending]
+        path = place / f"model.{ending}"
+        write(path)
+        cheaply_refused(lambda: read(path), *parts)
+
+
+def _bomb(path: Path) -> None:
+    import torch
+
+    torch.save({"weights": torch.zeros(2**20)}, path)
+    with zipfile.ZipFile(path) as whole:
+        parts = {name: whole.read(name) for name in whole.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in parts.items():
+            if not name.endswith("data/0"):
+                archive.writestr(name, data)
+        with archive.open(next(name for name in parts if name.endswith("data/0")), "w", force_zip64=True) as file:
+            for _ in range(400):
+                file.write(bytes(2**20))
+
+
+def _nested(depth: int, zipped: bool) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        instructions = b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b"."
+        if not zipped:  # torch's old format: magic number, protocol, system, and then the object
+            head = b"".join(pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, {}))
+            path.write_bytes(head + instructions)
+            return
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("model/data.pkl", instructions)
+            archive.writestr("model/version", "3\n")
+
+    return write
+
+
+def _doubled(path: Path) -> None:
+    """A list in a list in a list …, each twice: 2^60 items if written out, as the name of a weight."""
+    inner: list[Any] = []
+    for _ in range(60):
+        inner = [inner, inner]
+    import torch
+
+    content = {"model_state_dict": {}, "optimizer_state_dict": {}, "scheduler_state_dict": {"last_epoch": inner}}
+    torch.save({**content, "flags": {"unroll_length": inner, "batch_size": inner}}, path)
+
+
+def _many_parts(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(20_000):
+            archive.writestr(f"model/data/{number}", b"")
+
+
+def _sparse(path: Path) -> None:
+    with open(path, "wb") as file:
+        file.truncate(2**36)
+
+
+def _keys(form: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text("\n".join(form.format(number) for number in range(20_000))) and None
+
+
+_read_case("zip bomb", _bomb, "compressed archive", ending="tar", attacks="convert: 400 MB of zeros packed")
+_read_case("deeply nested pickle", _nested(100_000, True), ending="tar", attacks="convert: 100,000 lists in a zip")
+_read_case("deeply nested old pickle", _nested(2_000_000, False), ending="tar", attacks="convert: 2 M lists in a row")
+_read_case("list of lists, each twice", _doubled, ending="tar", attacks="convert: 2^60 items where a number is due")
+_read_case("archive of 20,000 parts", _many_parts, "parts", ending="tar", attacks="convert: parts without content")
+for _ending in ("tar", "json", "yaml"):
+    _read_case(f"pipe as a .{_ending} file", os.mkfifo, ending=_ending, attacks="convert: a FIFO")
+    _read_case(f"/dev/zero as a .{_ending} file", lambda path: path.symlink_to("/dev/zero"), ending=_ending,
+               attacks="convert: an endless device")  # fmt: skip
+    _read_case(f"sparse .{_ending} file", _sparse, ending=_ending, attacks="convert: 64 GB of holes")
+_read_case("20,000 YAML keys", _keys("key_{}: 1"), "unknown key", ending="yaml", attacks="convert: keys in a row")
+_read_case("20,000 YAML sections", _keys("key_{}:\n  inner: 1"), ending="yaml", attacks="convert: sections in a row")
+_read_case("YAML nested 10,000 deep", lambda path: path.write_text("a: " + "[" * 10_000) and None, "deeply",
+           ending="yaml", attacks="convert: lists in one another")  # fmt: skip
+_read_case("JSON nested 100,000 deep", lambda path: path.write_text("[" * 100_000) and None, "deeply", ending="json",
+           attacks="convert: lists in one another")  # fmt: skip
+
+
+def _checkpoint_case(name: str, attacks: str, damage: Callable[[Path], None]) -> None:
+    """Damage the only checkpoint of a run, at RUN/checkpoints/STEP: loading it is refused within the bounds."""
+
+    @case(name, attacks=attacks, expected="refused in one line, ≤ 256 MB, ≤ 1 s")
+    def check(place: Path) -> None:
+        from packtrain.runtime import checkpoint
+
+        folder = small_run(place) / "checkpoints"
+        steps = checkpoint.steps(folder)
+        for step in steps[:-1]:
+            shutil.rmtree(folder / str(step))
+        path = folder / str(steps[-1])
+        damage(path)
+        cheaply_refused(lambda: checkpoint.load(path))
+        cheaply_refused(lambda: checkpoint.load_newest(folder))
+        refused(["eval", "run"], place)
+
+
+def _instead(name: str, make: Callable[[Path], None], rewrite: bool = False) -> Callable[[Path], None]:
+    """Put something else at a file of a checkpoint; `rewrite`: the manifest says its size and a right digest."""
+
+    def damage(path: Path) -> None:
+        (path / name).unlink()
+        make(path / name)
+        if rewrite:
+            manifest = json.loads((path / "manifest.json").read_text())
+            size = (path / name).stat().st_size
+            digest = hashlib.sha256((path / name).read_bytes()).hexdigest() if size < 2**28 else "0" * 64
+            manifest["files"][name] = {"bytes": size, "sha256": digest}
+            (path / "manifest.json").write_text(json.dumps(manifest))
+
+    return damage
+
+
+def _text(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text) and None
+
+
+def _header(path: Path) -> None:
+    path.write_bytes((2**40).to_bytes(8, "little") + b"{}")
+
+
+def _claim(path: Path) -> None:
+    header = b'{"a":{"dtype":"F32","shape":[1073741824],"data_offsets":[0,4294967296]}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+for _name in ("manifest.json", "state.json", "weights.safetensors"):
+    _checkpoint_case(f"pipe as {_name}", f"checkpoints/STEP/{_name}: a FIFO", _instead(_name, os.mkfifo))
+    _checkpoint_case(f"/dev/zero as {_name}", f"checkpoints/STEP/{_name}: a link to an endless device",
+                     _instead(_name, lambda path: path.symlink_to("/dev/zero")))  # fmt: skip
+    _checkpoint_case(f"folder as {_name}", f"checkpoints/STEP/{_name}: a folder", _instead(_name, os.mkdir))
+_checkpoint_case("sparse manifest", "manifest.json: 64 GB of holes", _instead("manifest.json", _sparse))
+_checkpoint_case("sparse weights", "weights.safetensors: 64 GB of holes, as the manifest says",
+                 _instead("weights.safetensors", _sparse, True))  # fmt: skip
+_checkpoint_case("huge safetensors header", "weights.safetensors: a header of 1 TB",
+                 _instead("weights.safetensors", _header, True))  # fmt: skip
+_checkpoint_case("4 GB claim", "weights.safetensors: 4 GB in 80 bytes",
+                 _instead("weights.safetensors", _claim, True))  # fmt: skip
+_checkpoint_case("deep manifest", "manifest.json: 100,000 lists", _instead("manifest.json", _text("[" * 100_000)))
+_checkpoint_case("deep state", "state.json: 100,000 lists", _instead("state.json", _text("[" * 100_000), True))
+
+
+@case("sparse metrics.jsonl", attacks="metrics.jsonl: 64 GB of holes", expected="refused in one line, ≤ 256 MB, ≤ 1 s")
+def sparse_metrics(place: Path) -> None:
+    from packtrain.metrics.reading import read_metrics
+
+    folder = small_run(place)
+    _sparse(folder / "metrics.jsonl")
+    cheaply_refused(lambda: read_metrics(folder))
+    refused(["report", "run"], place)
+
+
+@case("pipe as config.gin", attacks="RUN/config.gin: a FIFO", expected="refused in one line, without waiting")
+def pipe_as_config(place: Path) -> None:
+    config = small_run(place) / "config.gin"
+    config.unlink()
+    os.mkfifo(config)
+    refused(["eval", "run"], place)
+    refused(["train", "run/config.gin", "--output_dir", "new"], place)
+
+
+@case("sparse config.gin", attacks="RUN/config.gin: 64 GB of holes", expected="refused in one line")
+def sparse_config(place: Path) -> None:
+    _sparse(small_run(place) / "config.gin")
+    refused(["eval", "run"], place, "config.gin")
+    refused(["show-config", "run/config.gin"], place, "config.gin")
