@@ -69,6 +69,7 @@ class Configuration:
     comments: dict[str, str] = field(default_factory=dict)  # knob → its comment
     values: dict[str, str] = field(default_factory=dict)  # "Impala.entropy_cost" → repr, of everything built
     trusted: bool = True  # False where a file belongs to a run folder and `trust_config` is not given
+    includes: knobs.Includes = field(default_factory=knobs.Includes)  # files being read
     trust_config: bool = False  # the user trusts files of run folders too
     error: Error | None = None  # the first one while building
 
@@ -385,7 +386,8 @@ def is_foreign(path: Path) -> bool:
 def _parse_file(configuration: Configuration, path: Path) -> None:
     if configuration.trusted and not configuration.trust_config and is_foreign(path):  # a file that another includes
         configuration.trusted = False
-    _parse_text(configuration, knobs.read_text(path), knobs.shown(path), path)
+    with configuration.includes.inside(path):
+        _parse_text(configuration, knobs.read_text(path), knobs.shown(path), path)
 
 
 def _parse_text(configuration: Configuration, text: str, label: str, path: Path | None) -> None:

@@ -11,6 +11,7 @@ A checkpoint is written beside its place, synced, and renamed. Nothing that is r
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import json
 import logging
@@ -152,7 +153,8 @@ def _recover(folder: Path) -> None:
         if final.exists():
             shutil.rmtree(old, ignore_errors=True)
         else:
-            os.rename(old, final)
+            with contextlib.suppress(OSError):  # somebody else's folder may be read-only
+                os.rename(old, final)
 
 
 def choose(folder: Path, which: str) -> tuple[int, dict[str, Any]]:

@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,9 @@ def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Sav
     """Where each of several seeds goes on: runs that learn together, from the same update."""
     folders = [RunFolder(one.output).checkpoints for one in requests]
     newest = [checkpoint.load_newest(folder) if folder.is_dir() else None for folder in folders]
+    for folder, saved in zip(folders, newest, strict=True):
+        if saved is not None:
+            refuse_ill_formed(folder.parent, saved[1])
     _, experiment, _ = prepare(*_described(requests[0]))
     under_way = [k for k, saved in enumerate(newest) if saved is None or finished(experiment, saved[1]["run"]) is None]
     if experiment.by_ratio and under_way:
@@ -208,6 +211,7 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
         if isinstance(saved, str):
             saved = checkpoint.load_newest(folder.checkpoints, with_replay=True)
         if saved is not None:
+            refuse_ill_formed(folder.path, saved[1])
             refuse_other(folder.path, saved[1], configuration)
             if (end := finished(experiment, saved[1]["run"])) is not None:
                 print(f"{folder.path} is finished: {end}")
@@ -247,9 +251,10 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
             print(f"opening {experiment.streams.num_actors} games, about a tenth of a second each", flush=True)
         console = open_console(str(folder.path), experiment.total_steps, experiment.epochs, alone=request.alone)
         exact = request.runtime == "serial"
-        training = Training(
-            experiment, spec, folder, configuration, device, console, saved, request.tensorboard, exact=exact
-        )
+        with restoring(folder.path, saved is not None):
+            training = Training(
+                experiment, spec, folder, configuration, device, console, saved, request.tensorboard, exact=exact
+            )
         with contextlib.closing(training):
             yield _Opened(training, folder, console)
     except Error as error:
@@ -261,8 +266,9 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
             f"the memory of {device} is full: {str(error).splitlines()[0]} "
             "Lower batch_size, unroll_length or num_actors; a checkpoint that was written stands"
         ) from error
-    except Exception:
+    except Exception as error:
         log.exception("the run failed")
+        setattr(error, "logged_in", folder.path / "log.txt")  # noqa: B010  (mypy)
         raise
     finally:
         if console is not None:
@@ -361,6 +367,74 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def refuse_ill_formed(path: Path, state: dict[str, Any]) -> None:
+    """CheckpointError if a checkpoint lacks what every command reads, or its weights are not finite.
+
+    Args:
+      path: its run folder, for the message.
+      state: what was loaded.
+    """
+    run, weights = state.get("run"), state.get("weights")
+    if not isinstance(run, dict) or not isinstance(weights, dict) or not isinstance(state.get("learners"), dict):
+        raise CheckpointError(f"the checkpoint of {path} lacks its run, weights or learners: it is not packtrain's")
+    kinds: dict[str, Callable[[Any], bool]] = {
+        **dict.fromkeys(("step", "env_steps", "metrics_bytes"), _is_count),
+        "wall_s": lambda value: isinstance(value, (int, float)) and math.isfinite(value),
+        **dict.fromkeys(("next_eval", "last_eval"), lambda value: type(value) is int),
+        **dict.fromkeys(("identity", "values"), _is_texts),
+    }
+    newer = {
+        "repeats": lambda value: isinstance(value, (list, tuple)) and all(map(_is_count, value)),
+        **dict.fromkeys(("random_steps", "counted"), _is_count),
+        "solved_at": lambda value: value is None or _is_count(value),
+    }
+    kinds |= {name: fits for name, fits in newer.items() if name in run}  # not known to earlier versions
+    for name, fits in kinds.items():
+        if not fits(run.get(name)):
+            raise CheckpointError(
+                f"the checkpoint of {path} says {name} = {run.get(name)!r:.60}: it is not packtrain's"
+            )
+    for name, tree in weights.items():
+        leaves: list[Any] = trees.flatten(tree) if isinstance(tree, dict) else [None]
+        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            raise CheckpointError(f"the checkpoint of {path} has weights {name!r:.60} that are no arrays")
+        if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves if leaf.is_floating_point()):
+            raise CheckpointError(
+                f"the checkpoint of {path} has weights {name!r:.60} that are not finite; --checkpoint names another"
+            )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in [*value, *value.values()])
+
+
+@contextlib.contextmanager
+def restoring(path: Path, from_checkpoint: bool = True) -> Iterator[None]:
+    """Turn errors of a state that does not fit into a CheckpointError of one line; the traceback goes to the log.
+
+    Args:
+      path: the run folder, for the message.
+      from_checkpoint: False where nothing is restored: errors stay as they are.
+    """
+    try:
+        yield
+    except (Error, MemoryError, OSError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not from_checkpoint:
+            raise
+        log.info("a checkpoint does not fit", exc_info=True)
+        reason = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(
+            f"the checkpoint of {path} does not fit its configuration ({type(error).__name__}: {reason}); --fresh "
+            "starts anew beside it"
+        ) from error
+
+
 def refuse_other(path: Path, state: dict[str, Any], configuration: config.Configuration) -> None:
     """CheckpointError with the first difference if a checkpoint was made with another configuration."""
     changed = configuration.difference(state["run"]["identity"])
@@ -388,7 +462,8 @@ def _branch(
         path = Path(folder) / "config.gin"
         path.write_text(text, encoding="utf-8")
         _, written, _ = prepare([path], [], {}, None, trust_config=True)  # defaults spelt out, as in the other's
-    return branch(run, other, written, configuration)
+    with restoring(run):
+        return branch(run, other, written, configuration)
 
 
 def refuse_no_run(run: Path) -> None:
@@ -451,6 +526,7 @@ def evaluate(
         draw_without_screen()
     configuration, experiment, spec = prepare([run / "config.gin"], [], {}, None, trust_config)
     step, state = checkpoint.choose(run / "checkpoints", which)
+    refuse_ill_formed(run, state)
     refuse_other(run, state, configuration)
     place = find_device(device)
     torch.set_num_threads(1)
@@ -458,12 +534,15 @@ def evaluate(
     if folder is not None:
         experiment = films.for_pictures(experiment)
     evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, greedy=greedy)
-    if isinstance(evaluator.policy, PlannedPolicy):
-        evaluator.policy.epoch = learning_epoch(experiment, state["run"]["repeats"])
-        evaluator.policy.trace_epoch = sum(state["run"]["repeats"])
-    for weights in state["weights"].values():  # none where nothing learns
-        network.load_state_dict({**network.state_dict(), **weights})
-    known = state["actor"]["seats"][0] if "actor" in state else {"own": state["seats"][0]} if "seats" in state else {}
+    with restoring(run):
+        if isinstance(evaluator.policy, PlannedPolicy):
+            evaluator.policy.epoch = learning_epoch(experiment, state["run"]["repeats"])
+            evaluator.policy.trace_epoch = sum(state["run"]["repeats"])
+        for weights in state["weights"].values():  # none where nothing learns
+            network.load_state_dict({**network.state_dict(), **weights})
+        known = (
+            state["actor"]["seats"][0] if "actor" in state else {"own": state["seats"][0]} if "seats" in state else {}
+        )
 
     def on_hang(error: EnvError) -> None:
         print(f"packtrain: error: {error}", file=sys.stderr, flush=True)

@@ -365,6 +365,8 @@ def _choose_game(model: Path, said: Any, env: str | None, config_named: bool) ->
 def _refuse_misfit(model: Path, weights: dict[str, Tensor], network: nn.Module, env: str) -> None:
     """CheckpointError with the first weight that does not fit the configuration's network."""
     wanted = network.state_dict()
+    if weights["policy.bias"].ndim == 0:
+        raise CheckpointError(f"{model} has weights whose shapes fit no network: policy.bias is a lone number")
     has, wants = len(weights["policy.bias"]), len(wanted["policy.bias"])
     if has != wants:
         raise CheckpointError(f"{model} chooses between {has} actions and {env} has {wants}; --env names the game")

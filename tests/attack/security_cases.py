@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import io
 import json
 import os
 import pickle
+import shlex
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from cases import SMALL, case, cheaply_refused, refused, run, small_run
+
+import packtrain
 
 
 def _evil(place: Path) -> str:
@@ -365,3 +374,237 @@ def sparse_config(place: Path) -> None:
     _sparse(small_run(place) / "config.gin")
     refused(["eval", "run"], place, "config.gin")
     refused(["show-config", "run/config.gin"], place, "config.gin")
+
+
+# -- what would end in a traceback
+
+
+def _state_case(
+    name: str, attacks: str, change: Callable[[dict[str, Any]], None], *parts: str, fast: bool = False
+) -> None:
+    """Change the state of a run's checkpoint and sign it anew: both commands refuse it in one line."""
+
+    @case(name, attacks=attacks, expected="eval and train refuse it in one line", fast=fast)
+    def check(place: Path) -> None:
+        from packtrain.runtime import checkpoint
+
+        folder = small_run(place) / "checkpoints"
+        step = checkpoint.steps(folder)[-1]
+        for path in folder.iterdir():
+            if path.name != str(step) and path.is_dir():
+                shutil.rmtree(path)
+        state = checkpoint.load(folder / str(step))
+        change(state)
+        checkpoint.save(folder, step, state)
+        refused(["eval", "run"], place, *parts)
+        refused(RESUME, place, *parts)
+
+
+def _set(part: str, key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda state: state[part].__setitem__(key, value)
+
+
+for _value in (float("nan"), -1, "many", None, 2**70, [1]):
+    _state_case(f"run.step = {_value}", f"state: run.step = {_value}", _set("run", "step", _value), "step",
+                fast=_value == -1)  # fmt: skip
+for _key in ("step", "wall_s", "metrics_bytes", "identity", "values", "env_steps", "next_eval"):
+    _state_case(
+        f"state without run.{_key}", f"state: no run.{_key}", lambda state, key=_key: state["run"].pop(key), _key
+    )
+for _part in ("run", "weights", "learners"):
+    _state_case(f"state without {_part}", f"state: no {_part}", lambda state, part=_part: state.pop(part), _part)
+    _state_case(f"{_part} is a list", f"state: {_part} = []", lambda state, part=_part: state.update({part: []}), _part)
+_state_case("identity of numbers", "state: run.identity = {'a': 3}", _set("run", "identity", {"a": 3}), "identity")
+_state_case("repeats of texts", "state: run.repeats = ['a']", _set("run", "repeats", ["a"]), "repeats")
+_state_case("weights are texts", "state: weights.policy = 'x'", _set("weights", "policy", "x"), "no arrays")
+_state_case("deep identity", "state: 400 lists as run.values",
+            lambda state: state["run"].update(values=functools.reduce(lambda inner, _: [inner], range(150), [])),
+            "values")  # fmt: skip
+
+
+def _weights(change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+    def apply(state: dict[str, Any]) -> None:
+        (weights,) = state["weights"].values()
+        name = next(name for name in weights if name.endswith("bias"))
+        weights[name] = change(weights[name])
+
+    return apply
+
+
+_state_case("NaN weights", "state: a weight is NaN", _weights(lambda one: one * float("nan")), "not finite",
+            fast=True)  # fmt: skip
+_state_case("weights of another shape", "state: a bias of 3", _weights(lambda one: one.new_zeros(3)), "does not fit",
+            fast=True)  # fmt: skip
+_state_case("weights without dimensions", "state: a bias of no dimension",
+            _weights(lambda one: one.new_zeros(())), "does not fit")  # fmt: skip
+_state_case("unknown weights", "state: weights of another network",
+            lambda state: [one.update(more=next(iter(one.values())).clone()) for one in state["weights"].values()],
+            "does not fit")  # fmt: skip
+
+
+@case("recorder of another type", attacks="state: recorder = 3", expected="train refuses it in one line")
+def odd_recorder(place: Path) -> None:
+    from packtrain.runtime import checkpoint
+
+    folder = small_run(place) / "checkpoints"
+    step = checkpoint.steps(folder)[-1]
+    state = checkpoint.load(folder / str(step))
+    checkpoint.save(folder, step, {**state, "recorder": 3})
+    refused(RESUME, place, "does not fit")
+
+
+@case("config that includes itself", attacks="mine.gin: a cycle of includes", expected="refused in one line")
+def config_cycle(place: Path) -> None:
+    (place / "a.gin").write_text("include 'impala/catch.gin'\nImpala.entropy_cost = 0.1\ninclude './b.gin'\n")
+    (place / "b.gin").write_text("Impala.entropy_cost = 0.2\ninclude './a.gin'\n")
+    (place / "c.gin").write_text("include './c.gin'\n")
+    for name in ("a", "b", "c"):
+        refused(["train", f"{name}.gin", "--output_dir", "run"], place, "includes itself")
+
+
+@case("config of a million includes", attacks="mine.gin: each file includes the next twice", expected="refused")
+def config_of_many(place: Path) -> None:
+    for number in range(20):
+        (place / f"c{number}.gin").write_text(f"include 'c{number + 1}.gin'\n" * 2)
+    (place / "c20.gin").write_text("include 'impala/catch.gin'\n")
+    refused(["train", "c0.gin", "--output_dir", "run"], place, "more than 200 files")
+
+
+@case("chain of 5,000 includes", attacks="mine.gin: each file includes the next", expected="refused in one line")
+def config_chain(place: Path) -> None:
+    for number in range(300):
+        (place / f"c{number}.gin").write_text(f"Impala.entropy_cost = 0.1\ninclude 'c{number + 1}.gin'\n")
+    refused(["show-config", "c0.gin"], place, "more than 200 files")
+
+
+LONG = "n" * 300
+ODD = os.fsdecode(b"caf\xe9")
+
+
+@case("over-long names", attacks="arguments: names of 300 letters", expected="one line each, no traceback")
+def long_names(place: Path) -> None:
+    for argv, code in (
+        (["train", f"{LONG}.gin"], 2),
+        (["train", "impala/catch", "--output_dir", LONG], 1),
+        (["eval", LONG], 1),
+        (["report", LONG], 1),
+        (["show-config", f"{LONG}.gin"], 2),
+        (["convert", f"{LONG}.tar", "--output_dir", "out"], 2),
+    ):
+        refused(argv, place, code=code)
+
+
+@case("names that are no text", attacks="arguments: bytes that are no UTF-8", expected="a run, and one line each")
+def odd_names(place: Path) -> None:
+    for argv in (["eval", ODD], ["report", ODD], ["train", f"{ODD}.gin"], ["convert", f"{ODD}.json"]):
+        refused(argv, place)
+    small_run(place, ODD)
+    for argv in (["report", ODD], ["eval", ODD, "--num_episodes", "2"]):
+        code, output = run(argv, place)
+        assert code == 0, output
+
+
+@case("control characters in a name", attacks="arguments: codes that clear the screen", expected="shown as escapes")
+def control_characters(place: Path) -> None:
+    line = refused(["eval", "a\x1b[2Jb\u202ec"], place, "a\\x1b[2Jb\\u202ec")
+    assert "\x1b" not in line and "\u202e" not in line
+
+
+@case("folders in place of files", attacks="RUN: folders called like its files", expected="one line each")
+def folders_as_files(place: Path) -> None:
+    for name in ("metrics.jsonl", "log.txt", ".lock", "config.gin"):
+        run_folder = small_run(place, f"run-{name}")
+        (run_folder / name).unlink(missing_ok=True)
+        (run_folder / name).mkdir()
+        argv = [word.replace("run", run_folder.name) if word == "run" else word for word in RESUME]
+        code, output = run(argv, place)
+        assert code in (1, 2) and "Traceback" not in output, f"{name}: {output}"
+        assert output.count("packtrain: error:") == 1, f"{name}: {output}"
+
+
+@case("folders as CONFIG and FILE", attacks="arguments: folders", expected="one line each")
+def folders_as_arguments(place: Path) -> None:
+    for name in ("a.gin", "a.json", "a.yaml", "a.tar"):
+        (place / name).mkdir()
+    refused(["train", "a.gin"], place)
+    refused(["show-config", "a.gin"], place)
+    for name in ("a.json", "a.yaml"):
+        refused(["convert", name], place)
+    refused(["convert", "a.tar", "--output_dir", "out"], place)
+
+
+def _limited(place: Path, limit: str, argv: list[str]) -> tuple[int, str]:
+    """Run a command below a limit of the shell's `ulimit`."""
+    words = " ".join(shlex.quote(word) for word in argv)
+    command = f"ulimit {limit} && exec {shlex.quote(sys.executable)} -m packtrain {words}"
+    path = os.pathsep.join([str(Path(packtrain.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(["bash", "-c", command], cwd=place, env={**os.environ, "PYTHONPATH": path},
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+@case("too few file descriptors", attacks="ulimit -n 40: 64 environments in processes", expected="one line", fast=False)
+def few_descriptors(place: Path) -> None:
+    argv = ["train", "impala/gym", "--env_processes", "true", "--num_actors", "64", "--output_dir", "run"]
+    code, output = _limited(place, "-n 40", argv)
+    errors = [line for line in output.splitlines() if line.startswith("packtrain: error:")]
+    assert code in (1, 2, 3) and len(errors) == 1 and "Traceback" not in output, output
+
+
+@case("no memory", attacks="ulimit -v: a network that does not fit", expected="one line", fast=False)
+def no_memory(place: Path) -> None:
+    argv = ["train", "impala/catch", "--hidden_size", "40000", "--num_layers", "4", "--output_dir", "run"]
+    code, output = _limited(place, "-v 6000000", argv)
+    errors = [line for line in output.splitlines() if line.startswith("packtrain: error:")]
+    assert code in (1, 2) and len(errors) == 1 and "Traceback" not in output, output
+
+
+@case("leftovers in a read-only folder", attacks="checkpoints/: .old-* that cannot be renamed", expected="it is played")
+def read_only_leftovers(place: Path) -> None:
+    from packtrain.runtime import checkpoint
+
+    folder = small_run(place) / "checkpoints"
+    (folder / ".old-5-1").mkdir()
+    with mock.patch("os.rename", side_effect=PermissionError(13, "Permission denied")):
+        loaded = checkpoint.load_newest(folder)
+    assert loaded is not None
+
+
+def _diverging(name: str, argv: list[str]) -> None:
+    @case(f"learning rate of 1e38, {name}", attacks="--learning_rate 1e38", expected="one line, code 3", fast=False)
+    def check(place: Path) -> None:
+        refused([*argv, "--output_dir", "run", "--learning_rate", "1e38"], place, "learning rate", code=3, timeout=120)
+
+
+_diverging("IMPALA", ["train", "impala/catch", "--total_steps", "8000"])
+_diverging("PPO", ["train", "tbv/ppo_hanoi", "--disks", "3", "--total_steps", "40000"])
+_diverging("planning", "train planning/deterministic_mcts_td_sokoban --n_envs 4 --n_epochs 2 --board_size 5".split())
+
+
+@case("bias without dimensions", attacks="convert: policy.bias is a lone number", expected="refused in one line")
+def lone_bias(place: Path) -> None:
+    import torch
+
+    weights = {f"{layer}.{part}": torch.zeros(4, 4) for layer in ("conv1", "conv2", "conv3", "fc", "policy", "baseline")
+               for part in ("weight", "bias")}  # fmt: skip
+    weights["policy.bias"] = torch.tensor(1.0)
+    parts = {"optimizer_state_dict": {}, "scheduler_state_dict": {"last_epoch": 1}}
+    flags = {"unroll_length": 5, "batch_size": 2, "env": "PongNoFrameskip-v4"}
+    torch.save({"model_state_dict": weights, "flags": flags, **parts}, place / "model.tar")
+    refused(["convert", "model.tar", "--output_dir", "out"], place, "policy.bias")
+
+
+@case("a fault of packtrain", attacks="cli: an error that nothing expects", expected="one line; a log.txt has the rest")
+def last_resort(place: Path) -> None:
+    from packtrain import cli
+
+    small_run(place)
+    error = io.StringIO()
+    with (
+        mock.patch("packtrain.runtime.command.refuse_no_run", side_effect=ZeroDivisionError("by\nzero")),
+        contextlib.redirect_stderr(error),
+    ):
+        assert cli.main(["eval", str(place / "run")]) == 1
+    log = place / "run/log.txt"
+    assert error.getvalue() == f"packtrain: error: ZeroDivisionError: by (the traceback is in {log})\n"
+    assert "ZeroDivisionError" in log.read_text() and "Traceback" in log.read_text()
