@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from cases import SMALL, case, cheaply_refused, refused, run, small_run
+from cases import SMALL, STEPS, case, cheaply_refused, refused, run, small_run
 
 import packtrain
 
@@ -608,3 +608,35 @@ def last_resort(place: Path) -> None:
     log = place / "run/log.txt"
     assert error.getvalue() == f"packtrain: error: ZeroDivisionError: by (the traceback is in {log})\n"
     assert "ZeroDivisionError" in log.read_text() and "Traceback" in log.read_text()
+
+
+# -- pages and written files
+
+
+@case("markup and direction marks in a page", attacks="log.txt, config.gin: <script>, U+202E", expected="escaped")
+def hostile_page(place: Path) -> None:
+    folder = small_run(place)
+    hostile = "# <script>alert(1)</script> \u202egnp.exe \u2066x\u2069 <img src=x onerror=alert(1)>\n"
+    for name in ("log.txt", "config.gin"):
+        path = folder / name
+        path.write_text(hostile + path.read_text(encoding="utf-8"), encoding="utf-8")
+    code, output = run(["report", "run"], place)
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert code == 0, output
+    assert "<script" not in page and "<img src=x" not in page and "alert(1)" in page
+    assert not set("\u202e\u2066\u2069") & set(page)
+
+
+@case("private umask", attacks="umask 077", expected="nothing of a run can be read by others", fast=False)
+def private_umask(place: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        code, output = _limited(place, "-c unlimited && umask 077", [*SMALL, *STEPS])
+        assert code == 0, output
+        for command in (["eval", "run", "--num_episodes", "2"], ["report", "run"]):
+            code, output = _limited(place, "-c unlimited && umask 077", command)
+            assert code == 0, output
+    finally:
+        os.umask(before)
+    readable = [path.name for path in (place / "run").rglob("*") if path.stat().st_mode & 0o077]
+    assert not readable, readable
