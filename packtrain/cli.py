@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from packtrain import __version__, knobs
-from packtrain.errors import ConfigError, Error
+from packtrain import __version__, files, knobs
+from packtrain.errors import ConfigError, Error, one_line
 
 USAGE = """usage: packtrain COMMAND [ARGUMENTS]      (packtrain COMMAND --help says more)
 
@@ -41,6 +43,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # paths may hold bytes that are no text
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
         "eval": _eval,
@@ -68,13 +73,56 @@ def main(argv: list[str] | None = None) -> int:
             )
         return commands[argv[0]](argv[1:])
     except Error as error:
-        text = " ".join(str(error).split())
-        print(f"packtrain: error: {text}", file=sys.stderr, flush=True)
+        print(f"packtrain: error: {one_line(str(error))}", file=sys.stderr, flush=True)
         return error.exit_code
     except BrokenPipeError:
         return 141
     except KeyboardInterrupt:
         return 130
+    except Exception as error:  # a fault of packtrain, or a machine without memory or file handles
+        print(f"packtrain: error: {one_line(_last_resort(error, argv))}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _last_resort(error: Exception, argv: list[str]) -> str:
+    """Describe an error that nothing has caught, its traceback written to a log.txt, which is named."""
+    import errno
+
+    text = (str(error).splitlines() or [""])[0]
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        reason = "there is not enough memory" + f" ({text})" * bool(text)
+    elif isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        reason = "too many files are open; raise the limit (ulimit -n), or lower num_actors"
+    elif isinstance(error, OSError) and error.strerror:
+        reason = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    else:
+        reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{reason} (the traceback is in {_log_traceback(error, argv)})"
+
+
+def _log_traceback(error: Exception, argv: list[str]) -> str:
+    """Write a traceback to the log.txt of the run folder that a command names, or to a temporary one; its path."""
+    import tempfile
+    import traceback
+
+    if (logged := getattr(error, "logged_in", None)) is not None:
+        return str(logged)
+    lines = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
+    runs = [Path(word.partition("=")[2] if word.startswith("--") else word) for word in argv[1:]]
+    try:
+        for run in runs:
+            if os.path.isfile(run / "log.txt"):
+                with files.open_inside(run, "log.txt", "ab") as file:
+                    file.write(lines)
+                return str(run / "log.txt")
+    except (OSError, ValueError, Error):
+        pass  # read-only, too long a name, a link: somewhere else then
+    try:
+        path = Path(tempfile.mkdtemp(prefix="packtrain-")) / "log.txt"
+        path.write_bytes(lines)
+        return str(path)
+    except OSError:
+        return "no file: none can be written"
 
 
 # -- train
@@ -212,6 +260,7 @@ def _train(argv: list[str]) -> int:
         print(f"packtrain: --mode {arguments.mode} is `{same}`", file=sys.stderr)
         passed = {name: getattr(arguments, name) for name in ("num_episodes", "seed", "device", *values)}
         flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
+        flags += ["--trust-config"] * arguments.trust_config
         return _eval([str(output), *video, *flags])
     request = command.TrainRequest(
         files=paths,
@@ -225,10 +274,10 @@ def _train(argv: list[str]) -> int:
         fresh=arguments.fresh,
         start_from=Path(arguments.start_from).expanduser() if arguments.start_from else None,
         tensorboard=arguments.tensorboard,
-        trusted=arguments.trust_config or not any(command.is_in_run_folder(path) for path in paths),
+        trust_config=arguments.trust_config,
         latest_in=None if arguments.output_dir else Path(arguments.savedir or "runs").expanduser(),
     )
-    if config.load(request.files, request.bindings, request.knobs, request.trusted).root == "Study":
+    if config.load(request.files, request.bindings, request.knobs, request.trust_config).root == "Study":
         from packtrain.studies import study
 
         return study.train(request)
@@ -282,7 +331,7 @@ def _eval(argv: list[str]) -> int:
         arguments.checkpoint,
         seed=arguments.seed,
         device=arguments.device,
-        trusted=arguments.trust_config,
+        trust_config=arguments.trust_config,
         greedy=arguments.greedy if arguments.greedy or arguments.sampled else None,
         video_episodes=filmed if arguments.video else 0,
         video_format=arguments.video_format or "png",
@@ -341,7 +390,7 @@ def _show_config(argv: list[str]) -> int:
     paths, values, arguments, _ = _parse(argv)
     from packtrain import config
 
-    configuration = config.load(paths, arguments.config, values, seed=arguments.seed)
+    configuration = config.load(paths, arguments.config, values, arguments.trust_config, arguments.seed)
     config.build(configuration)
     print(configuration.text(), end="")
     return 0

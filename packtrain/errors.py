@@ -5,6 +5,15 @@ run starts, 3 for a fault that stopped a run under way.
 """
 
 
+def one_line(text: str) -> str:
+    """Return a text as one line: spaces between its words, and escapes in place of characters that cannot be shown.
+
+    File names and values of foreign files may hold codes that move a terminal's cursor, or turn the text around.
+    """
+    words = " ".join(text.split())
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in words)
+
+
 class Error(Exception):
     """Anything packtrain refuses or gives up on."""
 

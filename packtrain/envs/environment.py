@@ -64,11 +64,9 @@ class Environment:
         if self.is_envpool():
             trusted = config.is_trusted()
             check_options(self.id, self.kwargs, processes=self.processes, answer=self.on_bad_value, trusted=trusted)
-        elif not config.is_trusted() and (":" in self.id or self.id.startswith("GymV2")):
-            raise ConfigError(
-                f"Environment.id = {self.id!r} names code outside packtrain, and this configuration lies in a run "
-                "folder, where somebody else may have put it; --trust-config allows it"
-            )
+        else:
+            config.refuse_foreign_code("Environment.id", self.id)
+            config.refuse_foreign_code("Environment.kwargs", self.kwargs)  # a Simulator takes another's id
         if self.is_atari() and (self.kwargs or self.processes):
             raise ConfigError(
                 f"Environment.{'kwargs' if self.kwargs else 'processes'} does not apply to {self.id!r}: Atari games "

@@ -51,7 +51,7 @@ def check_options(name: str, kwargs: dict[str, Any], *, processes: bool, answer:
     # Some options name files that envpool reads, writes or, for Doom, runs; all of them are strings.
     if not trusted and (texts := [key for key, value in kwargs.items() if not _is_number(value)]):
         raise ConfigError(
-            f"Environment.kwargs: {texts[0]!r} is not a number, and this configuration lies in a run folder, where "
+            f"Environment.kwargs: {texts[0]!r} is not a number, and this configuration belongs to a run folder, where "
             "somebody else may have put it; --trust-config allows it"
         )
     if processes:

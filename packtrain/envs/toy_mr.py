@@ -47,6 +47,7 @@ import numpy as np
 
 from packtrain.envs import options
 from packtrain.errors import EnvSetupError
+from packtrain.files import read_text
 from packtrain.trees import Tree
 
 NORTH, EAST, SOUTH, WEST = range(4)
@@ -160,7 +161,7 @@ def load_map(name: str) -> Map:
         resource = importlib.resources.files("packtrain.envs") / "maps" / f"{name}.txt"
         return parse_map(resource.read_text(encoding="utf-8"), name)
     try:
-        text = Path(name).read_text(encoding="utf-8")
+        text = read_text(Path(name))
     except (OSError, UnicodeDecodeError) as error:
         raise EnvSetupError(f"ToyMR(map={name!r}): the file cannot be read ({error})") from error
     return parse_map(text, name)

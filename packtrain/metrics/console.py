@@ -81,6 +81,7 @@ class RichConsole:
         from rich.panel import Panel
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.table import Table
+        from rich.text import Text
 
         self._table, self._group, self._total, self._epochs = Table, Group, total_steps, epochs
         self._progress = Progress(
@@ -92,7 +93,11 @@ class RichConsole:
             TimeRemainingColumn(),
         )
         self._task = self._progress.add_task(name, total=epochs or total_steps, steps="0")
-        self._panel = lambda body: Panel(Group(self._progress, body), title=name, title_align="left")
+        self._panel = lambda body: Panel(
+            Group(self._progress, body),
+            title=Text(name),  # a folder's name is no markup
+            title_align="left",
+        )
         self._newest: dict[str, dict[str, Any]] = {}
         self._doing, self._drawn = "", 0.0
         self._live = Live(self._panel(""), refresh_per_second=4)

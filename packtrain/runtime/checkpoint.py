@@ -11,6 +11,7 @@ A checkpoint is written beside its place, synced, and renamed. Nothing that is r
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import json
 import logging
@@ -20,16 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from packtrain.errors import CheckpointError
+from packtrain.errors import CheckpointError, RunFolderError
+from packtrain.files import read_inside
 from packtrain.memory.segments import verify_segments
 
 SCHEMA = 1
 KEPT = 3
+MOST_JSON = 2**30  # bytes of a state without its arrays, or of a manifest
 log = logging.getLogger("packtrain")
 
 
@@ -87,14 +91,14 @@ def load(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path / 'manifest.json'} lists no state.json")
     contents: dict[str, bytes] = {}
     for name, entry in listed.items():
-        if "/" in name or name.startswith("."):
+        if not name or "/" in name or "\0" in name or name.startswith("."):
             raise CheckpointError(f"{path / 'manifest.json'} lists {name!r}, which is not a plain file name")
         contents[name] = _read_verified(path / name, entry)
     try:
         plain = json.loads(contents["state.json"])
         arrays = {name: load_tensors(data) for name, data in contents.items() if name.endswith(".safetensors")}
         return {part: _restore(content, arrays.get(f"{part}.safetensors", {})) for part, content in plain.items()}
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         raise CheckpointError(f"{path} does not read as a checkpoint: {type(error).__name__}: {error}") from error
 
 
@@ -149,7 +153,8 @@ def _recover(folder: Path) -> None:
         if final.exists():
             shutil.rmtree(old, ignore_errors=True)
         else:
-            os.rename(old, final)
+            with contextlib.suppress(OSError):  # somebody else's folder may be read-only
+                os.rename(old, final)
 
 
 def choose(folder: Path, which: str) -> tuple[int, dict[str, Any]]:
@@ -252,11 +257,14 @@ def _restore(tree: Any, arrays: dict[str, torch.Tensor]) -> Any:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_inside(path.parent, path.name, MOST_JSON))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} does not read as JSON: {error}") from None
+    except RunFolderError as error:  # a link, a pipe, a device
+        raise CheckpointError(str(error)) from None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{path} does not read as JSON: {reason}") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object")
     return content
@@ -266,10 +274,14 @@ def _read_verified(path: Path, entry: Any) -> bytes:
     if not isinstance(entry, dict):
         raise CheckpointError(f"{path.parent / 'manifest.json'} says nothing about {path.name}")
     try:
-        size = path.stat().st_size
+        size = path.lstat().st_size
         if size != entry.get("bytes"):
             raise CheckpointError(f"{path} has {size} bytes; its manifest says {entry.get('bytes')}")
-        data = path.read_bytes()
+        if size > psutil.virtual_memory().available:
+            raise CheckpointError(f"{path} has {size:,} bytes, more than there is memory")
+        data = read_inside(path.parent, path.name, size)
+    except RunFolderError as error:  # a link, a pipe, a device
+        raise CheckpointError(str(error)) from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     if hashlib.sha256(data).hexdigest() != entry.get("sha256"):

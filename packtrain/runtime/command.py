@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from packtrain.envs.boundary import space_leaves
 from packtrain.envs.picture import draw_without_screen
 from packtrain.envs.stream import Episode
 from packtrain.errors import CheckpointError, ConfigError, DivergedError, EnvError, Error, RunFolderError
+from packtrain.files import refuse_links, write_inside
 from packtrain.memory.replay import Replay
 from packtrain.memory.sequences import Sequences
 from packtrain.memory.unroll import Unrolls
@@ -69,7 +70,7 @@ class TrainRequest:
     fresh: bool = False
     start_from: Path | None = None  # a run to begin from; with several seeds, a folder of them
     tensorboard: bool = False
-    trusted: bool = True
+    trust_config: bool = False  # a configuration of a run folder may import anything
     alone: bool = True  # it has the terminal for itself
     latest_in: Path | None = None  # the folder whose link `latest` should point to this run
 
@@ -86,13 +87,6 @@ def output_folder(output_dir: str | None, savedir: str | None, xpid: str | None,
     return root / name / time.strftime("%Y%m%d-%H%M%S")
 
 
-def is_in_run_folder(path: Path) -> bool:
-    """Whether a configuration lies in a run folder, where somebody else may have put it."""
-    return path.name == "config.gin" and (
-        (path.parent / "checkpoints").exists() or (path.parent / "metrics.jsonl").exists()
-    )
-
-
 def train(request: TrainRequest) -> int:
     """Train one seed, or several; returns the exit code."""
     if request.num_seeds is None:
@@ -105,6 +99,7 @@ def train(request: TrainRequest) -> int:
             return opened.close(received)
     _, experiment, _ = prepare(*_described(request))
     root = beside(request.output) if request.fresh else request.output
+    refuse_links(root)
     requests = []
     for k in range(request.num_seeds):
         one = replace(
@@ -160,6 +155,9 @@ def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Sav
     """
     folders = [RunFolder(one.output).checkpoints for one in requests]
     newest = [checkpoint.load_newest(folder) if folder.is_dir() else None for folder in folders]
+    for folder, saved in zip(folders, newest, strict=True):
+        if saved is not None:
+            refuse_ill_formed(folder.parent, saved[1])
     _, experiment, _ = prepare(*_described(requests[0]))
     under_way = [k for k, saved in enumerate(newest) if saved is None or finished(experiment, saved[1]["run"]) is None]
     behind = [k for k in under_way if together.left_behind(requests[k].output)]
@@ -174,7 +172,7 @@ def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Sav
 
 
 def _described(request: TrainRequest) -> tuple:
-    return request.files, request.bindings, request.knobs, request.seed, request.trusted
+    return request.files, request.bindings, request.knobs, request.seed, request.trust_config
 
 
 @dataclass
@@ -213,7 +211,7 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
     other = None
     if request.start_from is not None:
         refuse_no_run(request.start_from)
-        _, other, _ = prepare([request.start_from / "config.gin"], [], {}, None, trusted=False)
+        _, other, _ = prepare([request.start_from / "config.gin"], [], {}, None, request.trust_config)
     configuration, experiment, spec = prepare(*_described(request))
     device = find_device(request.device)
     refuse_too_large(experiment, spec, device)
@@ -223,6 +221,7 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
         TensorBoardWriter.available()
     folder = RunFolder(beside(request.output) if request.fresh else request.output)
     folder.check_writable()
+    refuse_links(folder.path)
     folder.refuse_other_kind(folder.study)
     if not checkpoint.steps(folder.checkpoints):  # a run made before something was refused may go on
         for use in experiment.learners.values():
@@ -238,6 +237,7 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
         if isinstance(saved, str):
             saved = checkpoint.load_newest(folder.checkpoints, with_replay=True)
         if saved is not None:
+            refuse_ill_formed(folder.path, saved[1])
             refuse_other(folder.path, saved[1], configuration)
             if (end := finished(experiment, saved[1]["run"])) is not None:
                 print(f"{folder.path} is finished: {end}")
@@ -278,9 +278,10 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
             print(f"opening {experiment.streams.num_actors} games, about a tenth of a second each", flush=True)
         console = open_console(str(folder.path), experiment.total_steps, experiment.epochs, alone=request.alone)
         exact = request.runtime == "serial"
-        training = Training(
-            experiment, spec, folder, configuration, device, console, saved, request.tensorboard, exact=exact
-        )
+        with restoring(folder.path, saved is not None):
+            training = Training(
+                experiment, spec, folder, configuration, device, console, saved, request.tensorboard, exact=exact
+            )
         with contextlib.closing(training):
             yield _Opened(training, folder, console)
     except Error as error:
@@ -292,8 +293,9 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
             f"the memory of {device} is full: {str(error).splitlines()[0]} "
             "Lower batch_size, unroll_length or num_actors; a checkpoint that was written stands"
         ) from error
-    except Exception:
+    except Exception as error:
         log.exception("the run failed")
+        setattr(error, "logged_in", folder.path / "log.txt")  # noqa: B010  (mypy)
         raise
     finally:
         if console is not None:
@@ -302,10 +304,10 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
 
 
 def prepare(
-    files: list[Path], bindings: list[str], values: dict[str, Any], seed: int | None, trusted: bool
+    files: list[Path], bindings: list[str], values: dict[str, Any], seed: int | None, trust_config: bool = False
 ) -> tuple[config.Configuration, Experiment, Spec]:
     """Load, build and try a configuration: after this, its environment has been reset once and its network built."""
-    configuration = config.load(files, bindings, values, trusted, seed)
+    configuration = config.load(files, bindings, values, trust_config, seed)
     if configuration.root == "Study":
         raise ConfigError(
             f"{knobs.shown(files[-1])} is a study: it has no agent and no checkpoint; "
@@ -392,6 +394,74 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def refuse_ill_formed(path: Path, state: dict[str, Any]) -> None:
+    """CheckpointError if a checkpoint lacks what every command reads, or its weights are not finite.
+
+    Args:
+      path: its run folder, for the message.
+      state: what was loaded.
+    """
+    run, weights = state.get("run"), state.get("weights")
+    if not isinstance(run, dict) or not isinstance(weights, dict) or not isinstance(state.get("learners"), dict):
+        raise CheckpointError(f"the checkpoint of {path} lacks its run, weights or learners: it is not packtrain's")
+    kinds: dict[str, Callable[[Any], bool]] = {
+        **dict.fromkeys(("step", "env_steps", "metrics_bytes"), _is_count),
+        "wall_s": lambda value: isinstance(value, (int, float)) and math.isfinite(value),
+        **dict.fromkeys(("next_eval", "last_eval"), lambda value: type(value) is int),
+        **dict.fromkeys(("identity", "values"), _is_texts),
+    }
+    newer = {
+        "repeats": lambda value: isinstance(value, (list, tuple)) and all(map(_is_count, value)),
+        **dict.fromkeys(("random_steps", "counted"), _is_count),
+        "solved_at": lambda value: value is None or _is_count(value),
+    }
+    kinds |= {name: fits for name, fits in newer.items() if name in run}  # not known to earlier versions
+    for name, fits in kinds.items():
+        if not fits(run.get(name)):
+            raise CheckpointError(
+                f"the checkpoint of {path} says {name} = {run.get(name)!r:.60}: it is not packtrain's"
+            )
+    for name, tree in weights.items():
+        leaves: list[Any] = trees.flatten(tree) if isinstance(tree, dict) else [None]
+        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            raise CheckpointError(f"the checkpoint of {path} has weights {name!r:.60} that are no arrays")
+        if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves if leaf.is_floating_point()):
+            raise CheckpointError(
+                f"the checkpoint of {path} has weights {name!r:.60} that are not finite; --checkpoint names another"
+            )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in [*value, *value.values()])
+
+
+@contextlib.contextmanager
+def restoring(path: Path, from_checkpoint: bool = True) -> Iterator[None]:
+    """Turn errors of a state that does not fit into a CheckpointError of one line; the traceback goes to the log.
+
+    Args:
+      path: the run folder, for the message.
+      from_checkpoint: False where nothing is restored: errors stay as they are.
+    """
+    try:
+        yield
+    except (Error, MemoryError, OSError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not from_checkpoint:
+            raise
+        log.info("a checkpoint does not fit", exc_info=True)
+        reason = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(
+            f"the checkpoint of {path} does not fit its configuration ({type(error).__name__}: {reason}); --fresh "
+            "starts anew beside it"
+        ) from error
+
+
 def refuse_other(path: Path, state: dict[str, Any], configuration: config.Configuration) -> None:
     """CheckpointError with the first difference if a checkpoint was made with another configuration."""
     changed = configuration.difference(state["run"]["identity"])
@@ -418,12 +488,13 @@ def _branch(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.gin"
         path.write_text(text, encoding="utf-8")
-        _, written, _ = prepare([path], [], {}, None, trusted=True)  # defaults spelt out, as in the other's
-    return branch(run, other, written, configuration)
+        _, written, _ = prepare([path], [], {}, None, trust_config=True)  # defaults spelt out, as in the other's
+    with restoring(run):
+        return branch(run, other, written, configuration)
 
 
 def refuse_no_run(run: Path) -> None:
-    """RunFolderError, with a hint, unless a folder is that of a run."""
+    """RunFolderError, with a hint, unless a folder is that of a run and none of its parts is a link."""
     if not run.is_dir():
         raise RunFolderError(f"{run} is not a run folder: it does not exist")
     seeds = sorted(run.glob("seed_*"), key=lambda path: path.name)
@@ -432,6 +503,7 @@ def refuse_no_run(run: Path) -> None:
         if (run / "model.tar").is_file():
             hint = f"it holds a TorchBeast checkpoint: packtrain convert {run / 'model.tar'} --output_dir ... makes one"
         raise RunFolderError(f"{run} is not a run folder: {hint}")
+    refuse_links(run)
 
 
 @contextlib.contextmanager
@@ -469,7 +541,7 @@ def evaluate(
     *,
     seed: int | None,
     device: str,
-    trusted: bool,
+    trust_config: bool,
     greedy: bool | None = None,
     video_episodes: int = 0,
     video_format: films.Format = "png",
@@ -492,8 +564,9 @@ def evaluate(
     folder = films.folder_for(run, video_format) if video_episodes else None
     if folder is not None:
         draw_without_screen()
-    configuration, experiment, spec = prepare([run / "config.gin"], [], {}, None, trusted)
+    configuration, experiment, spec = prepare([run / "config.gin"], [], {}, None, trust_config)
     step, state = checkpoint.choose(run / "checkpoints", which)
+    refuse_ill_formed(run, state)
     refuse_other(run, state, configuration)
     place = find_device(device)
     torch.set_num_threads(1)
@@ -503,12 +576,15 @@ def evaluate(
     kinds: list[Kind] = [] if greedy is None else ["greedy" if greedy else "sampled"]
     evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, kinds=kinds)
     greedy = evaluator.kind == "greedy"
-    if isinstance(evaluator.policy, PlannedPolicy):
-        evaluator.policy.epoch = schedule_epoch(experiment, state["run"]["repeats"])
-        evaluator.policy.trace_epoch = sum(state["run"]["repeats"])
-    for weights in state["weights"].values():  # none where nothing learns
-        network.load_state_dict({**network.state_dict(), **weights})
-    known = state["actor"]["seats"][0] if "actor" in state else {"own": state["seats"][0]} if "seats" in state else {}
+    with restoring(run):
+        if isinstance(evaluator.policy, PlannedPolicy):
+            evaluator.policy.epoch = schedule_epoch(experiment, state["run"]["repeats"])
+            evaluator.policy.trace_epoch = sum(state["run"]["repeats"])
+        for weights in state["weights"].values():  # none where nothing learns
+            network.load_state_dict({**network.state_dict(), **weights})
+        known = (
+            state["actor"]["seats"][0] if "actor" in state else {"own": state["seats"][0]} if "seats" in state else {}
+        )
 
     def on_hang(error: EnvError) -> None:
         print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
@@ -530,7 +606,7 @@ def evaluate(
             assert isinstance(network, ControlNetwork)
             result["weights"] = films.weigh(network, expansion, film, folder / f"{name}_weights.json")
     with contextlib.suppress(OSError):  # somebody else's folder may be read-only
-        (run / "eval.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
+        write_inside(run, "eval.json", json.dumps(result).encode() + b"\n")
     return result
 
 

@@ -281,13 +281,13 @@ class Run:
             output=self.folder,
             seed=self.seed,
             runtime="serial",
-            trusted=self.trusted,
+            trust_config=self.trusted,
             alone=False,
         )
         if code := command.train(request):
             raise StalledError(f"training was stopped, with exit code {code}")
         result = command.evaluate(
-            self.folder, self.episodes, "latest", seed=None, device="cpu", trusted=self.trusted, greedy=True
+            self.folder, self.episodes, "latest", seed=None, device="cpu", trust_config=self.trusted, greedy=True
         )
         row = {
             "proxy": self.proxy,

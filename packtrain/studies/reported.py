@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packtrain.files import read_inside, refuse_links
 from packtrain.metrics.intervals import student_t
 from packtrain.metrics.reading import CONFIG_FILE, METRICS_FILE, Rows, number, read_metrics, seed_folders, series
 from packtrain.studies.chart import Curve, human
@@ -87,7 +88,10 @@ class Score:
 
 def load(path: Path, name: str, colour: int) -> Run:
     """A run from its folder, with warnings of what is missing, damaged or uneven in it."""
+    refuse_links(path)
     folders = seed_folders(path)
+    for folder in folders:
+        refuse_links(folder)
     seeds = [Seed(folder, read_metrics(folder), _evaluation(folder)) for folder in folders]
     config = next((text for folder in [*folders, path] if (text := _head(folder / CONFIG_FILE))), "")
     run = Run(path, name, colour, seeds, config)
@@ -112,7 +116,7 @@ def _evaluation(folder: Path) -> dict[str, Any]:
     """What the last `packtrain eval` said, if it said anything that can be read."""
     path = folder / "eval.json"
     try:
-        found = json.loads(path.read_bytes()) if path.is_file() else {}
+        found = json.loads(read_inside(folder, path.name)) if path.is_file() else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -20,7 +20,7 @@ import numpy as np
 
 from packtrain import __version__, config
 from packtrain.errors import ConfigError, Error, RunFolderError, SaveError
-from packtrain.files import write_whole
+from packtrain.files import refuse_links, write_whole
 from packtrain.metrics.console import duration
 from packtrain.runtime.command import TrainRequest, refuse_other
 from packtrain.runtime.folder import RunFolder, beside, point_latest
@@ -65,6 +65,7 @@ def train(request: TrainRequest) -> int:
         return _train_one(request)
     _, study = _build(request)
     root = beside(request.output) if request.fresh else request.output
+    refuse_links(root)
     for k in range(request.num_seeds):
         one = replace(request, output=root / f"seed_{k}", seed=study.seed + k, latest_in=None, fresh=False)
         if code := _train_one(one):
@@ -88,7 +89,7 @@ def _refuse_flags(request: TrainRequest) -> None:
 
 
 def _build(request: TrainRequest) -> tuple[config.Configuration, Study]:
-    configuration = config.load(request.files, request.bindings, request.knobs, request.trusted, request.seed)
+    configuration = config.load(request.files, request.bindings, request.knobs, request.trust_config, request.seed)
     return configuration, config.build(configuration)
 
 
@@ -96,6 +97,7 @@ def _train_one(request: TrainRequest) -> int:
     configuration, study = _build(request)
     folder = RunFolder(beside(request.output) if request.fresh else request.output)
     folder.check_writable()
+    refuse_links(folder.path)
     folder.refuse_other_kind(folder.checkpoints)
     folder.open()
     try:

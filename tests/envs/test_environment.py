@@ -120,6 +120,16 @@ def test_ids_that_run_foreign_code_need_trust(untrusted, name):
         Environment(name)
 
 
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"env": "os:Thing-v0"}, {"env": "GymV21Environment-v0"}, {"env": "CartPole-v1", "nested": [{"id": FAULTY}]}],
+)
+def test_ids_in_options_that_run_foreign_code_need_trust(untrusted, kwargs):
+    """A Simulator takes another environment's id. Mutation: looking at `Environment.id` alone."""
+    with pytest.raises(ConfigError, match=r"Environment.kwargs = .* names code outside packtrain.*--trust-config"):
+        Environment("Simulator", kwargs)
+
+
 def test_plain_ids_need_no_trust(untrusted):
     assert Environment("Catch").registered_id() == "packtrain/Catch-v0"
     assert Environment("CartPole-v1").registered_id() == "CartPole-v1"

@@ -321,7 +321,7 @@ def test_what_cannot_be_read_or_written_is_one_line(tmp_path):
 
 
 def test_a_page_that_cannot_be_put_in_place_leaves_the_old_one_and_no_litter(tmp_path, monkeypatch):
-    def refuse(source, target):
+    def refuse(source, target, **_):
         raise OSError(28, "No space left on device")
 
     run = make_run(tmp_path / "run")
