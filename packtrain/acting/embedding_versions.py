@@ -75,21 +75,27 @@ class EmbeddingVersions:
           [B] bool, the environments that begin: those of `first`, and those that have had no row yet.
         """
         begins = first | (self._slot < 0)
-        if begins.device.type == "cpu" and not bool(begins.any()):
-            return begins
+        if begins.device.type != "cpu" or bool(begins.any()):
+            self._take_newest(begins, version)
+        return begins
+
+    def _take_newest(self, begins: Tensor, version: Tensor) -> None:
+        """Choose a slot for those that begin, and fill it if its version is neither the newest nor used by others.
+
+        Nothing here waits for a GPU.
+        """
         going_on = torch.where(begins, -1, self._slot)
         used = (going_on.unsqueeze(1) == self._numbers).any(0)  # [V]
         known = self._version == version
         # First the slot that holds the newest version, then any that is free, then the newest that is held.
         rank = torch.where(known, 2, torch.where(used, 0, 1)) * (1 << 48) + torch.where(used, self._version, 0)
-        target = rank.argmax()
-        takes = begins.any() & ~known[target] & ~used[target]
-        place = target.unsqueeze(0)
+        place = rank.argmax(0, keepdim=True)  # [1]; an index without dimensions would be read by the host
+        takes = begins.any() & ~known[place] & ~used[place]
         for stack, leaf in zip(self._stacks, self._newest, strict=True):
-            stack.index_copy_(0, place, torch.where(takes, leaf.unsqueeze(0), stack[place]))
+            taken = torch.where(takes.view(-1, *[1] * leaf.ndim), leaf.unsqueeze(0), stack[place])
+            stack.index_copy_(0, place, taken)
         self._version.index_copy_(0, place, torch.where(takes, version, self._version[place]))
-        self._slot.copy_(torch.where(begins, target, self._slot))
-        return begins
+        self._slot.copy_(torch.where(begins, place, self._slot))
 
     def embed(self, obs: Tree, first: Tensor) -> Tensor:
         """The embedding [B, D] of the last row, each environment's by its own version, in float32.

@@ -4,14 +4,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from packtrain.acting.actor_errors import ErrorNumbers
+from packtrain.acting.actor_errors import ActorErrors, ErrorNumbers
 from packtrain.acting.values import GroupPolicy, ValuePolicy
 from packtrain.equations.q_learning import combined_q
 from packtrain.equations.rescale import rescale, unrescale
 from packtrain.networks.action_values import ActionValues, Arms, Epsilons, Novelty
 from packtrain.networks.embedding import ControllableEmbedding
-from packtrain.networks.q_network import QNetwork
+from packtrain.networks.q_network import QNetwork, QOutput
 from packtrain.types import Row, Spec
 
 SPEC = Spec(gym.spaces.Box(-9, 9, (3,), np.float32), gym.spaces.Discrete(4))
@@ -103,3 +104,15 @@ def _written_out(rows, b, gamma, beta, case, rescaling):
         said = float(value(rows[0]["output"])[0, b, rows[0]["action"][b]])
         total += (beta if kind == "intrinsic" else 1.0) * abs(squash(target) - said)
     return total
+
+
+@pytest.mark.parametrize("discount", [None, 0.9])
+def test_no_error_is_computed_on_the_host(discount):
+    """A captured decision must not read data there."""
+    with FakeTensorMode():
+        errors = ActorErrors(ErrorNumbers(0.9, 3, "symlog"), B, torch.device("cpu"), 1e-3, True)
+        no, zeros, any_action = torch.zeros(B, dtype=torch.bool), torch.zeros(B), torch.zeros(B, dtype=torch.int64)
+        values = torch.zeros(1, B, 4)
+        own = None if discount is None else torch.full((B,), discount)
+        output = QOutput(values, (), values)
+        assert errors.step(no, no, zeros, zeros, output, any_action, any_action, zeros, own).shape == (B,)

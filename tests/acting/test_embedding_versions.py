@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from packtrain.acting.embedding_versions import EmbeddingVersions
 from packtrain.devices.precision import without_tf32
@@ -114,6 +115,14 @@ def test_all_tensors_stay_in_place():
     versions.begin()
     assert {name: leaf.data_ptr() for name, leaf in versions.state.items()} == before
     assert versions.state["embedding_slot"].tolist() == [-1] * 4
+
+
+def test_no_decision_of_a_gpu_reads_data_on_the_host():
+    """A captured decision must not. Mutation: an index without dimensions."""
+    _, versions = make(3)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        versions._take_newest(torch.zeros(4, dtype=torch.bool), torch.zeros((), dtype=torch.int64))
+        assert versions._embed_by_all(torch.zeros(1, 4, 3), torch.zeros(1, 4, dtype=torch.bool)).shape == (4, 2)
 
 
 def test_full_float32_is_asked_for_and_given_back():
