@@ -116,7 +116,7 @@ class Training:
         self.evaluations = Evaluations(experiment, spec, device, travelling, self.parts.precision)
         keep = self._resume(*saved) if saved else 0
         _settle_gpu()  # the actor's stream goes on from what this one has made
-        self._writers: list[Any] = [JsonlWriter(folder.metrics, keep)]
+        self._writers: list[Any] = [JsonlWriter(folder.metrics, keep, patient=True)]
         if tensorboard:
             self._writers.append(TensorBoardWriter(folder.path / "tensorboard"))
         self._saving = Saving(
@@ -531,8 +531,7 @@ class Training:
         """End everything that is held."""
         self._saving.join()
         if self.explorer is not None:
-            with contextlib.suppress(OSError):  # a picture is worth no failed run
-                self.explorer.draw()
+            self.explorer.draw()
         for writer in self._writers:
             writer.close()
         self.evaluations.close()
