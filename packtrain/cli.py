@@ -222,7 +222,7 @@ def _train(argv: list[str]) -> int:
         num_seeds=arguments.num_seeds,
         runtime=arguments.runtime,
         device=arguments.device,
-        fresh=arguments.fresh,
+        fresh=arguments.fresh or (arguments.output_dir is None and arguments.xpid is None),  # a name of its own
         start_from=Path(arguments.start_from).expanduser() if arguments.start_from else None,
         tensorboard=arguments.tensorboard,
         trusted=arguments.trust_config or not any(command.is_in_run_folder(path) for path in paths),

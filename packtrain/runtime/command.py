@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from packtrain.devices.queues import use_all_queues
 from packtrain.envs.boundary import space_leaves
 from packtrain.envs.picture import draw_without_screen
 from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunFolderError
+from packtrain.files import write_whole
 from packtrain.memory.replay import Replay
 from packtrain.memory.sequences import Sequences
 from packtrain.memory.unroll import Unrolls
@@ -38,7 +39,7 @@ from packtrain.runtime import film as films
 from packtrain.runtime.branching import branch
 from packtrain.runtime.evaluation import Evaluator
 from packtrain.runtime.experiment import Experiment
-from packtrain.runtime.folder import RunFolder, beside, point_latest
+from packtrain.runtime.folder import RunFolder, claim, point_latest
 from packtrain.runtime.learned_rewards import say_rewards
 from packtrain.runtime.parts import open_evaluator, try_out
 from packtrain.runtime.seeds import seed_for
@@ -71,6 +72,7 @@ class TrainRequest:
     trusted: bool = True
     alone: bool = True  # it has the terminal for itself
     latest_in: Path | None = None  # the folder whose link `latest` should point to this run
+    home: Path = field(default_factory=Path.cwd)  # what paths are relative to, wherever an environment goes
 
 
 def output_folder(output_dir: str | None, savedir: str | None, xpid: str | None, config_name: str) -> Path:
@@ -102,8 +104,10 @@ def train(request: TrainRequest) -> int:
                 RUNTIMES[request.runtime](opened.training)
                 opened.training.save(required=True)
             return opened.close(received)
-    _, experiment, _ = prepare(*_described(request))
-    root = beside(request.output) if request.fresh else request.output
+    _, experiment, _ = _prepare(request)
+    root = request.output
+    if request.fresh:
+        root = root.with_name(claim(request.home / root).name)
     requests = []
     for k in range(request.num_seeds):
         one = replace(
@@ -116,11 +120,11 @@ def train(request: TrainRequest) -> int:
     code = _train_together(requests) if together.can_share(experiment) else 0
     if not together.can_share(experiment):
         for one in requests:
-            code = train(one)
+            code = _train(one)
             if code:
                 return code
     if request.latest_in is not None and not code:
-        point_latest(request.latest_in, root)
+        point_latest(request.home / request.latest_in, request.home / root)
     return code
 
 
@@ -141,9 +145,9 @@ def _train_together(requests: list[TrainRequest]) -> int:
 
 def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Saved]]:
     """Where each of several seeds goes on: runs that learn together, from the same update."""
-    folders = [RunFolder(one.output).checkpoints for one in requests]
+    folders = [RunFolder(one.output, one.home).checkpoints for one in requests]
     newest = [checkpoint.load_newest(folder) if folder.is_dir() else None for folder in folders]
-    _, experiment, _ = prepare(*_described(requests[0]))
+    _, experiment, _ = _prepare(requests[0])
     under_way = [k for k, saved in enumerate(newest) if saved is None or finished(experiment, saved[1]["run"]) is None]
     if experiment.by_ratio and under_way:
         for k, saved in zip(under_way, together.same_updates([folders[k] for k in under_way]), strict=True):
@@ -151,8 +155,10 @@ def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Sav
     return list(zip(requests, newest, strict=True))
 
 
-def _described(request: TrainRequest) -> tuple:
-    return request.files, request.bindings, request.knobs, request.seed, request.trusted
+def _prepare(request: TrainRequest) -> tuple[config.Configuration, Experiment, Spec]:
+    """Load and try what a command line describes, with paths relative to where it was typed."""
+    with contextlib.chdir(request.home):
+        return prepare(request.files, request.bindings, request.knobs, request.seed, request.trusted)
 
 
 @dataclass
@@ -169,14 +175,14 @@ class _Opened:
         self.console.close()
         if received:
             print(
-                f"stopped by {received[0].name}: {self.folder.path} saved at step {training.step:,}; the same command "
+                f"stopped by {received[0].name}: {self.folder.shown} saved at step {training.step:,}; the same command "
                 "goes on"
             )
             log.info("stopped by %s at step %d", received[0].name, training.step)
             return 128 + int(received[0])
         log.info("finished at step %d", training.step)
         rate = f"{amount(training.step / max(1e-9, training.wall_s()))} steps/s"
-        print(f"finished {training.step:,} steps in {duration(training.wall_s())} ({rate}): {self.folder.path}")
+        print(f"finished {training.step:,} steps in {duration(training.wall_s())} ({rate}): {self.folder.shown}")
         return 0
 
 
@@ -190,43 +196,45 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
     """
     other = None
     if request.start_from is not None:
-        refuse_no_run(request.start_from)
-        _, other, _ = prepare([request.start_from / "config.gin"], [], {}, None, trusted=False)
-    configuration, experiment, spec = prepare(*_described(request))
+        with contextlib.chdir(request.home):
+            refuse_no_run(request.start_from)
+            _, other, _ = prepare([request.start_from / "config.gin"], [], {}, None, trusted=False)
+    configuration, experiment, spec = _prepare(request)
     device = find_device(request.device)
     refuse_too_large(experiment, spec, device)
     for use in experiment.learners.values():
         refuse_unless_possible(device, getattr(use.learner, "compile", None))
     if request.tensorboard:
         TensorBoardWriter.available()
-    folder = RunFolder(beside(request.output) if request.fresh else request.output)
+    folder = RunFolder(request.output, request.home, request.fresh)
     folder.check_writable()
     folder.refuse_other_kind(folder.study)
     text, begun = configuration.text(), None
-    if other is not None and not checkpoint.steps(folder.checkpoints):
+    if other is not None and (request.fresh or not checkpoint.steps(folder.checkpoints)):
         assert request.start_from is not None
-        begun = _branch(request.start_from, other, configuration, text)
+        with contextlib.chdir(request.home):
+            begun = _branch(request.start_from, other, configuration, text)
     folder.open()
     console = None
     try:
         if isinstance(saved, str):
-            saved = checkpoint.load_newest(folder.checkpoints, with_replay=True)
+            saved = checkpoint.load_newest(folder.checkpoints)
         if saved is not None:
-            refuse_other(folder.path, saved[1], configuration)
+            refuse_other(folder.shown, saved[1], configuration)
             if (end := finished(experiment, saved[1]["run"])) is not None:
-                print(f"{folder.path} is finished: {end}")
+                print(f"{folder.shown} is finished: {end}")
                 yield None
                 return
             _log_changes(saved[1]["run"]["values"], configuration)
             anew = "" if "actor" in saved[1] else "; the environments begin new episodes"
-            print(f"{folder.path}: going on from step {saved[0]:,}{anew}")
+            print(f"{folder.shown}: going on from step {saved[0]:,}{anew}")
         elif begun is not None:
             saved = begun[:2]
-            folder.metrics.write_bytes(begun[2])
-            print(f"{folder.path}: beginning from step {saved[0]:,} of {request.start_from}")
-        folder.config.write_text(text, encoding="utf-8")
+            write_whole(folder.metrics, begun[2])
+            print(f"{folder.shown}: beginning from step {saved[0]:,} of {request.start_from}")
+        folder.write_config(text)
         if request.latest_in is not None:
-            point_latest(request.latest_in, folder.path)
+            point_latest(request.home / request.latest_in, folder.path)
         log.info(
             "packtrain %s, torch %s, %s runtime on %s, configuration %s",
             __version__,
@@ -249,7 +257,7 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
             log.warning("%s", line)
         if spec.frames_per_step > 1 and experiment.streams.num_actors >= MANY_GAMES:
             print(f"opening {experiment.streams.num_actors} games, about a tenth of a second each", flush=True)
-        console = open_console(str(folder.path), experiment.total_steps, experiment.epochs, alone=request.alone)
+        console = open_console(str(folder.shown), experiment.total_steps, experiment.epochs, alone=request.alone)
         exact = request.runtime == "serial"
         training = Training(
             experiment, spec, folder, configuration, device, console, saved, request.tensorboard, exact=exact
