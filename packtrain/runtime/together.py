@@ -143,7 +143,7 @@ def same_updates(folders: Sequence[Path]) -> list[tuple[int, dict[str, Any]] | N
     Raises:
       CheckpointError: there are checkpoints, and none that fit together.
     """
-    saved = [checkpoint.load_newest(folder, with_replay=True) for folder in folders]
+    saved = [checkpoint.load_newest(folder) for folder in folders]
     while True:
         counts = [0 if one is None else _updates(one[1]) for one in saved]
         if len(set(counts)) == 1:
