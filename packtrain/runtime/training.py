@@ -371,6 +371,8 @@ class Training:
         if not self.experiment.by_ratio:
             row["episodes_too_long" if self.experiment.by_epochs else "unrolls_dropped"] = dropped
         row |= self._update_counts()
+        if lost := sum(memory.lost for memory in self.parts.memories.values() if isinstance(memory, REPLAYED)):
+            row["replay_steps_lost"] = lost
         if isinstance(self.parts.policy, ValuePolicy):
             row |= {**self.parts.policy.row(), "priorities_late": dropped}
         row["episodes_dropped"] = sum(stream.columns.boundary.dropped for stream in self.parts.streams)
