@@ -138,8 +138,7 @@ def _train_together(requests: list[TrainRequest]) -> int:
         with _signals([one.training for one in opened]) as received:
             runs = [None if one is None else one.training for one in each]
             together.run(runs, overlaps=requests[0].runtime == "local")
-            for one in opened:
-                one.training.save(required=True)
+            together.save_all([one.training for one in opened], required=True)
         return [one.close(received) for one in opened][0]
 
 

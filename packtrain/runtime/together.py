@@ -7,6 +7,7 @@ launch updates them together. With `slack` environments step on while a GPU is a
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,8 @@ import torch
 from packtrain.acting.joint import Joint
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.algorithms import launches
-from packtrain.errors import CheckpointError, EnvError, Error
+from packtrain.envs.exits import exits_are_faults
+from packtrain.errors import CheckpointError, EnvError, Error, FolderLostError
 from packtrain.networks.action_values import ActionValues
 from packtrain.runtime import checkpoint, serial
 from packtrain.runtime.experiment import Experiment, Planning
@@ -65,10 +67,22 @@ def run(runs: Sequence[Training | None], overlaps: bool = True) -> None:
             else:
                 seed = seed_for(first.experiment.seed - place, "actions")
                 _plan(trainings, _joint(runs, first, seed))
-        except EnvError:
-            for training in trainings.values():
-                training.save(with_actor=False)
+        except (EnvError, FolderLostError) as error:
+            with contextlib.suppress(FolderLostError):
+                save_all(list(trainings.values()), with_actor=not isinstance(error, EnvError))
             raise
+
+
+def save_all(trainings: Sequence[Training], with_actor: bool = True, required: bool = False) -> None:
+    """Save every run; FolderLostError, after all are saved, if the folder of one is no longer where it was."""
+    lost: list[FolderLostError] = []
+    for training in trainings:
+        try:
+            training.save(with_actor=with_actor, required=required)
+        except FolderLostError as error:
+            lost.append(error)
+    if lost:
+        raise lost[0]
 
 
 def _replay(trainings: Sequence[Training], overlaps: bool) -> None:
@@ -102,8 +116,7 @@ def _take_turns(trainings: Sequence[Training], launched: _Launched) -> None:
             training.note_learned(wish.learner, metrics)
         launched.add(wish)
         if trainings[0].save_due:
-            for training in trainings:
-                training.save()
+            save_all(trainings)
 
 
 class _Launched:
@@ -196,8 +209,8 @@ def _plan(trainings: Mapping[int, Training], joint: Joint) -> None:
             try:
                 over = next(under_way[place], "over") == "over"
             except Error:  # the others are between two turns, and go on from here when the cause is gone
-                for other in set(under_way) - {place}:
-                    trainings[other].save()
+                with contextlib.suppress(FolderLostError):
+                    save_all([trainings[other] for other in set(under_way) - {place}])
                 raise
             if over:
                 del under_way[place]

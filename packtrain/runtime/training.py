@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -21,7 +22,7 @@ from packtrain.config import Configuration, Travelling
 from packtrain.devices.allocator import keep_large_blocks
 from packtrain.envs.columns import Columns
 from packtrain.envs.stream import Stream
-from packtrain.errors import DivergedError
+from packtrain.errors import DivergedError, FolderLostError, RunFolderError, SaveError
 from packtrain.memory.episodes import EpisodeMemory
 from packtrain.memory.replay import ReplayMemory
 from packtrain.memory.segments import Segments
@@ -417,7 +418,7 @@ class Training:
         with self.gate.held(self._patience):
             # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
             state = None
-            with self._saving.guarded(self.step):  # segments of the replay are written; without, it is evaluated too
+            with self._rescuing(), self._saving.guarded(self.step):  # the disk may refuse segments: it is evaluated too
                 state = self._state(with_actor=True)
             known, policy = None, evaluations.policy
             if isinstance(policy, PlannedPolicy):
@@ -442,7 +443,8 @@ class Training:
             self._write("eval", {**epoch, **result, **updates}, step)
             if state is not None:
                 others = {name: value for name, value in rewards.items() if name != "train"}
-                self._saving.keep_if_best(state, result["return_mean"], others)
+                with self._rescuing():
+                    self._saving.keep_if_best(state, result["return_mean"], others)
             self.evaluations.under_way = None
 
     def _evaluated_memories(self) -> dict[str, Any]:
@@ -470,8 +472,41 @@ class Training:
     def save(self, background: bool = False, with_actor: bool = True, required: bool = False) -> None:
         """Write a checkpoint of this moment; in the background, only the copying holds up training.
 
-        A disk that refuses is a warning, since the checkpoint before stands; SaveError if this one is `required`.
+        A disk that refuses is a warning, since the checkpoint before stands.
+
+        Raises:
+          FolderLostError: the run folder is no longer where it was; what could be saved was saved elsewhere.
+          SaveError: the disk refused, and this checkpoint is `required`.
         """
+        with self._rescuing(with_actor):
+            self._save(background, with_actor, required)
+
+    @contextlib.contextmanager
+    def _rescuing(self, with_actor: bool = True) -> Iterator[None]:
+        """If the run folder is lost inside, save in its new place, or in a new folder, and end the run.
+
+        FolderLostError, which says where, in place of the one that only says that it is lost.
+        """
+        try:
+            yield
+        except FolderLostError as error:
+            try:
+                happened = self.folder.find_again()
+                for name, memory in self.parts.memories.items():
+                    if isinstance(memory, REPLAYED):
+                        memory.move(self.folder.path / "replay" / name)
+                self._writers[0].move(self.folder.metrics)
+                self.folder.write_config(self._configuration.text())
+                self._save(False, with_actor, required=True)
+            except (OSError, RunFolderError, SaveError) as failed:
+                raise FolderLostError(f"{error}; nothing could be saved since: {failed}") from error
+            place = self.folder.shown
+            raise FolderLostError(
+                f"{happened}: saved at step {self.step:,} in {place}; the same command with --output_dir {place} goes "
+                "on"
+            ) from error
+
+    def _save(self, background: bool, with_actor: bool, required: bool) -> None:
         state = None
         with self.gate.held(self._patience) if with_actor else contextlib.nullcontext():
             with self._saving.guarded(self.step, required):  # segments of the replay are written
