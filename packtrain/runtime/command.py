@@ -25,6 +25,7 @@ from packtrain.acting.planned import PlannedPolicy
 from packtrain.devices.compiled import refuse_unless_possible
 from packtrain.devices.queues import use_all_queues
 from packtrain.envs.boundary import space_leaves
+from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.picture import draw_without_screen
 from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunFolderError
 from packtrain.files import write_whole
@@ -258,9 +259,10 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
             print(f"opening {experiment.streams.num_actors} games, about a tenth of a second each", flush=True)
         console = open_console(str(folder.shown), experiment.total_steps, experiment.epochs, alone=request.alone)
         exact = request.runtime == "serial"
-        training = Training(
-            experiment, spec, folder, configuration, device, console, saved, request.tensorboard, exact=exact
-        )
+        with exits_are_faults():
+            training = Training(
+                experiment, spec, folder, configuration, device, console, saved, request.tensorboard, exact=exact
+            )
         with contextlib.closing(training):
             yield _Opened(training, folder, console)
     except Error as error:
@@ -486,7 +488,8 @@ def evaluate(
         film, expansion = None, films.expansion_of(experiment)
         if folder is not None:
             film = films.Film(evaluator, folder, name, video_episodes, video_format, keep=expansion is not None)
-        played = _play(evaluator, num_episodes, known, film)
+        with exits_are_faults(columns):
+            played = _play(evaluator, num_episodes, known, film)
     result = {**played, "checkpoint": step, "env": environment.id, "greedy": greedy}
     episodes = [episode for column in evaluator.episodes for episode in column]
     result |= {"returns": [each.returns["train"] for each in episodes], "lengths": [each.length for each in episodes]}

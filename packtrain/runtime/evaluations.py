@@ -14,6 +14,7 @@ from torch import nn
 from packtrain.acting.actor import AnyPolicy
 from packtrain.config import Travelling
 from packtrain.envs.columns import Columns
+from packtrain.envs.exits import exits_are_faults
 from packtrain.runtime.experiment import Evaluation, Experiment
 from packtrain.runtime.parts import open_evaluator
 from packtrain.types import Spec
@@ -79,7 +80,8 @@ class Evaluations:
         for network in networks:
             self._network.load_state_dict(network.state_dict())
         self.under_way = evaluated
-        self._evaluator.begin(known)
+        with exits_are_faults(self.columns):
+            self._evaluator.begin(known)
         if every := self._settings.every:
             self._next = (evaluated.step // every + 1) * every
         self._last = evaluated.step
@@ -87,7 +89,8 @@ class Evaluations:
     def tick(self) -> None:
         """One step of the one that is under way, if there is one."""
         if self._evaluator is not None and self._evaluator.active:
-            result = self._evaluator.tick()
+            with exits_are_faults(self.columns):
+                result = self._evaluator.tick()
             if result is not None:
                 self._results.append(result)
 

@@ -224,7 +224,8 @@ def _plan(trainings: Mapping[int, Training], joint: Joint) -> None:
             joint.begin_epoch(epoch)
         served = sorted(place for place in waiting if trainings[place].epoch == epoch)
         groups = [trainings[place].parts.actor.next_group for place in served]
-        joint.turn(served)
+        with exits_are_faults(columns for training in trainings.values() for columns in training.columns()):
+            joint.turn(served)
         for place, group in zip(served, groups, strict=True):
             trainings[place].count_turn(group)
         waiting.difference_update(served)

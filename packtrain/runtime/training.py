@@ -21,6 +21,7 @@ from packtrain.algorithms.launches import ROOM, Batch
 from packtrain.config import Configuration, Travelling
 from packtrain.devices.allocator import keep_large_blocks
 from packtrain.envs.columns import Columns
+from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.stream import Stream
 from packtrain.errors import DivergedError, FolderLostError, RunFolderError, SaveError
 from packtrain.memory.episodes import EpisodeMemory
@@ -137,7 +138,7 @@ class Training:
         """One turn of the actor. On a GPU, updates that are under way hold it up only where it wants their weights."""
         actor = self.parts.actor
         group = actor.next_group
-        with self.parts.acting():
+        with self.parts.acting(), exits_are_faults(stream.columns for stream in self.parts.streams):
             actor.turn()
         self.count_turn(group)
 
