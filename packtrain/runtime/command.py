@@ -32,7 +32,7 @@ from packtrain.files import write_whole
 from packtrain.memory.replay import Replay
 from packtrain.memory.sequences import Sequences
 from packtrain.memory.unroll import Unrolls
-from packtrain.metrics.console import amount, duration, open_console
+from packtrain.metrics.console import amount, duration, never_failing_terminal, open_console
 from packtrain.metrics.writers import TensorBoardWriter
 from packtrain.networks.control import ControlNetwork
 from packtrain.runtime import checkpoint, local, serial, together
@@ -97,6 +97,11 @@ def is_in_run_folder(path: Path) -> bool:
 
 def train(request: TrainRequest) -> int:
     """Train one seed, or several; returns the exit code."""
+    with never_failing_terminal():
+        return _train(request)
+
+
+def _train(request: TrainRequest) -> int:
     if request.num_seeds is None:
         with _prepared(request) as opened:
             if opened is None:
@@ -418,10 +423,16 @@ def refuse_no_run(run: Path) -> None:
 
 @contextlib.contextmanager
 def _signals(trainings: list[Training]) -> Iterator[list[signal.Signals]]:
-    """The first SIGINT or SIGTERM asks the runs to save and leave; the second leaves at once."""
+    """The first SIGINT, SIGTERM or SIGHUP asks the runs to save and leave; the second leaves at once.
+
+    A terminal that is closed sends SIGHUP, and its shell may send another, which changes nothing. Under `nohup` it is
+    ignored, and stays so.
+    """
     received: list[signal.Signals] = []
 
     def handle(number: int, _: Any) -> None:
+        if received and number == signal.SIGHUP:
+            return
         if received:
             os._exit(128 + number)
         received.append(signal.Signals(number))
@@ -433,7 +444,10 @@ def _signals(trainings: list[Training]) -> Iterator[list[signal.Signals]]:
             flush=True,
         )
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield received
     finally:
