@@ -172,7 +172,8 @@ class RunFolder:
             if self._held == "name":
                 with contextlib.suppress(OSError):
                     self._lock.truncate(0)
-            self._lock.close()
+            with contextlib.suppress(OSError):  # a full disk may have refused what is written there
+                self._lock.close()
             self._lock, self._held = None, None
 
     def write_config(self, text: str) -> None:
@@ -244,6 +245,11 @@ class _LogFile(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Leave the line out."""
+
+    def close(self) -> None:
+        """Close the file, whatever of it the disk refuses."""
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 _open_folders: weakref.WeakSet[RunFolder] = weakref.WeakSet()

@@ -1,5 +1,6 @@
 """Uniform replay: what goes in comes out, ends and resets included; it grows, wraps around, comes back from disk."""
 
+import os
 import sys
 import threading
 import time
@@ -302,13 +303,22 @@ def damage(path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"?")
 
 
-@pytest.mark.parametrize("how", ["damaged", "missing"])
+@pytest.mark.parametrize("how", ["damaged", "missing", "too long", "a pipe", "a link"])
 def test_steps_of_a_lost_segment_are_dropped_and_counted(tmp_path, how, capsys) -> None:
     """The rest is there, draws included. Mutations: an error; rows of zeros that are drawn."""
     memory = filled(57, make(batch_size=50, segments=Segments(tmp_path, 16)))
     state = memory.snapshot()
     path = tmp_path / state["segments"][1]["name"]
-    path.unlink() if how == "missing" else damage(path)
+    if how == "damaged":
+        damage(path)
+    elif how == "too long":
+        os.truncate(path, 2**40)  # holes: reading it would take all memory
+    else:
+        path.rename(tmp_path / "elsewhere")
+    if how == "a pipe":
+        os.mkfifo(path)
+    elif how == "a link":
+        path.symlink_to(tmp_path / "elsewhere")
     again = make(batch_size=50, segments=Segments(tmp_path, 16))
     again.restore(state)
     assert "the replay loses its steps" in capsys.readouterr().err

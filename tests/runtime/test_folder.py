@@ -208,11 +208,12 @@ def test_a_log_on_a_full_disk_prints_no_traceback(run, capsys, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     class Full:
-        write = flush = full
-        close = staticmethod(run._handler.stream.close)
+        write = flush = close = full
 
+    run._handler.stream.close()
     monkeypatch.setattr(run._handler, "stream", Full())
     logging.getLogger("packtrain").warning("lost")
+    run.close()
     assert capsys.readouterr().err == ""
 
 
