@@ -49,6 +49,10 @@ class CheckpointError(Error):
     exit_code = 2
 
 
+class DamagedError(CheckpointError):
+    """A checkpoint of which a file is missing or is not what its manifest describes."""
+
+
 class RunFolderError(Error):
     """A run folder that cannot be written, is locked by another run, or is not one."""
 

@@ -27,17 +27,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from packtrain.errors import CheckpointError, warn
+from packtrain.errors import CheckpointError, DamagedError, warn
 from packtrain.files import sync, sync_folder, write_whole
 
 SCHEMA = 1
 KEPT = 3
 MOST_DAMAGED = 3  # damaged checkpoints that are kept for whoever wants to look at them
 log = logging.getLogger("packtrain")
-
-
-class DamagedError(CheckpointError):
-    """A file of a checkpoint is missing or is not what the manifest describes."""
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:

@@ -1,4 +1,7 @@
-"""Attacks on what a run has on disk and on the terminal it prints to: nothing that was learned may be lost."""
+"""Attacks on what a run has on disk and on the terminal it prints to: nothing that was learned may be lost.
+
+Those that start a run are not fast: CI has the same in `tests/cli/test_storage.py` and `tests/cli/test_faults.py`.
+"""
 
 import contextlib
 import errno
@@ -166,6 +169,7 @@ def no_sync(place: Path) -> None:
     "three damaged newer checkpoints",
     attacks="checkpoints/: three with higher steps are cut",
     expected="they are moved aside, and new checkpoints stay",
+    fast=False,
 )
 def damaged_newer(place: Path) -> None:
     """Pruning once counted them."""
@@ -209,6 +213,7 @@ def flipped_segment(place: Path) -> None:
     "metrics shorter than the checkpoint counts",
     attacks="metrics.jsonl: its last 30 bytes are missing",
     expected="a warning, and the next row stands on a line of its own",
+    fast=False,
 )
 def short_metrics(place: Path) -> None:
     """As a loss of power leaves it."""
@@ -261,6 +266,7 @@ def environment_that(fault: str, place: Path, runtime: str) -> None:
     "sys.exit in an environment",
     attacks="step(): sys.exit(0), local runtime",
     expected="a fault of the environment: saved, one line, exit code 3",
+    fast=False,
 )
 def exits(place: Path) -> None:
     """Once it ended the run with code 0."""
@@ -271,6 +277,7 @@ def exits(place: Path) -> None:
     "KeyboardInterrupt in an environment",
     attacks="step(): KeyboardInterrupt, serial runtime",
     expected="a fault of the environment: saved, one line, exit code 3",
+    fast=False,
 )
 def interrupts(place: Path) -> None:
     """Once it ended the run with code 130, unsaved."""
@@ -284,6 +291,7 @@ def interrupts(place: Path) -> None:
     "stdout into a pipe that is closed",
     attacks="stdout: | head -1",
     expected="the run ends normally",
+    fast=False,
 )
 def closed_pipe(place: Path) -> None:
     """The reader goes when the first line is there."""
@@ -301,7 +309,7 @@ def _read(handle: int) -> bytes:
     return b""
 
 
-@case("stdout onto a full device", attacks="stdout: > /dev/full", expected="the run ends normally")
+@case("stdout onto a full device", attacks="stdout: > /dev/full", expected="the run ends normally", fast=False)
 def full_stdout(place: Path) -> None:
     """Every flush fails."""
     command = chaos.Command([*SMALL, "--total_steps", "400"], place, Path("/dev/full"))
@@ -361,6 +369,7 @@ def deleted(place: Path) -> None:
     "environment that changes the current folder",
     attacks="step(): os.chdir('/')",
     expected="the run folder stays where it was",
+    fast=False,
 )
 def changes_folder(place: Path) -> None:
     """Relative paths are those of where the command was typed."""
