@@ -1,4 +1,4 @@
-"""Environments that try to end the program: what they raise for that is their own fault, and not a wish of the user."""
+"""Convert `sys.exit()` and KeyboardInterrupt raised inside an environment into environment faults."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from packtrain.errors import EnvError
 
 @contextlib.contextmanager
 def exits_are_faults(columns: Iterable[Columns] = ()) -> Iterator[None]:
-    """Around code of environments: `sys.exit()`, KeyboardInterrupt and the like become an EnvError.
+    """Run code of environments; SystemExit, KeyboardInterrupt and the like become an EnvError.
 
-    A user's own Ctrl-C passes. It raises KeyboardInterrupt in the main thread alone, and only where no signal handler
-    has replaced Python's.
+    A user's own Ctrl-C passes through. It raises KeyboardInterrupt only in the main thread, and only while Python's
+    own signal handler is installed.
 
     Args:
-      columns: which environments it may be; the one whose step is under way is named.
+      columns: the environments that may run; the message names the one whose step is under way.
     """
     try:
         yield

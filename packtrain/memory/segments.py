@@ -53,7 +53,7 @@ class Segments:
 
         Args:
           number: of the segment.
-          content: gives its rows, each leaf [rows, ...]; called only if they are needed.
+          content: returns its rows, each leaf [rows, ...]; called only if the segment must be written.
         """
         if number in self._written:
             return
@@ -64,7 +64,7 @@ class Segments:
         self._written[number] = {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
     def described(self, first: int, end: int) -> list[dict[str, Any]]:
-        """What a checkpoint says of segments `first` to `end` − 1, which have been written or are lost."""
+        """Return the descriptions of segments `first` to `end` − 1 for a checkpoint; each is written or lost."""
         return [{"number": number, **self._written[number]} for number in range(first, end)]
 
     def read(self, description: dict[str, Any], rows: int) -> Rows | None:

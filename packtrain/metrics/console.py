@@ -186,7 +186,7 @@ def open_console(
 
 
 class _NeverFails(io.TextIOBase):
-    """A terminal, pipe or file that is written to as long as it takes anything; what it refuses is left out."""
+    """Wrapper around stdout or stderr that drops what cannot be written instead of raising an error."""
 
     def __init__(self, inner: TextIO, name: str):
         self._inner, self._name, self._refused = inner, name, False
@@ -208,7 +208,9 @@ class _NeverFails(io.TextIOBase):
     def _note(self, error: Exception) -> int:
         if not self._refused:
             self._refused = True
-            log.warning("%s cannot be written: %s; the run goes on, and says what it does here", self._name, error)
+            log.warning(
+                "%s cannot be written: %s; the run goes on, and metrics.jsonl shows its progress", self._name, error
+            )
         return 0
 
     def isatty(self) -> bool:
@@ -232,7 +234,7 @@ class _NeverFails(io.TextIOBase):
         return self._inner.encoding
 
     def leave(self) -> None:
-        """Flush for the last time. What cannot be written is thrown away, so that Python does not fail over it."""
+        """Flush for the last time; drop what cannot be written, so that Python does not exit with code 120."""
         try:
             self._inner.flush()
         except ValueError:
@@ -247,7 +249,7 @@ class _NeverFails(io.TextIOBase):
 
 @contextlib.contextmanager
 def never_failing_terminal() -> Iterator[None]:
-    """Inside, nothing that is printed can end the program: not a closed pipe, terminal or file, nor a full disk."""
+    """Replace stdout and stderr by wrappers whose failures are ignored: closed pipes and terminals, full disks."""
     before = sys.stdout, sys.stderr
     around = [
         None if one is None else _NeverFails(one, f"std{n}") for one, n in zip(before, ("out", "err"), strict=True)

@@ -32,7 +32,7 @@ from packtrain.files import sync, sync_folder, write_whole
 
 SCHEMA = 1
 KEPT = 3
-MOST_DAMAGED = 3  # damaged checkpoints that are kept for whoever wants to look at them
+MOST_DAMAGED = 3  # damaged checkpoints that are kept for inspection
 log = logging.getLogger("packtrain")
 
 

@@ -425,8 +425,8 @@ def refuse_no_run(run: Path) -> None:
 def _signals(trainings: list[Training]) -> Iterator[list[signal.Signals]]:
     """The first SIGINT, SIGTERM or SIGHUP asks the runs to save and leave; the second leaves at once.
 
-    A terminal that is closed sends SIGHUP, and its shell may send another, which changes nothing. Under `nohup` it is
-    ignored, and stays so.
+    A closed terminal sends SIGHUP, and its shell may send a second one, which is ignored. Where SIGHUP is ignored from
+    the start, as under `nohup`, it stays ignored.
     """
     received: list[signal.Signals] = []
 

@@ -1,4 +1,4 @@
-"""The run folder: where things are, who holds it, whether it is still there, and what its log says."""
+"""The run folder: paths of its parts, its lock, its log, and a check that it is still in its place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from packtrain.errors import FolderLostError, RunFolderError, warn
 from packtrain.files import write_whole
 
 log = logging.getLogger("packtrain")
-_TAKEN = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}  # what a lock answers that somebody holds
+_TAKEN = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}  # errors of a lock that another process holds
 
 
 class RunFolder:
@@ -91,7 +91,7 @@ class RunFolder:
         log.setLevel(logging.INFO)
 
     def _take_lock(self) -> None:
-        """RunFolderError, saying who holds it, if somebody does."""
+        """Take the lock; RunFolderError, which names the holder, if another process has it."""
         self._lock.seek(0)
         pid, host = ([*self._lock.read().split(), "", ""])[:2]
         try:
@@ -112,11 +112,11 @@ class RunFolder:
         self._lock.flush()
 
     def _holder(self, pid: str, host: str) -> str:
-        """Who holds the lock, and what to do about it.
+        """Describe the process that holds the lock, and the way out.
 
         Args:
-          pid: of the process that took it, as the file says.
-          host: where that runs.
+          pid: process id in the file .lock.
+          host: machine name in the file .lock.
         """
         if host and host != platform.node():
             return f"is in use by process {pid} on {host}; choose another --output_dir"
@@ -145,7 +145,7 @@ class RunFolder:
             )
 
     def _clear_leftovers(self) -> None:
-        """Delete what runs that were killed left half written: nobody else writes here while the lock is held."""
+        """Delete half-written files of killed runs. The lock is held, so no other run is writing them."""
         if self._held != "lock":
             return
         for place in (self.path, self.checkpoints, *(self.path / "replay").glob("*")):
@@ -177,7 +177,7 @@ class RunFolder:
             self._lock, self._held = None, None
 
     def write_config(self, text: str) -> None:
-        """Write config.gin whole or not at all, unless it says the same already; RunFolderError if that cannot be."""
+        """Write config.gin whole or not at all, if its text has changed; RunFolderError if it cannot be written."""
         try:
             if not self.config.is_file() or self.config.read_bytes() != text.encode():
                 write_whole(self.config, text.encode())
@@ -200,14 +200,14 @@ class RunFolder:
             return False
 
     def find_again(self) -> str:
-        """Go on in the folder's new place, or in a new folder if it is gone; says in words what happened.
+        """Switch to the folder's new path, or to a new folder if it is gone; return a sentence about what happened.
 
         RunFolderError if no new folder can be made.
         """
         assert self._handle is not None
         before = self.shown
         name = None
-        with contextlib.suppress(OSError):  # Linux says what an open folder is called now
+        with contextlib.suppress(OSError):  # Linux gives the current path of an open folder
             name = Path(os.readlink(f"/proc/self/fd/{self._handle}"))
         if name is not None and self._is_here(name):
             self.path = self.shown = name

@@ -484,9 +484,9 @@ class Training:
 
     @contextlib.contextmanager
     def _rescuing(self, with_actor: bool = True) -> Iterator[None]:
-        """If the run folder is lost inside, save in its new place, or in a new folder, and end the run.
+        """If the run folder is lost, save in its new place or in a new folder, and end the run.
 
-        FolderLostError, which says where, in place of the one that only says that it is lost.
+        The FolderLostError that is raised then contains the new place.
         """
         try:
             yield
