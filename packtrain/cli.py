@@ -271,7 +271,7 @@ def _train(argv: list[str]) -> int:
         num_seeds=arguments.num_seeds,
         runtime=arguments.runtime,
         device=arguments.device,
-        fresh=arguments.fresh,
+        fresh=arguments.fresh or (arguments.output_dir is None and arguments.xpid is None),  # a name of its own
         start_from=Path(arguments.start_from).expanduser() if arguments.start_from else None,
         tensorboard=arguments.tensorboard,
         trust_config=arguments.trust_config,

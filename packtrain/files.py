@@ -8,7 +8,9 @@ block the program or fill its memory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import math
 import os
 import secrets
 import shutil
@@ -17,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from packtrain.errors import RunFolderError
+from packtrain.errors import RunFolderError, Seldom
 
 MOST_CONFIG = 2**20
 """Bytes of a configuration that are read at most."""
@@ -268,3 +270,39 @@ def _write_in(folder: int, name: str, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise
+
+
+# What systems answer that cannot sync a file or a folder, such as some network mounts. A full or broken disk is not
+# among them.
+_CANNOT_SYNC = {errno.EINVAL, errno.EROFS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM}
+_unsynced = Seldom(math.inf)
+
+
+def sync(handle: int, path: Path) -> None:
+    """Bring an open file or folder to the disk; a warning, once, where the file system refuses to sync."""
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        _warn_if_refused(error, path)
+
+
+def sync_folder(path: Path) -> None:
+    """Bring the names in a folder to the disk; a warning, once, where the file system refuses to sync."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        _warn_if_refused(error, path)
+        return
+    try:
+        sync(handle, path)
+    finally:
+        os.close(handle)
+
+
+def _warn_if_refused(error: OSError, path: Path) -> None:
+    if error.errno not in _CANNOT_SYNC:
+        raise error
+    _unsynced.warn(
+        f"{path} cannot be synced ({error.strerror}): files are written all the same, and a loss of power may lose "
+        "the latest of them"
+    )

@@ -321,6 +321,8 @@ def _within(seconds: float, call: Callable[[], Spec], complaint: str) -> Spec:
     thread.join(seconds)
     if not results:
         raise EnvSetupError(f"{complaint} within {seconds:g} s")
-    if isinstance(results[0], BaseException):
+    if isinstance(results[0], Exception):
         raise results[0]
+    if isinstance(results[0], BaseException):  # of the environment: a user's Ctrl-C is raised in the main thread
+        raise EnvSetupError(f"{complaint}: it raised {type(results[0]).__name__}: {results[0]}") from results[0]
     return results[0]

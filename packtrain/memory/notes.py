@@ -170,6 +170,21 @@ class Notes:
                 self._leaving.append(self._queue[0, columns, turn[lost]])
                 self._gone[columns] += 1
 
+    def lose(self, columns: np.ndarray, first: int, end: int) -> int:
+        """Sequences of these columns that need one of rows `first` to `end` − 1 are gone; how many there were."""
+        items, before = self.items.cpu().numpy(), len(self)
+        for column in columns:
+            turns = np.arange(self._gone[column], self._made[column]) % self._length
+            slots, oldest = self._queue[:, column, turns]
+            _, start, _, steps = items[slots].T
+            lost = (oldest < end) & (start + steps >= first)  # the row after the last step is needed too
+            if lost.any():
+                self._leaving.append(slots[lost])
+                self._gone[column] += int(lost.sum())
+                turns = np.arange(self._gone[column], self._made[column]) % self._length
+                self._queue[:, column, turns] = slots[~lost], oldest[~lost]
+        return before - len(self)
+
     def upload(self) -> None:
         """Bring what waits to the device. When that happens changes nothing of what is drawn."""
         if self._new:

@@ -27,7 +27,7 @@ from torch import Tensor
 from packtrain import trees
 from packtrain.config import configurable
 from packtrain.equations.priorities import annealed_exponent, importance_weights
-from packtrain.errors import CheckpointError, ConfigError
+from packtrain.errors import CheckpointError, ConfigError, warn
 from packtrain.memory.cut import GroupSink, compact
 from packtrain.memory.notes import Notes, note_bytes
 from packtrain.memory.segments import NoSegments, Segments
@@ -197,6 +197,8 @@ class SequenceMemory:
         self._draws = 0  # batches ever drawn
         self._adds = 0
         self.count = 0  # steps ever added
+        self.lost = 0  # rows of all columns that were lost with their segments, ever
+        self._lost: list[tuple[GroupSink, int, int]] = []  # while a snapshot is restored
         self.segments: Segments | NoSegments = NoSegments()
         self._turn = threading.Condition(threading.Lock())
         self._reads = False  # whether a learner reads, with actors free to write
@@ -220,6 +222,11 @@ class SequenceMemory:
             gone when the process ends: what must outlive it is in the segments.
         """
         self.segments, self.rings.folder = segments, folder
+
+    def move(self, folder: Path) -> None:
+        """Keep segments, and files that are still to be made, in another folder from now on."""
+        self.segments.move(folder)
+        self.rings.folder = folder
 
     def __len__(self) -> int:
         """Sequences that can be drawn."""
@@ -436,12 +443,13 @@ class SequenceMemory:
                 "structure": structure,
                 "sinks": [sink.snapshot() for sink in self.sinks],
                 **self.notes.snapshot(),
+                **({"lost": self.lost} if self.lost else {}),
             }
 
     def restore(self, snapshot: dict[str, Any], same_episodes: bool = True) -> None:
-        """Go on from a snapshot, also one of another storage.
+        """Go on from a snapshot, also one of another storage, without what needs a segment that is missing or damaged.
 
-        CheckpointError if it is of other sizes, or a segment is missing or damaged.
+        CheckpointError if it is of other sizes.
 
         Args:
           snapshot: what `snapshot` gave.
@@ -456,12 +464,27 @@ class SequenceMemory:
             self.count, self._adds, self._draws = (int(snapshot[name]) for name in ("count", "adds", "draws"))
             self._rng.bit_generator.state = snapshot["rng"]
             self._structure = dict(snapshot["structure"])
+            self.lost, self._lost = int(snapshot.get("lost", 0)), []
             self.rings.clear()
             for sink, state in zip(self.sinks, snapshot["sinks"], strict=True):
                 sink.restore(state)
             self.notes.restore(snapshot)
+            self._give_up_lost()
             if not same_episodes:
                 for sink in self.sinks:
                     sink.leave()
             if self._learned is not None:
                 torch.cuda.synchronize()  # actors write to what this stream has made
+
+    def note_lost(self, sink: GroupSink, first: int, end: int, anew: bool) -> None:
+        """While a snapshot is restored: rows of a group cannot be read; `anew` if they could when it was made."""
+        self._lost.append((sink, first, end))
+        if anew:
+            self.lost += (end - first) * sink.columns
+
+    def _give_up_lost(self) -> None:
+        for sink, first, end in self._lost:
+            if gone := sink.lose(first, end):
+                warn(f"{gone:,} sequences of the replay need rows that are lost: {len(self):,} are left")
+        self._lost = []
+        self.notes.upload()

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,15 @@ from packtrain.acting.planned import PlannedPolicy
 from packtrain.devices.compiled import refuse_unless_possible
 from packtrain.devices.queues import use_all_queues
 from packtrain.envs.boundary import space_leaves
+from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.picture import draw_without_screen
 from packtrain.envs.stream import Episode
 from packtrain.errors import CheckpointError, ConfigError, DivergedError, EnvError, Error, RunFolderError
-from packtrain.files import refuse_links, write_inside
+from packtrain.files import refuse_links, write_inside, write_whole
 from packtrain.memory.replay import Replay
 from packtrain.memory.sequences import Sequences
 from packtrain.memory.unroll import Unrolls
-from packtrain.metrics.console import amount, duration, open_console
+from packtrain.metrics.console import amount, duration, never_failing_terminal, open_console
 from packtrain.metrics.writers import TensorBoardWriter
 from packtrain.networks.control import ControlNetwork
 from packtrain.runtime import checkpoint, local, serial, together
@@ -40,7 +41,7 @@ from packtrain.runtime import film as films
 from packtrain.runtime.branching import branch
 from packtrain.runtime.evaluation import Evaluator, Kind
 from packtrain.runtime.experiment import Experiment
-from packtrain.runtime.folder import RunFolder, beside, point_latest
+from packtrain.runtime.folder import RunFolder, claim, point_latest
 from packtrain.runtime.learned_rewards import say_rewards
 from packtrain.runtime.parts import open_evaluator, try_out
 from packtrain.runtime.seeds import seed_for
@@ -73,6 +74,7 @@ class TrainRequest:
     trust_config: bool = False  # a configuration of a run folder may import anything
     alone: bool = True  # it has the terminal for itself
     latest_in: Path | None = None  # the folder whose link `latest` should point to this run
+    home: Path = field(default_factory=Path.cwd)  # what paths are relative to, wherever an environment goes
 
 
 def output_folder(output_dir: str | None, savedir: str | None, xpid: str | None, config_name: str) -> Path:
@@ -89,6 +91,11 @@ def output_folder(output_dir: str | None, savedir: str | None, xpid: str | None,
 
 def train(request: TrainRequest) -> int:
     """Train one seed, or several; returns the exit code."""
+    with never_failing_terminal():
+        return _train(request)
+
+
+def _train(request: TrainRequest) -> int:
     if request.num_seeds is None:
         with _prepared(request) as opened:
             if opened is None:
@@ -97,9 +104,11 @@ def train(request: TrainRequest) -> int:
                 RUNTIMES[request.runtime](opened.training)
                 opened.training.save(required=True)
             return opened.close(received)
-    _, experiment, _ = prepare(*_described(request))
-    root = beside(request.output) if request.fresh else request.output
-    refuse_links(root)
+    _, experiment, _ = _prepare(request)
+    root = request.output
+    if request.fresh:
+        root = root.with_name(claim(request.home / root).name)
+    refuse_links(request.home / root)
     requests = []
     for k in range(request.num_seeds):
         one = replace(
@@ -112,11 +121,11 @@ def train(request: TrainRequest) -> int:
     code = _train_together(requests) if together.can_share(experiment) else 0
     if not together.can_share(experiment):
         for one in requests:
-            code = train(one)
+            code = _train(one)
             if code:
                 return code
     if request.latest_in is not None and not code:
-        point_latest(request.latest_in, root)
+        point_latest(request.home / request.latest_in, request.home / root)
     return code
 
 
@@ -131,12 +140,8 @@ def _train_together(requests: list[TrainRequest]) -> int:
         with _signals([one.training for one in opened]) as received:
             runs = [None if one is None else one.training for one in each]
             diverged = together.run(runs, overlaps=requests[0].runtime == "local")
-            for place, one in enumerate(each):
-                if one is not None and place not in diverged:
-                    try:
-                        one.training.save(required=True)
-                    except DivergedError as error:
-                        diverged[place] = error
+            left = {place: one.training for place, one in enumerate(each) if one is not None and place not in diverged}
+            diverged |= together.save_all(left, required=True)
         codes = [one.close(received) for place, one in enumerate(each) if one is not None and place not in diverged]
         for place, why in diverged.items():
             print(f"packtrain: error: {requests[place].output}: {why}", file=sys.stderr, flush=True)
@@ -153,14 +158,14 @@ def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Sav
 
     None stands for a run that has diverged while others that are not finished went on.
     """
-    folders = [RunFolder(one.output).checkpoints for one in requests]
+    folders = [RunFolder(one.output, one.home).checkpoints for one in requests]
     newest = [checkpoint.load_newest(folder) if folder.is_dir() else None for folder in folders]
     for folder, saved in zip(folders, newest, strict=True):
         if saved is not None:
             refuse_ill_formed(folder.parent, saved[1])
-    _, experiment, _ = prepare(*_described(requests[0]))
+    _, experiment, _ = _prepare(requests[0])
     under_way = [k for k, saved in enumerate(newest) if saved is None or finished(experiment, saved[1]["run"]) is None]
-    behind = [k for k in under_way if together.left_behind(requests[k].output)]
+    behind = [k for k in under_way if together.left_behind(folders[k].parent)]
     if len(behind) == len(under_way):
         behind = []
     under_way = [k for k in under_way if k not in behind]
@@ -171,8 +176,10 @@ def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Sav
     return [None if k in behind else pair for k, pair in enumerate(pairs)]
 
 
-def _described(request: TrainRequest) -> tuple:
-    return request.files, request.bindings, request.knobs, request.seed, request.trust_config
+def _prepare(request: TrainRequest) -> tuple[config.Configuration, Experiment, Spec]:
+    """Load and try what a command line describes, with paths relative to where it was typed."""
+    with contextlib.chdir(request.home):
+        return prepare(request.files, request.bindings, request.knobs, request.seed, request.trust_config)
 
 
 @dataclass
@@ -189,14 +196,14 @@ class _Opened:
         self.console.close()
         if received:
             print(
-                f"stopped by {received[0].name}: {self.folder.path} saved at step {training.step:,}; the same command "
+                f"stopped by {received[0].name}: {self.folder.shown} saved at step {training.step:,}; the same command "
                 "goes on"
             )
             log.info("stopped by %s at step %d", received[0].name, training.step)
             return 128 + int(received[0])
         log.info("finished at step %d", training.step)
         rate = f"{amount(training.step / max(1e-9, training.wall_s()))} steps/s"
-        print(f"finished {training.step:,} steps in {duration(training.wall_s())} ({rate}): {self.folder.path}")
+        print(f"finished {training.step:,} steps in {duration(training.wall_s())} ({rate}): {self.folder.shown}")
         return 0
 
 
@@ -210,16 +217,17 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
     """
     other = None
     if request.start_from is not None:
-        refuse_no_run(request.start_from)
-        _, other, _ = prepare([request.start_from / "config.gin"], [], {}, None, request.trust_config)
-    configuration, experiment, spec = prepare(*_described(request))
+        with contextlib.chdir(request.home):
+            refuse_no_run(request.start_from)
+            _, other, _ = prepare([request.start_from / "config.gin"], [], {}, None, request.trust_config)
+    configuration, experiment, spec = _prepare(request)
     device = find_device(request.device)
     refuse_too_large(experiment, spec, device)
     for use in experiment.learners.values():
         refuse_unless_possible(device, getattr(use.learner, "compile", None))
     if request.tensorboard:
         TensorBoardWriter.available()
-    folder = RunFolder(beside(request.output) if request.fresh else request.output)
+    folder = RunFolder(request.output, request.home, request.fresh)
     folder.check_writable()
     refuse_links(folder.path)
     folder.refuse_other_kind(folder.study)
@@ -228,32 +236,33 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
             if (refuse := getattr(use.learner, "refuse_ignored", None)) is not None:
                 refuse(experiment.policy)
     text, begun = configuration.text(), None
-    if other is not None and not checkpoint.steps(folder.checkpoints):
+    if other is not None and (request.fresh or not checkpoint.steps(folder.checkpoints)):
         assert request.start_from is not None
-        begun = _branch(request.start_from, other, configuration, text)
+        with contextlib.chdir(request.home):
+            begun = _branch(request.start_from, other, configuration, text)
     folder.open()
     console = None
     try:
         if isinstance(saved, str):
-            saved = checkpoint.load_newest(folder.checkpoints, with_replay=True)
+            saved = checkpoint.load_newest(folder.checkpoints)
         if saved is not None:
             refuse_ill_formed(folder.path, saved[1])
-            refuse_other(folder.path, saved[1], configuration)
+            refuse_other(folder.shown, saved[1], configuration)
             if (end := finished(experiment, saved[1]["run"])) is not None:
-                print(f"{folder.path} is finished: {end}")
+                print(f"{folder.shown} is finished: {end}")
                 yield None
                 return
             _log_changes(saved[1]["run"]["values"], configuration)
             anew = "" if "actor" in saved[1] else "; the environments begin new episodes"
-            print(f"{folder.path}: going on from step {saved[0]:,}{anew}")
+            print(f"{folder.shown}: going on from step {saved[0]:,}{anew}")
         elif begun is not None:
             saved = begun[:2]
-            folder.metrics.write_bytes(begun[2])
-            print(f"{folder.path}: beginning from step {saved[0]:,} of {request.start_from}")
-        folder.config.write_text(text, encoding="utf-8")
+            write_whole(folder.metrics, begun[2])
+            print(f"{folder.shown}: beginning from step {saved[0]:,} of {request.start_from}")
+        folder.write_config(text)
         together.take_up(folder.path)
         if request.latest_in is not None:
-            point_latest(request.latest_in, folder.path)
+            point_latest(request.home / request.latest_in, folder.path)
         log.info(
             "packtrain %s, torch %s, %s runtime on %s, configuration %s",
             __version__,
@@ -276,9 +285,9 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
             log.warning("%s", line)
         if spec.frames_per_step > 1 and experiment.streams.num_actors >= MANY_GAMES:
             print(f"opening {experiment.streams.num_actors} games, about a tenth of a second each", flush=True)
-        console = open_console(str(folder.path), experiment.total_steps, experiment.epochs, alone=request.alone)
+        console = open_console(str(folder.shown), experiment.total_steps, experiment.epochs, alone=request.alone)
         exact = request.runtime == "serial"
-        with restoring(folder.path, saved is not None):
+        with restoring(folder.path, saved is not None), exits_are_faults():
             training = Training(
                 experiment, spec, folder, configuration, device, console, saved, request.tensorboard, exact=exact
             )
@@ -508,10 +517,16 @@ def refuse_no_run(run: Path) -> None:
 
 @contextlib.contextmanager
 def _signals(trainings: list[Training]) -> Iterator[list[signal.Signals]]:
-    """The first SIGINT or SIGTERM asks the runs to save and leave; the second leaves at once."""
+    """The first SIGINT, SIGTERM or SIGHUP asks the runs to save and leave; the second leaves at once.
+
+    A closed terminal sends SIGHUP, and its shell may send a second one, which is ignored. Where SIGHUP is ignored from
+    the start, as under `nohup`, it stays ignored.
+    """
     received: list[signal.Signals] = []
 
     def handle(number: int, _: Any) -> None:
+        if received and number == signal.SIGHUP:
+            return
         if received:
             os._exit(128 + number)
         received.append(signal.Signals(number))
@@ -523,7 +538,10 @@ def _signals(trainings: list[Training]) -> Iterator[list[signal.Signals]]:
             flush=True,
         )
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield received
     finally:
@@ -554,7 +572,7 @@ def evaluate(
       which: the checkpoint: latest, best, or a step.
       seed: of the environments; None: the run's.
       device: of the network.
-      trusted: whether the configuration may import modules outside packtrain.
+      trust_config: whether the configuration may import modules outside packtrain.
       greedy: whether actions are the mode of the distribution or samples; None: both kinds, if the policy has both,
         and the run's `Evaluation.best` goes by the plain names.
       video_episodes: how many of the first kind are filmed.
@@ -597,7 +615,8 @@ def evaluate(
         film, expansion = None, films.expansion_of(experiment)
         if folder is not None:
             film = films.Film(evaluator, folder, name, video_episodes, video_format, keep=expansion is not None)
-        played, episodes = _play(evaluator, known, film)
+        with exits_are_faults(columns):
+            played, episodes = _play(evaluator, known, film)
     result = {**played, "checkpoint": step, "env": environment.id, "greedy": greedy}
     result |= {"returns": [each.returns["train"] for each in episodes], "lengths": [each.length for each in episodes]}
     if film is not None and folder is not None:

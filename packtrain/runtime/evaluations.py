@@ -14,6 +14,7 @@ from torch import nn
 from packtrain.acting.actor import AnyPolicy
 from packtrain.config import Travelling
 from packtrain.envs.columns import Columns
+from packtrain.envs.exits import exits_are_faults
 from packtrain.runtime.evaluation import Evaluator
 from packtrain.runtime.experiment import Evaluation, Experiment
 from packtrain.runtime.parts import open_evaluator
@@ -115,7 +116,8 @@ class Evaluations:
         for network in networks:
             current.network.load_state_dict(network.state_dict())
         self.under_way = evaluated
-        current.evaluator.begin(known)
+        with exits_are_faults(self.columns):
+            current.evaluator.begin(known)
         if every := current.settings.every:
             current.next = (evaluated.step // every + 1) * every
         current.last = evaluated.step
@@ -124,7 +126,8 @@ class Evaluations:
         """Play one step of the evaluation that is under way, if there is one."""
         current = self._current  # the learner's thread may choose another one when none is under way
         if current is not None and current.evaluator.active:
-            result = current.evaluator.tick()
+            with exits_are_faults(self.columns):
+                result = current.evaluator.tick()
             if result is not None:
                 self._results.append(result)
 

@@ -23,7 +23,8 @@ import torch
 from packtrain.acting.joint import Joint
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.algorithms import launches
-from packtrain.errors import CheckpointError, DivergedError, EnvError, Error
+from packtrain.envs.exits import exits_are_faults
+from packtrain.errors import CheckpointError, DivergedError, EnvError, Error, FolderLostError
 from packtrain.networks.action_values import ActionValues
 from packtrain.runtime import checkpoint, serial
 from packtrain.runtime.experiment import Experiment, Planning
@@ -67,7 +68,7 @@ def run(runs: Sequence[Training | None], overlaps: bool = True) -> dict[int, Div
 
     def on_hang(error: EnvError) -> None:
         print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
-        _save_what_can_be(trainings.values())
+        save_all(trainings, with_actor=False)
         os._exit(error.exit_code)
 
     columns = [each for training in trainings.values() for each in training.columns()]
@@ -77,16 +78,32 @@ def run(runs: Sequence[Training | None], overlaps: bool = True) -> dict[int, Div
                 return _replay(trainings, overlaps and first.experiment.overlaps)
             seed = seed_for(first.experiment.seed - place, "actions")
             return _plan(trainings, _joint(runs, first, seed))
-        except EnvError:
-            _save_what_can_be(trainings.values())
+        except (EnvError, FolderLostError) as error:
+            with contextlib.suppress(FolderLostError):
+                save_all(trainings, with_actor=not isinstance(error, EnvError))
             raise
 
 
-def _save_what_can_be(trainings: Iterable[Training]) -> None:
-    """Save runs whose environments have failed; weights that are not finite are not saved, and stop no other's."""
-    for training in trainings:
-        with contextlib.suppress(DivergedError):
-            training.save(with_actor=False)
+def save_all(
+    trainings: Mapping[int, Training], with_actor: bool = True, required: bool = False
+) -> dict[int, DivergedError]:
+    """Save every run; return those whose weights are not finite, which are not saved.
+
+    Raises:
+      FolderLostError: the folder of a run is no longer where it was; all others are saved.
+    """
+    lost: list[FolderLostError] = []
+    diverged: dict[int, DivergedError] = {}
+    for place, training in trainings.items():
+        try:
+            training.save(with_actor=with_actor, required=required)
+        except FolderLostError as error:
+            lost.append(error)
+        except DivergedError as error:
+            diverged[place] = error
+    if lost:
+        raise lost[0]
+    return diverged
 
 
 def _replay(trainings: Mapping[int, Training], overlaps: bool) -> dict[int, DivergedError]:
@@ -135,11 +152,7 @@ def _take_turns(trainings: dict[int, Training], launched: _Launched) -> dict[int
             training.note_learned(wish.learner, metrics)
         launched.add(wish)
         if next(iter(trainings.values())).save_due:
-            for place, training in trainings.items():
-                try:
-                    training.save()
-                except DivergedError as error:
-                    diverged[place] = error
+            diverged |= save_all(trainings)
             _leave_out(trainings, diverged)
 
 
@@ -210,7 +223,7 @@ def same_updates(folders: Sequence[Path]) -> list[tuple[int, dict[str, Any]] | N
     Raises:
       CheckpointError: there are checkpoints, and none that fit together.
     """
-    saved = [checkpoint.load_newest(folder, with_replay=True) for folder in folders]
+    saved = [checkpoint.load_newest(folder) for folder in folders]
     while True:
         counts = [0 if one is None else _updates(one[1]) for one in saved]
         if len(set(counts)) == 1:
@@ -284,8 +297,8 @@ def _plan(trainings: Mapping[int, Training], joint: Joint) -> dict[int, Diverged
                 _say_diverged(trainings[place], error)
                 over = True
             except Error:  # the others are between two turns, and go on from here when the cause is gone
-                for other in set(under_way) - {place}:
-                    trainings[other].save()
+                with contextlib.suppress(FolderLostError):
+                    save_all({other: trainings[other] for other in set(under_way) - {place}})
                 raise
             if over:
                 del under_way[place]
@@ -300,11 +313,10 @@ def _plan(trainings: Mapping[int, Training], joint: Joint) -> dict[int, Diverged
         served = sorted(place for place in waiting if trainings[place].epoch == epoch)
         groups = [trainings[place].parts.actor.next_group for place in served]
         try:
-            joint.turn(served)
+            with exits_are_faults(columns for training in trainings.values() for columns in training.columns()):
+                joint.turn(served)
         except DivergedError:  # in a search that all share: the others are saved as their epochs began
-            for training in trainings.values():
-                with contextlib.suppress(DivergedError):
-                    training.save()
+            save_all(trainings)
             raise
         for place, group in zip(served, groups, strict=True):
             trainings[place].count_turn(group)

@@ -437,7 +437,7 @@ def _write(folder: RunFolder, configuration: Configuration, step: int, state: di
     except OSError as error:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise RunFolderError(
-            f"{folder.path} cannot be written: {error.strerror}; choose another --output_dir"
+            f"{folder.shown} cannot be written: {error.strerror}; choose another --output_dir"
         ) from None
     finally:
         folder.close()

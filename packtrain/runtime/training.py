@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -20,8 +21,9 @@ from packtrain.algorithms.launches import ROOM, Batch
 from packtrain.config import Configuration, Travelling
 from packtrain.devices.allocator import keep_large_blocks
 from packtrain.envs.columns import Columns
+from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.stream import Stream
-from packtrain.errors import DivergedError
+from packtrain.errors import DivergedError, FolderLostError, RunFolderError, SaveError
 from packtrain.memory.episodes import EpisodeMemory
 from packtrain.memory.replay import ReplayMemory
 from packtrain.memory.segments import Segments
@@ -123,7 +125,7 @@ class Training:
         self.evaluations = Evaluations(experiment, spec, device, travelling, self.parts.precision)
         keep = self._resume(*saved) if saved else 0
         _settle_gpu()  # the actor's stream goes on from what this one has made
-        self._writers: list[Any] = [JsonlWriter(folder.metrics, keep)]
+        self._writers: list[Any] = [JsonlWriter(folder.metrics, keep, patient=True)]
         if tensorboard:
             self._writers.append(TensorBoardWriter(folder.path / "tensorboard"))
         self._saving = Saving(
@@ -143,7 +145,7 @@ class Training:
         """One turn of the actor. On a GPU, updates that are under way hold it up only where it wants their weights."""
         actor = self.parts.actor
         group = actor.next_group
-        with self.parts.acting():
+        with self.parts.acting(), exits_are_faults(stream.columns for stream in self.parts.streams):
             actor.turn()
         self.count_turn(group)
 
@@ -379,6 +381,8 @@ class Training:
         if not self.experiment.by_ratio:
             row["episodes_too_long" if self.experiment.by_epochs else "unrolls_dropped"] = dropped
         row |= self._update_counts()
+        if lost := sum(memory.lost for memory in self.parts.memories.values() if isinstance(memory, REPLAYED)):
+            row["replay_steps_lost"] = lost
         if isinstance(self.parts.policy, ValuePolicy):
             row |= {**self.parts.policy.row(), "priorities_late": dropped}
         row["episodes_dropped"] = sum(stream.columns.boundary.dropped for stream in self.parts.streams)
@@ -423,7 +427,7 @@ class Training:
         with self.gate.held(self._patience):
             # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
             state = None
-            with self._saving.guarded(self.step):  # segments of the replay are written; without, it is evaluated too
+            with self._rescuing(), self._saving.guarded(self.step):  # the disk may refuse segments: it is evaluated too
                 state = self._state(with_actor=True)
             known, policy = None, evaluations.policy
             if isinstance(policy, PlannedPolicy):
@@ -449,7 +453,8 @@ class Training:
             self._write(f"eval/{name}" if name else "eval", {**epoch, **result, **updates}, step)
             if state is not None and self.evaluations.decides_the_best:
                 others = {name: value for name, value in rewards.items() if name != "train"}
-                self._saving.keep_if_best(state, result["return_mean"], others, self.experiment.evaluation.best)
+                with self._rescuing():
+                    self._saving.keep_if_best(state, result["return_mean"], others, self.experiment.evaluation.best)
             self.evaluations.under_way = None
 
     def _evaluated_memories(self) -> dict[str, Any]:
@@ -477,8 +482,41 @@ class Training:
     def save(self, background: bool = False, with_actor: bool = True, required: bool = False) -> None:
         """Write a checkpoint of this moment; in the background, only the copying holds up training.
 
-        A disk that refuses is a warning, since the checkpoint before stands; SaveError if this one is `required`.
+        A disk that refuses is a warning, since the checkpoint before stands.
+
+        Raises:
+          FolderLostError: the run folder is no longer where it was; what could be saved was saved elsewhere.
+          SaveError: the disk refused, and this checkpoint is `required`.
         """
+        with self._rescuing(with_actor):
+            self._save(background, with_actor, required)
+
+    @contextlib.contextmanager
+    def _rescuing(self, with_actor: bool = True) -> Iterator[None]:
+        """If the run folder is lost, save in its new place or in a new folder, and end the run.
+
+        The FolderLostError that is raised then contains the new place.
+        """
+        try:
+            yield
+        except FolderLostError as error:
+            try:
+                happened = self.folder.find_again()
+                for name, memory in self.parts.memories.items():
+                    if isinstance(memory, REPLAYED):
+                        memory.move(self.folder.path / "replay" / name)
+                self._writers[0].move(self.folder.metrics)
+                self.folder.write_config(self._configuration.text())
+                self._save(False, with_actor, required=True)
+            except (OSError, RunFolderError, SaveError) as failed:
+                raise FolderLostError(f"{error}; nothing could be saved since: {failed}") from error
+            place = self.folder.shown
+            raise FolderLostError(
+                f"{happened}: saved at step {self.step:,} in {place}; the same command with --output_dir {place} goes "
+                "on"
+            ) from error
+
+    def _save(self, background: bool, with_actor: bool, required: bool) -> None:
         state = None
         with self.gate.held(self._patience) if with_actor else contextlib.nullcontext():
             with self._saving.guarded(self.step, required):  # segments of the replay are written
@@ -540,8 +578,7 @@ class Training:
         """End everything that is held."""
         self._saving.join()
         if self.explorer is not None:
-            with contextlib.suppress(OSError):  # a picture is worth no failed run
-                self.explorer.draw()
+            self.explorer.draw()
         for writer in self._writers:
             writer.close()
         self.evaluations.close()

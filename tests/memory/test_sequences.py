@@ -505,6 +505,57 @@ def test_it_goes_on_from_disk_as_if_nothing_had_happened(turns, kept, tmp_path) 
         assert np.array_equal(np.asarray(one[name]), np.asarray(other[name])), name
 
 
+@pytest.mark.parametrize("turns, longest", [(40, 12), (77, 60), (150, 200)])
+@pytest.mark.parametrize("lost", [0, 1, -1])
+def test_sequences_that_need_a_lost_segment_are_gone_and_no_others(turns, longest, lost, tmp_path) -> None:
+    """Nothing that is drawn later reaches into the hole, and priorities are those of before. Mutations: sequences that
+    end at its first row; an episode under way whose next sequence begins in it; a queue that keeps what was lost."""
+    groups, context, kept = (2, 1), 1, 20
+    sizes, memory = make(groups, context, capacity=150, segments=Segments(tmp_path, kept))
+    stream, rng, late = Numbered(groups, 8, longest), np.random.default_rng(8), []
+    walk(memory, stream, rng, turns, late)
+    checkpoint.save(tmp_path / "checkpoints", turns, {"memory": memory.snapshot()})
+    state = checkpoint.load(tmp_path / "checkpoints" / str(turns))["memory"]
+    segments = [(group, one) for group, sink in enumerate(state["sinks"]) for one in sink["segments"]]
+    group, described = segments[lost]
+    path = tmp_path / described["name"]
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    size = kept // sum(groups)
+    first = (described["number"] - group) // len(groups) * size
+    columns = range(stream.begin[group], stream.begin[group + 1])
+    hole = {(column, row) for column in columns for row in range(first, first + size)}
+    safe = lambda c, start, front, steps: not hole & {(c, row) for row in range(start - front, start + steps + 1)}  # noqa: E731
+
+    _, again = make(groups, context, capacity=150, segments=Segments(tmp_path, kept))
+    again.restore(state)
+    assert again.lost == len(hole)
+    assert live(again) == [one for one in live(memory) if safe(*one)] and len(again) == len(live(again))
+
+    def chance(one):
+        chances = one.notes.tree.snapshot()["priorities"].tolist()
+        return sorted((*item, p) for item, p in zip(one.notes.items.tolist(), chances, strict=False) if p)
+
+    assert chance(again) == [one for one in chance(memory) if safe(*one[:4])]
+
+    saved = [len(rows) for rows in stream.columns]
+    for turn in range(40):
+        run(again, stream, 4, rng)
+        want = [one for one in stream.items(sizes, context, again.length) if safe(*one)]
+        there = live(again)
+        assert set(there) <= set(want) and len(again) == len(there)
+        begun_later = [one for one in want if stream.columns[one[0]][one[1]]["episode"] >= saved[one[0]]]
+        assert set(begun_later) <= set(there), "only an episode under way may be given up"
+        if again.ready():
+            sample = again.sample(0)
+            check(sample, stream, sizes, context)
+            again.set_priorities(sample.keys, torch.rand(len(sample.keys)))
+        if turn == 20:
+            state = again.snapshot()
+            _, again = make(groups, context, capacity=150, segments=Segments(tmp_path, kept))
+            again.restore(state)
+            assert again.lost == len(hole) and live(again) == there
+
+
 def test_other_episodes_after_a_resume_end_those_that_were_under_way() -> None:
     """The old ones end where they stood, as if truncated; rows count again from the next reset on."""
     _, memory = make((1,))

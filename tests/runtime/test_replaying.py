@@ -1,6 +1,7 @@
 """Runs that replay: how many updates follow a step, what a resumed run repeats, and seeds that learn together."""
 
 import json
+import random
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from packtrain import cli, knobs
-from packtrain.errors import CheckpointError, ConfigError, EnvError, EnvSetupError, SaveError
+from packtrain.errors import ConfigError, EnvError, EnvSetupError, SaveError
 from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, command, local, serial, together
 from packtrain.runtime.folder import RunFolder
@@ -180,10 +181,6 @@ def test_rows_are_in_segments_and_not_in_every_checkpoint(tmp_path, monkeypatch)
     again = training(tmp_path, "steve/ddpg_pendulum", saved=checkpoint.load_newest(tmp_path / "checkpoints"))
     assert len(again.parts.memories["replay"].filled()["reward"]) == run.acted
     again.close()
-    damaged = next((tmp_path / "replay" / "replay").glob("*.safetensors"))
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="damaged"):
-        training(tmp_path, "steve/ddpg_pendulum", saved=checkpoint.load_newest(tmp_path / "checkpoints"))
 
 
 def test_segments_that_nothing_refers_to_are_deleted(tmp_path, monkeypatch):
@@ -211,16 +208,25 @@ def referred_to(path):
     return {name for state in kept for name in re.findall(r"'name': '(\d+\.safetensors)'", str(state["memories"]))}
 
 
-def test_a_damaged_segment_is_a_reason_to_go_on_from_an_older_checkpoint(tmp_path, monkeypatch, caplog):
-    """Mutation: verifying the files of the checkpoint alone."""
+def test_a_run_goes_on_without_the_steps_of_a_damaged_segment(tmp_path, monkeypatch, capsys):
+    """One flipped bit in a file that all checkpoints share: a warning, a count in the rows, and nothing else is lost,
+    after another resume too. Mutations: refusing every checkpoint; a count that begins again at 0."""
     monkeypatch.setattr("packtrain.runtime.training.Segments", _segments)
-    save_now_and_then(training(tmp_path, "steve/ddpg_pendulum"))
-    *_, older, newer = checkpoint.steps(tmp_path / "checkpoints")
-    last = max((tmp_path / "replay" / "replay").glob("*.safetensors"))
-    last.write_bytes(b"")
-    assert checkpoint.load_newest(tmp_path / "checkpoints")[0] == newer
-    assert checkpoint.load_newest(tmp_path / "checkpoints", with_replay=True)[0] == older
-    assert f"{last} is damaged" in caplog.text
+    steps = 0
+    for total, lost in ((120, 0), (160, 16), (200, 16)):
+        saved = checkpoint.load_newest(tmp_path / "checkpoints")
+        run = training(tmp_path, "steve/ddpg_pendulum", saved=saved, total_steps=total)
+        memory = run.parts.memories["replay"]
+        assert memory.lost == lost and len(memory) == memory.count - lost and memory.count == steps
+        serial.run(run)
+        run.save(required=True)
+        run.close()
+        steps = memory.count
+        assert rows(tmp_path)[-1].get("replay_steps_lost", 0) == lost
+        if not lost:
+            assert "damaged" not in capsys.readouterr().err
+            chaos.flip_bit(tmp_path / "replay/replay/00000002.safetensors", random.Random(0))
+    assert capsys.readouterr().err.count("00000002.safetensors is damaged") == 1, "said once, and known from then on"
 
 
 def test_a_disk_that_refuses_a_segment_is_a_warning(tmp_path, monkeypatch, caplog):

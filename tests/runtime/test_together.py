@@ -10,9 +10,9 @@ import torch
 
 from packtrain.acting.joint import Joint
 from packtrain.cli import main
-from packtrain.errors import DivergedError
+from packtrain.errors import DivergedError, FolderLostError
 from packtrain.metrics.reading import read_metrics
-from packtrain.runtime import checkpoint, command
+from packtrain.runtime import checkpoint, command, together
 from packtrain.runtime.parts import Parts
 from packtrain.runtime.training import Training
 
@@ -284,3 +284,21 @@ def test_a_second_signal_is_not_needed_where_nothing_is_shared(monkeypatch):
     made = stop_at(monkeypatch, -1)
     assert train("runs") == 0
     assert not made and [len(rows(f"runs/seed_{k}", "planning")) for k in range(2)] == [1, 1]
+
+
+def test_every_run_is_saved_even_if_the_folder_of_one_is_lost():
+    """Mutation: the first that is lost ends the saving of the others."""
+    saved = []
+
+    class Run:
+        def __init__(self, name, lost):
+            self.name, self.lost = name, lost
+
+        def save(self, **given):
+            saved.append((self.name, given))
+            if self.lost:
+                raise FolderLostError(f"{self.name} was deleted")
+
+    with pytest.raises(FolderLostError, match="b was deleted"):
+        together.save_all([Run("a", False), Run("b", True), Run("c", True), Run("d", False)], required=True)
+    assert saved == [(name, {"with_actor": True, "required": True}) for name in "abcd"]
