@@ -301,7 +301,7 @@ class Environment:
         if self.is_functional():
             kwargs = {**gym.spec(registered).kwargs, **self.kwargs}
             return load_core(kwargs.pop("core"), **kwargs)
-        return Simulator(registered, max_steps="time limit", **self.kwargs)
+        return Simulator(registered, max_steps="time limit", on_bad_value=self.on_bad_value, **self.kwargs)
 
     def _maker(self) -> Callable[[], gym.Env]:
         """Makes one environment, in a process too that has not imported what registered it."""

@@ -257,7 +257,7 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
         with contextlib.closing(training):
             yield _Opened(training, folder, console)
     except Error as error:
-        log.error("%s", error)
+        log.error("%s", error, exc_info=error.__cause__)  # an environment's own traceback is the cause
         raise
     except torch.OutOfMemoryError as error:
         log.error("%s", error)

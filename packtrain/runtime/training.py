@@ -374,6 +374,8 @@ class Training:
         if isinstance(self.parts.policy, ValuePolicy):
             row |= {**self.parts.policy.row(), "priorities_late": dropped}
         row["episodes_dropped"] = sum(stream.columns.boundary.dropped for stream in self.parts.streams)
+        if self.experiment.by_epochs:
+            row["search_steps_dropped"] = sum(stream.columns.boundary.unforeseen for stream in self.parts.streams)
         row["values_clipped"] = sum(stream.columns.boundary.clipped for stream in self.parts.streams)
         row["steps_per_second"] = (self.step - self._row_step) / max(1e-9, now - self._row_time)
         if self._frames_per_step > 1:
