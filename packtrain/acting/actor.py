@@ -96,6 +96,11 @@ class Actor:
         """Episodes that finished since the last call, group by group."""
         return [finished for stream in self._streams for finished in stream.drain_finished()]
 
+    @property
+    def savable(self) -> bool:
+        """Whether something has been played, in environments that can be saved."""
+        return self._started and all(stream.columns.savable for stream in self._streams)
+
     def settle(self) -> None:
         """Wait for every group's answer, so that nothing is under way. What follows is the same as without."""
         if self._started:
@@ -108,7 +113,7 @@ class Actor:
 
     def snapshot(self) -> dict[str, Any] | None:
         """Where every group stands, settled; None if some environment cannot be saved."""
-        if not self._started or not all(stream.columns.savable for stream in self._streams):
+        if not self.savable:
             return None
         self.settle()
         streams = [stream.snapshot() for stream in self._streams]

@@ -474,7 +474,8 @@ def evaluate(
 
     environment = experiment.streams.environment
     columns = [evaluator.stream.columns]
-    with contextlib.closing(evaluator), Watchdog(columns, environment.step_deadline_secs, on_hang):
+    deadlines = environment.step_deadline_secs, environment.start_deadline_secs
+    with contextlib.closing(evaluator), Watchdog(columns, *deadlines, on_hang):
         name = f"{step}" + "_sampled" * (not greedy)
         film, expansion = None, films.expansion_of(experiment)
         if folder is not None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
@@ -12,9 +9,7 @@ from packtrain.algorithms.launches import ROOM
 from packtrain.errors import EnvError
 from packtrain.runtime.experiment import Collect, Repeat, Update
 from packtrain.runtime.training import Training
-from packtrain.runtime.watchdog import Watchdog
-
-log = logging.getLogger("packtrain")
+from packtrain.runtime.watchdog import Watchdog, save_and_exit
 
 
 class Learn(NamedTuple):
@@ -29,29 +24,30 @@ def run(training: Training) -> None:
     environment = training.experiment.streams.environment
 
     def on_hang(error: EnvError) -> None:
-        # The only thread is stuck inside the environment: nothing else moves, so this one may save and must end it.
-        log.error("%s", error)
-        print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
-        training.save(with_actor=False)
-        os._exit(error.exit_code)
+        save_and_exit([training], error)  # the only thread is stuck inside the environment, and nothing else moves
 
-    with Watchdog(training.columns(), environment.step_deadline_secs, on_hang):
+    deadlines = environment.step_deadline_secs, environment.start_deadline_secs
+    with Watchdog(training.columns(), *deadlines, on_hang, lambda: training.stop is not None):
         try:
-            if training.experiment.by_epochs:
-                for _ in turns(training):
-                    with training.learner_busy.waiting():
-                        training.act()
-                return
-            if training.experiment.by_ratio:
-                for wish in wishes(training):
-                    _grant(training, wish)
-                return
-            _evaluate_if_due(training)
-            for stage in training.experiment.schedule:
-                _run_stage(training, stage)
+            _run(training)
+            training.settle()
         except EnvError:
             training.save(with_actor=False)
             raise
+
+
+def _run(training: Training) -> None:
+    if training.experiment.by_epochs:
+        for _ in turns(training):
+            with training.learner_busy.waiting():
+                training.act()
+    elif training.experiment.by_ratio:
+        for wish in wishes(training):
+            _grant(training, wish)
+    else:
+        _evaluate_if_due(training)
+        for stage in training.experiment.schedule:
+            _run_stage(training, stage)
 
 
 def _run_stage(training: Training, stage: Collect | Update | Repeat) -> None:

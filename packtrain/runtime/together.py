@@ -7,8 +7,6 @@ launch updates them together. With `slack` environments step on while a GPU is a
 from __future__ import annotations
 
 import collections
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from packtrain.runtime import checkpoint, serial
 from packtrain.runtime.experiment import Experiment, Planning
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import Training
-from packtrain.runtime.watchdog import Watchdog
+from packtrain.runtime.watchdog import Watchdog, save_and_exit
 
 
 def can_share(experiment: Experiment) -> bool:
@@ -52,19 +50,19 @@ def run(runs: Sequence[Training | None], overlaps: bool = True) -> None:
     environment = first.experiment.streams.environment
 
     def on_hang(error: EnvError) -> None:
-        print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
-        for training in trainings.values():
-            training.save(with_actor=False)
-        os._exit(error.exit_code)
+        save_and_exit(list(trainings.values()), error)
 
     columns = [each for training in trainings.values() for each in training.columns()]
-    with Watchdog(columns, environment.step_deadline_secs, on_hang):
+    deadlines = environment.step_deadline_secs, environment.start_deadline_secs
+    with Watchdog(columns, *deadlines, on_hang, lambda: first.stop is not None):
         try:
             if first.experiment.by_ratio:
                 _replay(list(trainings.values()), overlaps and first.experiment.overlaps)
             else:
                 seed = seed_for(first.experiment.seed - place, "actions")
                 _plan(trainings, _joint(runs, first, seed))
+            for training in trainings.values():
+                training.settle()
         except EnvError:
             for training in trainings.values():
                 training.save(with_actor=False)

@@ -156,6 +156,11 @@ class Training:
             marks = policy.marks if isinstance(policy, PlannedPolicy) else {}
             self.explorer.look(group, self.parts.streams[group], actor.steps, random, marks)
 
+    def settle(self) -> None:
+        """Wait for the answers that the next checkpoint would wait for: a runtime's last act under its watchdog."""
+        if self.parts.actor.savable:
+            self.parts.actor.settle()
+
     # -- learning
 
     @property

@@ -246,6 +246,26 @@ def test_the_environment_under_way_is_named_for_the_watchdog():
     assert seen == [(f"environment 1 (Some-v0, seed 41) at its step {step}", True) for step in (1, 2, 3)]
 
 
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_each_environment_in_this_process_is_timed_for_itself(where):
+    """Mutation: one time for all of them, so that many slow environments look like one that hangs."""
+    seen = []
+
+    class Slow(Faulty):
+        def reset(self, **kwargs):
+            seen.append(("reset", columns.busy_since, columns.starting))
+            return super().reset(**kwargs)
+
+        def step(self, action):
+            seen.append(("step", columns.busy_since, columns.starting))
+            return super().step(action)
+
+    columns = gymnasium_columns([Slow] * 3)
+    live(columns, 3, 2)
+    times = [since for call, since, starting in seen if call == where and starting == (where == "reset")]
+    assert len(times) >= 3 and times == sorted(set(times))
+
+
 def pids(columns):
     return [process.pid for process in columns._envs.processes]
 
