@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -92,6 +93,16 @@ class Stream:
         """[B] bool, whether the latest row begins an episode."""
         assert self._row is not None
         return np.asarray(self._row.first)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[B] int64, the steps so far of the episodes under way."""
+        return self._lengths
+
+    def unfinished(self, column: int) -> Episode:
+        """Return the episode under way in a column as it is so far; nobody knows whether it will be solved."""
+        returns = {channel: float(value[column]) for channel, value in self._returns.items()}
+        return Episode(returns, int(self._lengths[column]), math.nan, column)
 
     @property
     def sent(self) -> Tree:

@@ -149,6 +149,8 @@ def line(row: dict[str, Any], total_steps: int, epochs: int | None = None) -> st
         head = _head(row["step"], row["wall_s"], total_steps)
     if row["kind"] == "eval":
         episodes = f"{row['episodes']} episode{'s' * (row['episodes'] != 1)}"
+        if row.get("episodes_truncated"):
+            episodes += f", {row['episodes_truncated']} cut off"
         spread = f", standard deviation {amount(row['return_std'])} over {episodes}"
         solved = f", solved {amount(row['solved'])}" if "solved" in row else ""
         return f"{head}  evaluation: return {amount(row['return_mean'])}{solved}{spread}"

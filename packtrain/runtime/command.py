@@ -517,9 +517,10 @@ def describe_evaluation(run: str, result: dict[str, Any]) -> str:
     """The result as a line or two for people."""
     interval = "" if result["return_ci95"] is None else f" ± {result['return_ci95']:.3f} (95 % interval)"
     solved = f", solved {result['solved']:.3f}" if "solved" in result else ""
+    cut = f", {result['episodes_truncated']} cut off" if result["episodes_truncated"] else ""
     text = (
         f"{run} at step {result['checkpoint']:,}: return {result['return_mean']:.3f}{interval}{solved} "
-        f"({result['episodes']} episode{'s' * (result['episodes'] != 1)} of {result['length_mean']:.1f} steps)"
+        f"({result['episodes']} episode{'s' * (result['episodes'] != 1)} of {result['length_mean']:.1f} steps{cut})"
     )
     if 1 < result["episodes"] <= MOST_LISTED:
         each = zip(result["returns"], result["lengths"], strict=True)

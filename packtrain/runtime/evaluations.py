@@ -45,7 +45,14 @@ class Evaluations:
         self._evaluator, self._network = None, None
         if self._settings.every or self._settings.every_epochs:
             self._evaluator, self._network = open_evaluator(
-                experiment, spec, device, self._settings.num_episodes, experiment.seed, travelling, precision
+                experiment,
+                spec,
+                device,
+                self._settings.num_episodes,
+                experiment.seed,
+                travelling,
+                precision,
+                deadline_secs=self._settings.deadline_secs,
             )
 
     @property
@@ -90,6 +97,11 @@ class Evaluations:
             result = self._evaluator.tick()
             if result is not None:
                 self._results.append(result)
+
+    def progress(self) -> str:
+        """How far the one under way is, in words."""
+        assert self._evaluator is not None
+        return self._evaluator.progress()
 
     def finished(self) -> dict[str, Any] | None:
         """The result of the one under way, once; None if it still plays."""

@@ -113,7 +113,9 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
                         hungry.fed()
                         training.act()
                     training.evaluations.tick()
-                if not room:
+                if training.evaluating:
+                    hungry.fed()  # it has something to do
+                elif not room:
                     hungry.look()
     except BaseException as error:  # handed to the learner's thread, which saves and ends the run
         faults.append(error)
@@ -197,12 +199,17 @@ def _look_around(training: Training) -> None:
 
 
 def _last_evaluation(training: Training, faults: list[BaseException]) -> None:
-    """Wait for the evaluation under way, and for one of the last weights."""
+    """Wait for the evaluation under way, and for one of the last weights; what has been learned is saved before."""
+    saved = False
     while training.stop is None and not faults and training.finished:
         if not training.evaluating and not training.begin_evaluation_if_due():
             return
+        if not saved:
+            training.save(background=True)
+            saved = True
         time.sleep(0.005)
         training.collect_evaluation()
+        training.save_if_due(background=True)
 
 
 class _Hunger:

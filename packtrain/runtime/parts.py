@@ -29,7 +29,7 @@ from packtrain.networks.action_values import ActionValues, ActionValuesNetwork
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.networks.control import Control
 from packtrain.planning.traces import TraceWriter
-from packtrain.runtime.evaluation import Evaluator
+from packtrain.runtime.evaluation import Evaluator, Limits
 from packtrain.runtime.experiment import Experiment, Planning, PredictiveControl
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
@@ -312,6 +312,7 @@ def open_evaluator(
     travelling: Travelling | None = None,
     precision: torch.dtype | None = None,
     greedy: bool = True,
+    deadline_secs: float | None = None,
 ) -> tuple[Evaluator, torch.nn.Module]:
     """An evaluator with environments and a network of its own, and that network."""
     network = experiment.policy.build(spec).to(device)
@@ -326,4 +327,4 @@ def open_evaluator(
             network.precision = precision
         stream = Stream(environment.open(size, own_seed, spec, travelling), size)
     policy = make_policy(experiment.policy, network, device, seed_for(seed, "evaluation", "actions"), greedy, size)
-    return Evaluator(stream, policy, num_episodes), network
+    return Evaluator(stream, policy, num_episodes, Limits(experiment.evaluation.max_steps, deadline_secs)), network

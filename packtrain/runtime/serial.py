@@ -166,3 +166,4 @@ def _evaluate_if_due(training: Training) -> None:
         while training.evaluating and training.stop is None:
             training.evaluations.tick()
             training.collect_evaluation()
+            training.save_if_due(background=False)

@@ -338,7 +338,9 @@ class Training:
             self._console.pulse(self.step, self.wall_s(), self._doing)
 
     def _doing(self) -> str:
-        """How far the learners are."""
+        """How far the evaluation under way is, or else the learners."""
+        if self.evaluating:
+            return self.evaluations.progress()
         made = {name: learner.updates for name, learner in self.parts.learners.items()}
         before = {name: self.experiment.pretraining(name) for name in made}
         for name, count in made.items():
@@ -437,13 +439,21 @@ class Training:
         return True
 
     def collect_evaluation(self) -> None:
-        """Write the row of a finished evaluation; a new best score keeps the state that was evaluated."""
+        """Write the row of a finished evaluation; a new best score keeps the state that was evaluated.
+
+        Of one that is not finished, a person is told how far it is.
+        """
+        if self.evaluating:
+            self._console.pulse(self.step, self.wall_s(), self._doing)
         while (result := self.evaluations.finished()) is not None:
             assert self.evaluations.under_way is not None
             step, state, updates = self.evaluations.under_way
             rewards = result.pop("rewards")
             result |= {f"reward/{name}": value for name, value in rewards.items() if name != "train"}
             epoch = {"epoch": self.epoch} if self.experiment.by_epochs else {}
+            if cut := result["episodes_truncated"]:
+                text = "evaluation at step %d: %d of %d episodes cut off by Evaluation.max_steps or deadline_secs"
+                log.warning(text, step, cut, result["episodes"])
             self._write("eval", {**epoch, **result, **updates}, step)
             if state is not None:
                 others = {name: value for name, value in rewards.items() if name != "train"}
