@@ -137,6 +137,7 @@ class Stream:
         """Go back to a snapshot."""
         self.columns.restore(snapshot["columns"])
         self._row = Row(**trees.map(np.copy, snapshot["row"]))
+        self.acted = ~self.first  # columns that wait are only saved before their first row
         self._returns = {name: np.array(value) for name, value in snapshot["returns"].items()}
         self._life_returns = np.array(snapshot["life_returns"])
         self._lengths = np.array(snapshot["lengths"])

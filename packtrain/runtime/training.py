@@ -506,7 +506,7 @@ class Training:
             "wall_s": self.wall_s(),
             "metrics_bytes": self._writers[0].bytes,
             **self.evaluations.snapshot(),
-            "env_steps": step if self._epoch_begin else self.parts.actor.steps,
+            "env_steps": step if self._epoch_begin else self.parts.actor.settled_steps,
             "random_steps": books["random_steps"],
             "counted": books["counted"],
             "solved_at": books["solved_at"],
