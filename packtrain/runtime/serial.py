@@ -135,19 +135,33 @@ def turns(training: Training) -> Iterator[None]:
 
 
 def _epochs(training: Training, index: int, stage: Repeat) -> Iterator[None]:
-    """Play and learn in turns; what is saved is always between two epochs."""
+    """Play and learn in turns; what is saved is between two epochs, or between two updates of one."""
     while training.stop is None and not training.finished and training.repeats_left(index):
         training.begin_epoch()
-        for inner in stage.stages:
+        for place, inner in enumerate(stage.stages):
+            if place < training.resumed_at:
+                continue  # a run that was stopped has done this
             if isinstance(inner, Update):
-                for _ in range(inner.count):
-                    with training.actor_busy.waiting():
-                        training.update(inner.learner)
+                if not _update(training, place, inner):
+                    return
             elif not (yield from _play(training, inner)):
-                return  # an epoch that was broken off counts for nothing, and is played again by a run that goes on
+                return  # episodes that were broken off count for nothing, and are played again by a run that goes on
         training.end_epoch(index)
         _evaluate_if_due(training)
         training.save_if_due(background=False)
+
+
+def _update(training: Training, place: int, stage: Update) -> bool:
+    """Make the updates of a stage of an epoch; False if the run is to stop first."""
+    training.begin_updates(place)
+    while training.epoch_updates < stage.count:
+        if training.stop is not None:
+            return False
+        with training.actor_busy.waiting():
+            training.update(stage.learner)
+        training.epoch_updates += 1
+    training.end_updates()
+    return True
 
 
 def _play(training: Training, stage: Collect) -> Generator[None, None, bool]:
