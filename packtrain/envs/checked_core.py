@@ -1,8 +1,7 @@
 """Functional cores under guard: each call is timed for the watchdog, and what comes back is checked.
 
-`CheckedCore` is what columns step: it checks structure, and their boundary checks values. `SearchedCore` is what
-planners search in, and checks both. Faults of a core are `EnvError`s that name the environment, its seed and its step;
-the core's own traceback is their cause.
+Columns step one that checks structure, and their boundary checks values. Planners search in one that checks both.
+Faults of a core are `EnvError`s that name the environment, its seed and its step, with the core's own traceback.
 """
 
 from __future__ import annotations
@@ -32,14 +31,16 @@ class CheckedCore:
     another dtype is refused if the answer to bad values is `raise`, else it is cast with a warning.
     """
 
-    def __init__(self, core: Core, answer: Answer, describe: Callable[[], str]):
+    def __init__(self, core: Core, answer: Answer, describe: Callable[[], str], boundary: Boundary | None = None):
         """Nothing is called yet.
 
         Args:
           core: the dynamics.
           answer: to bad values.
           describe: names the environment and its step, "environment 0 (Catch, group seed 7) at its step 12".
+          boundary: answers bad values of a search; None: somebody else does.
         """
+        self._boundary = boundary
         self._core, self._answer, self._describe = core, answer, describe
         self._since: float | None = None
         self._channels = tuple(getattr(core, "reward_channels", ()))
@@ -99,6 +100,8 @@ class CheckedCore:
             extras = self._checked_extras(extras, n)
         if type(after) is not np.ndarray or after.shape[:1] != shape:
             self._check_states(after, n)
+        if self._boundary is not None:
+            return self._boundary.foresee(states, after, rewards, terminated, extras, self._describe)
         return after, rewards, terminated, extras
 
     def observe(self, states: Tree) -> Tree:
@@ -110,10 +113,10 @@ class CheckedCore:
             raise self._broken("observe", error) from error
         self._since = None
         n = _rows(states)
-        if type(obs) is np.ndarray and obs.dtype == self._dtype and obs.shape == (n, *self._shape):
-            return obs
-        wrong = check_batch(obs, self._core.observation_space, n)
-        return obs if wrong is None else self._cast(obs, n, wrong)
+        if type(obs) is not np.ndarray or obs.dtype != self._dtype or obs.shape != (n, *self._shape):
+            wrong = check_batch(obs, self._core.observation_space, n)
+            obs = obs if wrong is None else self._cast(obs, n, wrong)
+        return obs if self._boundary is None else self._boundary.show(obs, self._describe)
 
     def _legal(self, states: Tree) -> np.ndarray:
         """Which actions may be taken, bool [N, A]."""
@@ -182,26 +185,6 @@ class CheckedCore:
         if isinstance(error, EnvError):  # a part of the core says what is wrong, and not where
             return EnvError(f"{self._describe()}: {error}")
         return EnvError(f"{self._describe()} raised in {call}: {type(error).__name__}: {error}")
-
-
-class SearchedCore:
-    """A core to search in: as `CheckedCore`, and bad values are answered as those of real steps are."""
-
-    def __init__(self, core: CheckedCore, boundary: Boundary, describe: Callable[[], str]):
-        self._core, self._boundary, self._describe = core, boundary, describe
-        self.initial = core.initial
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
-
-    def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """One step of N states."""
-        after, rewards, terminated, extras = self._core.step(states, actions, rng)
-        return self._boundary.foresee(states, after, rewards, terminated, extras, self._describe)
-
-    def observe(self, states: Tree) -> Tree:
-        """Observations [N, ...]."""
-        return self._boundary.show(self._core.observe(states), self._describe)
 
 
 def _is_flags(values: Any, shape: tuple[int]) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 
 from packtrain import trees
 from packtrain.envs.boundary import Answer, Boundary
-from packtrain.envs.checked_core import CheckedCore, SearchedCore
+from packtrain.envs.checked_core import CheckedCore
 from packtrain.envs.columns import Outcome
 from packtrain.envs.functional import Core
 from packtrain.envs.picture import PICTURES_PER_SECOND, drawn
@@ -49,8 +49,7 @@ class FunctionalColumns:
         self._ended = np.zeros(size, bool)
         self._actions: Tree = None
         self.boundary = Boundary(core.observation_space, answer, self._describe)
-        searched = CheckedCore(core, answer, self._describe_search)
-        self.core = SearchedCore(searched, self.boundary, self._describe_search)  # what a planner searches in
+        self.core = CheckedCore(core, answer, self._describe_search, self.boundary)  # what a planner searches in
 
     @property
     def busy_since(self) -> float | None:
