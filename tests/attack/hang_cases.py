@@ -165,10 +165,11 @@ def first_reset_sleeps(place: Path) -> None:
 
 @case("stopped for longer than the deadline", attacks="SIGSTOP, then SIGCONT", expected="no hang", fast=False)
 def stopped_for_longer_than_the_deadline(place: Path) -> None:
-    more = ["--eval_every", "0", "--total_steps", "20", "--config", "Environment.step_deadline_secs = 4.0"]
-    command = chaos.Command(_learned(place, *more, pause=2.0), place)
-    chaos.wait_until(lambda: (place / "run/log.txt").exists())
-    time.sleep(4)
+    more = ["--eval_every", "0", "--total_steps", "24", "--unroll_length", "2", "--checkpoint_secs", "0.05"]
+    more += ["--config", "Environment.step_deadline_secs = 4.0"]
+    command = chaos.Command(_learned(place, *more, pause=1.5), place)
+    chaos.wait_until(lambda: bool(checkpoint.steps(place / "run/checkpoints")))  # steps are under way
+    time.sleep(0.5)
     os.killpg(command.pid, signal.SIGSTOP)
     time.sleep(8)
     os.killpg(command.pid, signal.SIGCONT)
