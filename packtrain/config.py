@@ -36,7 +36,7 @@ _CHANGEABLE = (
     *("Run.", "Evaluation.", "EvaluationCallback.", "TraceCallback.", "ExplorationCallback."),
     *("Runner.n_epochs", "Runner.total_steps", "Runner.callback_classes"),
 )
-_CHANGEABLE_ENDS = (".compile", ".slack", ".calibration_period")
+_CHANGEABLE_ENDS = (".compile", ".slack", ".calibration_period", ".step_deadline_secs", ".start_deadline_secs")
 """Parameters that may differ on resume: run length, logging, evaluation, what is only measured, and how the machine is
 used. Device and runtime are program flags."""
 

@@ -91,6 +91,7 @@ def probe_task(name: str, kwargs: dict[str, Any], atari: Atari) -> Spec:
 class EnvpoolColumns(Unsaved):
     """B environments in one pool, all stepped at once."""
 
+    starting = times_itself = False
     overlaps = True
     rows_last = True  # envpool makes new arrays for every step
 
@@ -177,9 +178,9 @@ class EnvpoolColumns(Unsaved):
         if self._used:
             self._envs = self._make()  # not watched: many games take long to load
         self._used = True
-        self.busy_since = time.monotonic()
+        self.starting, self.busy_since = True, time.monotonic()
         obs, info = self._envs.reset()
-        self.busy_since = None
+        self.starting, self.busy_since = False, None
         obs, info = _in_order((obs, info), info["env_id"])
         self._elapsed = info["elapsed_step"]
         if self._has_lives:

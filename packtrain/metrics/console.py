@@ -160,6 +160,8 @@ def line(row: dict[str, Any], total_steps: int, epochs: int | None = None) -> st
     if row["kind"].partition("/")[0] == "eval":
         name = row["kind"].partition("/")[2]
         episodes = f"{row['episodes']} episode{'s' * (row['episodes'] != 1)}"
+        if row.get("episodes_truncated"):
+            episodes += f", {row['episodes_truncated']} cut off"
         spread = f", standard deviation {amount(row['return_std'])} over {episodes}"
         solved = f", solved {amount(row['solved'])}" if "solved" in row else ""
         kinds = [kind for kind in ("greedy", "sampled") if f"return_{kind}_mean" in row]

@@ -294,7 +294,7 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
         with contextlib.closing(training):
             yield _Opened(training, folder, console)
     except Error as error:
-        log.error("%s", error)
+        log.error("%s", error, exc_info=error.__cause__)  # an environment's own traceback is the cause
         raise
     except torch.OutOfMemoryError as error:
         log.error("%s", error)
@@ -610,7 +610,8 @@ def evaluate(
 
     environment = experiment.streams.environment
     columns = [evaluator.stream.columns]
-    with contextlib.closing(evaluator), Watchdog(columns, environment.step_deadline_secs, on_hang):
+    deadlines = environment.step_deadline_secs, environment.start_deadline_secs
+    with contextlib.closing(evaluator), Watchdog(columns, *deadlines, on_hang):
         name = f"{step}" + "_sampled" * (not greedy)
         film, expansion = None, films.expansion_of(experiment)
         if folder is not None:
@@ -654,9 +655,10 @@ def describe_evaluation(run: str, result: dict[str, Any]) -> str:
     """The result as a line or two for people."""
     interval = _half_width(result["return_ci95"]) + " (95 % interval)" * (result["return_ci95"] is not None)
     solved = f", solved {result['solved']:.3f}" if "solved" in result else ""
+    cut = f", {result['episodes_truncated']} cut off" if result["episodes_truncated"] else ""
     text = (
         f"{run} at step {result['checkpoint']:,}: return {result['return_mean']:.3f}{interval}{solved} "
-        f"({result['episodes']} episode{'s' * (result['episodes'] != 1)} of {result['length_mean']:.1f} steps)"
+        f"({result['episodes']} episode{'s' * (result['episodes'] != 1)} of {result['length_mean']:.1f} steps{cut})"
     )
     if 1 < result["episodes"] <= MOST_LISTED:
         each = zip(result["returns"], result["lengths"], strict=True)

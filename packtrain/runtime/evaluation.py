@@ -8,12 +8,46 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from packtrain.acting.actor import AnyPolicy
+from packtrain.envs.deadline import RunningTime
 from packtrain.envs.stream import Episode, Stream
 from packtrain.metrics.intervals import student_t
 from packtrain.types import Row
 
 Kind = Literal["greedy", "sampled"]
 """How actions are chosen from the policy's distribution: its mode, or a sample."""
+
+LONGEST_TICK_SECS = 60.0  # a longer pause between two steps does not count as time of the evaluation
+
+
+class Limits:
+    """Cuts off episodes that go on too long; each counts as it is, and its column plays no other."""
+
+    def __init__(self, max_steps: int | None = None, deadline_secs: float | None = None):
+        """Nothing is cut off yet.
+
+        Args:
+          max_steps: of an episode; None: no limit.
+          deadline_secs: of an evaluation, after which all episodes under way are cut off; None: no deadline.
+        """
+        self._max_steps, self._deadline = max_steps, deadline_secs
+        self.begin()
+
+    def begin(self) -> None:
+        """An evaluation begins."""
+        self._time = RunningTime(LONGEST_TICK_SECS)
+        self.cut_off = 0  # columns
+
+    def apply(self, stream: Stream, played: list[list[Episode]], wanted: list[int]) -> None:
+        """Add the episodes that are cut off now to `played`, and let `wanted` of their columns be what they have."""
+        late = self._deadline is not None and self._time.look() > self._deadline
+        if not late and (self._max_steps is None or stream.lengths.max() < self._max_steps):
+            return
+        for column, length in enumerate(stream.lengths.tolist()):
+            if len(played[column]) < wanted[column] and (late or length >= (self._max_steps or 0)):
+                if length:  # else its next episode has not begun
+                    played[column].append(stream.unfinished(column))
+                wanted[column] = len(played[column])
+                self.cut_off += 1
 
 
 class Evaluator:
@@ -22,15 +56,19 @@ class Evaluator:
     Kinds are played one after the other in the same environments, from the same seeds.
     """
 
-    def __init__(self, stream: Stream, policies: Mapping[Kind, AnyPolicy], num_episodes: int):
+    def __init__(
+        self, stream: Stream, policies: Mapping[Kind, AnyPolicy], num_episodes: int, limits: Limits | None = None
+    ):
         """Nothing is played before `begin`.
 
         Args:
           stream: the environments.
           policies: by kind, in the order in which they are played. The first one's result goes by the plain names.
           num_episodes: of each kind.
+          limits: of episodes, and of all kinds together; None: there are none.
         """
         self.stream = stream
+        self._limits = limits or Limits()
         self._kinds = list(policies)
         self._policies = dict(policies)
         self._seats = {kind: policy.seat(stream) for kind, policy in policies.items()}
@@ -61,6 +99,7 @@ class Evaluator:
             evaluations teach nobody, themselves included.
         """
         self._known, self._results = known or {}, {}
+        self._limits.begin()
         self._start(self._kinds[0])
 
     def _choose(self, kind: Kind) -> None:
@@ -75,6 +114,7 @@ class Evaluator:
         if kind in self._generators:  # what is sampled must not depend on earlier evaluations
             self._policies[kind].generator.set_state(self._generators[kind])
         self._row = self.stream.start()
+        self._wanted = list(self._share)
         self._start_next, self.active = False, True
 
     def tick(self) -> dict[str, Any] | None:
@@ -84,16 +124,17 @@ class Evaluator:
         self.stream.send(self._seat.act(self._row).action)
         self._row = self.stream.recv()
         for episode in self.stream.drain_episodes():
-            if len(self._played[episode.column]) < self._share[episode.column]:
+            if len(self._played[episode.column]) < self._wanted[episode.column]:
                 self._played[episode.column].append(episode)
-        if any(len(played) < share for played, share in zip(self._played, self._share, strict=True)):
+        self._limits.apply(self.stream, self._played, self._wanted)
+        if any(len(played) < wanted for played, wanted in zip(self._played, self._wanted, strict=True)):
             return None
         self._results[self.kind] = summary([episode for played in self._played for episode in played])
         if len(self._results) < len(self._kinds):
             self._start_next = True  # with the next tick: a film still looks at the last step
             return None
         self.active = False
-        return self._combined()
+        return {**self._combined(), "episodes_truncated": self._limits.cut_off}
 
     def _combined(self) -> dict[str, Any]:
         """The result of the first kind, and if there are several, the returns of each under its own name."""
@@ -104,6 +145,11 @@ class Evaluator:
                 result |= {f"return_{kind}_{name}": found[f"return_{name}"] for name in names}
                 result[f"episodes_{kind}"] = found["episodes"]
         return result
+
+    def progress(self) -> str:
+        """Say how far it is."""
+        of = sum(self._share) * len(self._kinds)
+        return f"evaluating: {self.played} of {of} episodes; the longest under way: {self.stream.lengths.max():,} steps"
 
     @property
     def row(self) -> Row:

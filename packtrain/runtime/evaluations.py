@@ -65,7 +65,8 @@ class Evaluations:
         for name, settings in experiment.evaluations.items():
             if settings.every or settings.every_epochs:
                 own = (experiment, spec, device, settings.num_episodes, experiment.seed, travelling, precision)
-                self._all.append(_One(name, settings, *open_evaluator(*own, settings=settings)))
+                found = open_evaluator(*own, settings=settings, deadline_secs=settings.deadline_secs)
+                self._all.append(_One(name, settings, *found))
         self._current: _One | None = None
 
     @property
@@ -130,6 +131,11 @@ class Evaluations:
                 result = current.evaluator.tick()
             if result is not None:
                 self._results.append(result)
+
+    def progress(self) -> str:
+        """Say how far the current evaluation is."""
+        assert self._current is not None
+        return self._current.evaluator.progress()
 
     def finished(self) -> dict[str, Any] | None:
         """Return the result of the evaluation under way, once; None while it plays."""

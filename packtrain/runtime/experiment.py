@@ -232,9 +232,15 @@ class Evaluation:
     best: Literal["greedy", "sampled"] = "greedy"  # the kind that `return_mean` and the best checkpoint go by
     environment: Environment | None = None  # None: that of training; also what `packtrain eval` plays
     episode_time_limit: int | None = None  # steps, for planners; None: that of training
+    max_steps: int = 108_000  # of an episode, after which it is cut off and counted as truncated
+    deadline_secs: float = 3600.0  # of an evaluation, after which episodes under way are cut off and counted
     agent: Agent | None = None  # acts in it, for planners; None: that of training
 
     def __post_init__(self) -> None:
+        if self.max_steps < 1:
+            raise ConfigError(f"Evaluation.max_steps = {self.max_steps} must be at least 1")
+        if self.deadline_secs <= 0:
+            raise ConfigError(f"Evaluation.deadline_secs = {self.deadline_secs} must be above 0")
         for name in ("every", "every_epochs"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"Evaluation.{name} = {getattr(self, name)} must not be negative")

@@ -32,7 +32,7 @@ from packtrain.networks.action_values import ActionValues, ActionValuesNetwork
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.networks.control import Control
 from packtrain.planning.traces import TraceWriter
-from packtrain.runtime.evaluation import Evaluator, Kind
+from packtrain.runtime.evaluation import Evaluator, Kind, Limits
 from packtrain.runtime.experiment import Evaluation, Experiment, Planning, PredictiveControl
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
@@ -339,6 +339,7 @@ def open_evaluator(
     precision: torch.dtype | None = None,
     kinds: Sequence[Kind] = (),
     settings: Evaluation | None = None,
+    deadline_secs: float | None = None,
 ) -> tuple[Evaluator, torch.nn.Module]:
     """Return an evaluator with environments and a network of its own, and that network.
 
@@ -352,7 +353,8 @@ def open_evaluator(
       precision: of the large layers.
       kinds: of episodes, in the order in which they are played; none: all that the policy has, the one that
         `Evaluation.best` names first.
-      settings: environment, agent and time limit of this evaluation; None: those of the experiment's first.
+      settings: environment, agent and limits of this evaluation; None: those of the experiment's first.
+      deadline_secs: of the whole evaluation; None: no deadline.
     """
     settings = settings or experiment.evaluation
     network = experiment.policy.build(spec).to(device)
@@ -374,4 +376,4 @@ def open_evaluator(
         acting = evaluated_policy(acting, settings)
     own_seed = seed_for(seed, "evaluation", "actions")
     policies = {kind: make_policy(acting, network, device, own_seed, kind == "greedy", size) for kind in kinds}
-    return Evaluator(stream, policies, num_episodes), network
+    return Evaluator(stream, policies, num_episodes, Limits(settings.max_steps, deadline_secs)), network

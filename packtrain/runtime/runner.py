@@ -219,6 +219,7 @@ def EvaluationCallback(  # noqa: N802
     eval_period: int = 10,
     agent_kwargs: dict[str, Any] | None = None,
     env_kwargs: dict[str, Any] | None = None,
+    deadline_secs: float = 3600.0,
 ) -> _Evaluations:
     """Episodes between epochs that nothing learns from.
 
@@ -231,10 +232,18 @@ def EvaluationCallback(  # noqa: N802
       eval_period: epochs between two evaluations, of those in which the planner plays.
       agent_kwargs: parameters of the agent that are different in evaluations: exploration, say, switched off.
       env_kwargs: options of the environment that are different: other boards, say.
+      deadline_secs: of an evaluation, after which episodes under way are cut off and counted.
     """
+    if deadline_secs <= 0:
+        raise ConfigError(f"EvaluationCallback.deadline_secs = {deadline_secs} must be above 0")
     _at_least(1, "EvaluationCallback", n_envs=n_envs, episode_time_limit=episode_time_limit, eval_period=eval_period)
     with config.unrecorded():
-        evaluation = Evaluation(every_epochs=eval_period, num_episodes=n_envs, episode_time_limit=episode_time_limit)
+        evaluation = Evaluation(
+            every_epochs=eval_period,
+            num_episodes=n_envs,
+            episode_time_limit=episode_time_limit,
+            deadline_secs=deadline_secs,
+        )
         return _Evaluations(config.scope(), evaluation, agent_kwargs or {}, env_kwargs or {})
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
@@ -12,9 +9,7 @@ from packtrain.algorithms.launches import ROOM
 from packtrain.errors import EnvError
 from packtrain.runtime.experiment import Collect, Repeat, Update
 from packtrain.runtime.training import Training
-from packtrain.runtime.watchdog import Watchdog
-
-log = logging.getLogger("packtrain")
+from packtrain.runtime.watchdog import Watchdog, save_and_exit
 
 
 class Learn(NamedTuple):
@@ -29,29 +24,30 @@ def run(training: Training) -> None:
     environment = training.experiment.streams.environment
 
     def on_hang(error: EnvError) -> None:
-        # The only thread is stuck inside the environment: nothing else moves, so this one may save and must end it.
-        log.error("%s", error)
-        print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
-        training.save(with_actor=False)
-        os._exit(error.exit_code)
+        save_and_exit([training], error)  # the only thread is stuck inside the environment, and nothing else moves
 
-    with Watchdog(training.columns(), environment.step_deadline_secs, on_hang):
+    deadlines = environment.step_deadline_secs, environment.start_deadline_secs
+    with Watchdog(training.columns(), *deadlines, on_hang, lambda: training.stop is not None):
         try:
-            if training.experiment.by_epochs:
-                for _ in turns(training):
-                    with training.learner_busy.waiting():
-                        training.act()
-                return
-            if training.experiment.by_ratio:
-                for wish in wishes(training):
-                    _grant(training, wish)
-                return
-            _evaluate_if_due(training)
-            for stage in training.experiment.schedule:
-                _run_stage(training, stage)
+            _run(training)
+            training.settle()
         except EnvError:
             training.save(with_actor=False)
             raise
+
+
+def _run(training: Training) -> None:
+    if training.experiment.by_epochs:
+        for _ in turns(training):
+            with training.learner_busy.waiting():
+                training.act()
+    elif training.experiment.by_ratio:
+        for wish in wishes(training):
+            _grant(training, wish)
+    else:
+        _evaluate_if_due(training)
+        for stage in training.experiment.schedule:
+            _run_stage(training, stage)
 
 
 def _run_stage(training: Training, stage: Collect | Update | Repeat) -> None:
@@ -139,19 +135,33 @@ def turns(training: Training) -> Iterator[None]:
 
 
 def _epochs(training: Training, index: int, stage: Repeat) -> Iterator[None]:
-    """Play and learn in turns; what is saved is always between two epochs."""
+    """Play and learn in turns; what is saved is between two epochs, or between two updates of one."""
     while training.stop is None and not training.finished and training.repeats_left(index):
         training.begin_epoch()
-        for inner in stage.stages:
+        for place, inner in enumerate(stage.stages):
+            if place < training.resumed_at:
+                continue  # a run that was stopped has done this
             if isinstance(inner, Update):
-                for _ in range(inner.count):
-                    with training.actor_busy.waiting():
-                        training.update(inner.learner)
+                if not _update(training, place, inner):
+                    return
             elif not (yield from _play(training, inner)):
-                return  # an epoch that was broken off counts for nothing, and is played again by a run that goes on
+                return  # episodes that were broken off count for nothing, and are played again by a run that goes on
         training.end_epoch(index)
         _evaluate_if_due(training)
         training.save_if_due(background=False)
+
+
+def _update(training: Training, place: int, stage: Update) -> bool:
+    """Make the updates of a stage of an epoch; False if the run is to stop first."""
+    training.begin_updates(place)
+    while training.epoch_updates < stage.count:
+        if training.stop is not None:
+            return False
+        with training.actor_busy.waiting():
+            training.update(stage.learner)
+        training.epoch_updates += 1
+    training.end_updates()
+    return True
 
 
 def _play(training: Training, stage: Collect) -> Generator[None, None, bool]:
@@ -170,3 +180,4 @@ def _evaluate_if_due(training: Training) -> None:
         while training.evaluating and training.stop is None:
             training.evaluations.tick()
             training.collect_evaluation()
+            training.save_if_due(background=False)

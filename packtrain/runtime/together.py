@@ -12,8 +12,6 @@ import collections
 import contextlib
 import json
 import logging
-import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from packtrain.runtime import checkpoint, serial
 from packtrain.runtime.experiment import Experiment, Planning
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import Training
-from packtrain.runtime.watchdog import Watchdog
+from packtrain.runtime.watchdog import Watchdog, save_and_exit
 
 log = logging.getLogger("packtrain")
 _MARK = "diverged.json"  # in the folder of a run that the others have left behind
@@ -67,17 +65,21 @@ def run(runs: Sequence[Training | None], overlaps: bool = True) -> dict[int, Div
     environment = first.experiment.streams.environment
 
     def on_hang(error: EnvError) -> None:
-        print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
-        save_all(trainings, with_actor=False)
-        os._exit(error.exit_code)
+        save_and_exit(list(trainings.values()), error)
 
     columns = [each for training in trainings.values() for each in training.columns()]
-    with Watchdog(columns, environment.step_deadline_secs, on_hang):
+    deadlines = environment.step_deadline_secs, environment.start_deadline_secs
+    with Watchdog(columns, *deadlines, on_hang, lambda: first.stop is not None):
         try:
             if first.experiment.by_ratio:
-                return _replay(trainings, overlaps and first.experiment.overlaps)
-            seed = seed_for(first.experiment.seed - place, "actions")
-            return _plan(trainings, _joint(runs, first, seed))
+                diverged = _replay(trainings, overlaps and first.experiment.overlaps)
+            else:
+                seed = seed_for(first.experiment.seed - place, "actions")
+                diverged = _plan(trainings, _joint(runs, first, seed))
+            for other, training in trainings.items():
+                if other not in diverged:
+                    training.settle()
+            return diverged
         except (EnvError, FolderLostError) as error:
             with contextlib.suppress(FolderLostError):
                 save_all(trainings, with_actor=not isinstance(error, EnvError))

@@ -22,7 +22,7 @@ from packtrain.config import Configuration, Travelling
 from packtrain.devices.allocator import keep_large_blocks
 from packtrain.envs.columns import Columns
 from packtrain.envs.exits import exits_are_faults
-from packtrain.envs.stream import Stream
+from packtrain.envs.stream import Finished, Stream
 from packtrain.errors import DivergedError, FolderLostError, RunFolderError, SaveError
 from packtrain.memory.episodes import EpisodeMemory
 from packtrain.memory.replay import ReplayMemory
@@ -30,7 +30,7 @@ from packtrain.memory.segments import Segments
 from packtrain.memory.sequences import SequenceMemory
 from packtrain.metrics.console import Console
 from packtrain.metrics.planning import planning_row
-from packtrain.metrics.recorder import Recorder, means
+from packtrain.metrics.recorder import Recorder, means, own_copies
 from packtrain.metrics.rolling import Rolling
 from packtrain.metrics.writers import JsonlWriter, TensorBoardWriter
 from packtrain.planning.traces import TraceWriter
@@ -112,6 +112,8 @@ class Training:
         self._learned: dict[str, list[dict[str, Any]]] = {}  # what updates of an epoch reported, by learner
         # Step, actor and books when the epoch under way began; None: there is none.
         self._epoch_begin: tuple[int, dict[str, Any] | None, dict[str, Any]] | None = None
+        self._updating: int | None = None  # the place in its epoch of the stage whose updates are under way
+        self.epoch_updates = 0  # made in that stage
         self.step = 0  # decisions learned from
         self._frames_per_step = spec.frames_per_step
         self.stop: BaseException | None = None  # why the run should end early
@@ -165,6 +167,11 @@ class Training:
             marks = policy.marks if isinstance(policy, PlannedPolicy) else {}
             self.explorer.look(group, self.parts.streams[group], actor.steps, random, marks)
 
+    def settle(self) -> None:
+        """Wait for the answers that the next checkpoint would wait for: a runtime's last act under its watchdog."""
+        if self.parts.actor.savable:
+            self.parts.actor.settle()
+
     # -- learning
 
     @property
@@ -194,6 +201,20 @@ class Training:
             self.parts.policy.epoch = schedule_epoch(self.experiment, self.repeats)
             self.parts.policy.trace_epoch = self.epoch
         self._epoch_begin = (self.step, self.parts.actor.snapshot() if self._savable() else None, self._books())
+
+    @property
+    def resumed_at(self) -> int:
+        """The place in the epoch of the stage whose updates are under way; 0 if there is none."""
+        return 0 if self._updating is None else self._updating
+
+    def begin_updates(self, place: int) -> None:
+        """Begin or go on with the updates of the stage at this place of the epoch; what is saved includes each."""
+        if self._updating != place:
+            self._updating, self.epoch_updates = place, 0
+
+    def end_updates(self) -> None:
+        """All updates of the stage are made."""
+        self._updating = None
 
     def _savable(self) -> bool:
         return all(stream.columns.savable for stream in self.parts.streams) and self.parts.actor.steps > 0
@@ -342,7 +363,9 @@ class Training:
             self._console.pulse(self.step, self.wall_s(), self._doing)
 
     def _doing(self) -> str:
-        """How far the learners are."""
+        """How far the evaluation under way is, or else the learners."""
+        if self.evaluating:
+            return self.evaluations.progress()
         made = {name: learner.updates for name, learner in self.parts.learners.items()}
         before = {name: self.experiment.pretraining(name) for name in made}
         for name, count in made.items():
@@ -386,6 +409,8 @@ class Training:
         if isinstance(self.parts.policy, ValuePolicy):
             row |= {**self.parts.policy.row(), "priorities_late": dropped}
         row["episodes_dropped"] = sum(stream.columns.boundary.dropped for stream in self.parts.streams)
+        if self.experiment.by_epochs:
+            row["search_steps_dropped"] = sum(stream.columns.boundary.unforeseen for stream in self.parts.streams)
         row["values_clipped"] = sum(stream.columns.boundary.clipped for stream in self.parts.streams)
         row["steps_per_second"] = (self.step - self._row_step) / max(1e-9, now - self._row_time)
         if self._frames_per_step > 1:
@@ -442,13 +467,21 @@ class Training:
         return True
 
     def collect_evaluation(self) -> None:
-        """Write the row of a finished evaluation; a new best score keeps the state that was evaluated."""
+        """Write the row of a finished evaluation; a new best score keeps the state that was evaluated.
+
+        Of one that is not finished, a person is told how far it is.
+        """
+        if self.evaluating:
+            self._console.pulse(self.step, self.wall_s(), self._doing)
         while (result := self.evaluations.finished()) is not None:
             assert self.evaluations.under_way is not None
             step, state, updates = self.evaluations.under_way
             rewards = result.pop("rewards")
             result |= {f"reward/{name}": value for name, value in rewards.items() if name != "train"}
             epoch = {"epoch": self.epoch} if self.experiment.by_epochs else {}
+            if cut := result["episodes_truncated"]:
+                text = "evaluation at step %d: %d of %d episodes cut off by Evaluation.max_steps or deadline_secs"
+                log.warning(text, step, cut, result["episodes"])
             name = self.evaluations.name
             self._write(f"eval/{name}" if name else "eval", {**epoch, **result, **updates}, step)
             if state is not None and self.evaluations.decides_the_best:
@@ -527,8 +560,10 @@ class Training:
     def _state(self, with_actor: bool) -> dict[str, Any]:
         """Everything that must survive. The actor is held; what its stream has begun is waited for, and the copies."""
         _settle_gpu()
-        step, actor, books = self._epoch_begin or (self.step, None, self._books())
-        state = self.parts.state(with_actor and (actor is not None or self._epoch_begin is None), actor)
+        # Episodes under way are played again by a run that goes on; updates are gone on with.
+        epoch_begin = self._epoch_begin if self._updating is None else None
+        step, actor, books = epoch_begin or (self.step, None, self._books())
+        state = self.parts.state(with_actor and (actor is not None or epoch_begin is None), actor)
         _settle_gpu()
         state["run"] = {
             "step": step,
@@ -536,7 +571,7 @@ class Training:
             "wall_s": self.wall_s(),
             "metrics_bytes": self._writers[0].bytes,
             **self.evaluations.snapshot(),
-            "env_steps": step if self._epoch_begin else self.parts.actor.steps,
+            "env_steps": step if epoch_begin else self.parts.actor.settled_steps,
             "random_steps": books["random_steps"],
             "counted": books["counted"],
             "solved_at": books["solved_at"],
@@ -547,7 +582,30 @@ class Training:
         state["recorder"] = self._recorder.state_dict()
         if "exploration" in books:
             state["exploration"] = books["exploration"]
+        if self._updating is not None:
+            state["epoch"] = self._epoch_state()
         return state
+
+    def _epoch_state(self) -> dict[str, Any]:
+        """What is known of the epoch under way, between two of its updates."""
+        assert isinstance(self.parts.policy, PlannedPolicy)
+        return {
+            "updating": self._updating,
+            "updates": self.epoch_updates,
+            "learned": {name: own_copies(updates) for name, updates in self._learned.items()},
+            "episodes": [finished._asdict() for finished in self._episodes],
+            "decisions": self.parts.policy.decisions.state_dict(),
+            "quality": self.parts.policy.quality.state_dict(),
+        }
+
+    def _resume_epoch(self, state: dict[str, Any]) -> None:
+        """Go on between two updates of an epoch."""
+        assert isinstance(self.parts.policy, PlannedPolicy)
+        self._updating, self.epoch_updates = state["updating"], state["updates"]
+        self._learned = {name: list(updates) for name, updates in state["learned"].items()}
+        self._episodes.extend(Finished(**finished) for finished in state["episodes"])
+        self.parts.policy.decisions.load_state_dict(state["decisions"])
+        self.parts.policy.quality.load_state_dict(state["quality"])
 
     def _books(self) -> dict[str, Any]:
         """What is counted as environments are stepped."""
@@ -571,6 +629,8 @@ class Training:
         self._recorder.load_state_dict(state["recorder"], self.step)
         if not exact:
             self.parts.streams[0].steps = run["env_steps"]
+        elif "epoch" in state:
+            self._resume_epoch(state["epoch"])
         log.info("resumed at step %d%s", step, "" if exact else "; the environments begin new episodes")
         return run["metrics_bytes"]
 

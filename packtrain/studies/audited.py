@@ -271,7 +271,8 @@ def play(actor: Subject, trusted: Subject, num_episodes: int, seed: int) -> Play
         os._exit(error.exit_code)
 
     begun = np.zeros(size, np.int64)
-    with contextlib.closing(stream.columns), Watchdog([stream.columns], environment.step_deadline_secs, on_hang):
+    deadlines = environment.step_deadline_secs, environment.start_deadline_secs
+    with contextlib.closing(stream.columns), Watchdog([stream.columns], *deadlines, on_hang):
         row = stream.start()
         while True:
             rows.append(trees.map(np.copy, row))

@@ -11,15 +11,19 @@ import torch
 
 from packtrain import knobs, trees
 from packtrain.cli import main
-from packtrain.envs.stream import Episode
+from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.stream import Episode, Stream
 from packtrain.metrics.reading import read_metrics
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.learned import LearnedModel
 from packtrain.runtime import checkpoint
+from packtrain.runtime import evaluation as evaluation_module
 from packtrain.runtime.command import prepare
-from packtrain.runtime.evaluation import Evaluator, summary
+from packtrain.runtime.evaluation import Evaluator, Limits, summary
 from packtrain.runtime.experiment import Evaluation, Planning
 from packtrain.runtime.parts import evaluated_policy, make_policy, open_evaluator
+from packtrain.testing.scripted import ScriptedPolicy
+from packtrain.testing.sleepy import Sleepy
 
 # The shortest solution has 3 steps, and that is all there is: only who knows the way gets there.
 KNOWING = """
@@ -269,3 +273,158 @@ def test_the_interval_of_an_evaluation_is_students(count, t):
     returns = np.random.default_rng(0).normal(size=count)
     result = summary([Episode({"train": float(value)}, 3, math.nan, 0) for value in returns])
     assert result["return_ci95"] == pytest.approx(t * returns.std(ddof=1) / math.sqrt(count), rel=1e-4)
+
+
+# -- episodes without an end
+
+
+class Uneven(Sleepy):
+    """Episodes of 4 steps in the first column, and without an end in the others."""
+
+    def step(self, states, actions, rng):
+        after, rewards, _, extras = super().step(states, actions, rng)
+        ended = after >= 4
+        ended[1:] = False
+        return after, rewards, ended, extras
+
+
+def play(core, episodes, size=2, **limits):
+    """The result of an evaluation, and after how many ticks it was there."""
+    stream = Stream(FunctionalColumns(core, size, 0, "raise", "test"), size)
+    evaluator = Evaluator(stream, {"greedy": ScriptedPolicy(core.action_space)}, episodes, Limits(**limits))
+    evaluator.begin()
+    for tick in range(1, 1000):
+        if (result := evaluator.tick()) is not None:
+            return result, tick, evaluator
+    raise AssertionError("the evaluation has no end")
+
+
+def test_an_episode_without_end_is_cut_off_and_counted():
+    """Mutation: waiting for it."""
+    result, ticks, evaluator = play(Sleepy(length=0), 2, max_steps=30)
+    assert ticks == 30 and not evaluator.active
+    assert (result["episodes"], result["episodes_truncated"]) == (2, 2)
+    assert result["return_mean"] == result["length_mean"] == 30
+
+
+def test_a_column_that_is_cut_off_plays_no_more_and_the_others_play_their_share():
+    """Mutations: counting an episode twice, once cut off and once when it ends; waiting for the whole share."""
+    result, _, evaluator = play(Uneven(), 6, max_steps=30)
+    assert [[episode.length for episode in column] for column in evaluator.episodes] == [[4, 4, 4], [30]]
+    assert (result["episodes"], result["episodes_truncated"]) == (4, 1)
+    result, *_ = play(Sleepy(length=4), 6, max_steps=4)
+    assert (result["episodes"], result["episodes_truncated"]) == (6, 0), "an end at the limit is an end"
+
+
+def test_an_evaluation_ends_at_its_deadline_with_what_it_has(monkeypatch):
+    clock = [0.0]
+
+    class Clock:
+        def __init__(self, longest_gap):
+            self.begun = clock[0]
+
+        def look(self):
+            clock[0] += 1.0
+            return clock[0] - self.begun
+
+    monkeypatch.setattr(evaluation_module, "RunningTime", Clock)
+    result, ticks, evaluator = play(Uneven(), 6, deadline_secs=7)
+    assert ticks == 8
+    assert [[episode.length for episode in column] for column in evaluator.episodes] == [[4, 3], [8]]
+    assert (result["episodes"], result["episodes_truncated"]) == (3, 2)
+
+
+def test_an_evaluation_says_how_far_it_is():
+    stream = Stream(FunctionalColumns(Sleepy(length=4), 2, 0, "raise", "test"), 2)
+    evaluator = Evaluator(stream, {"greedy": ScriptedPolicy(stream.columns.action_space)}, 4)
+    evaluator.begin()
+    for _ in range(7):
+        evaluator.tick()
+    assert evaluator.progress() == "evaluating: 2 of 4 episodes; the longest under way: 2 steps"
+
+
+ENDLESS = """
+import packtrain.testing.sleepy
+include 'impala/gym.gin'
+env = 'packtrain/Sleepy-v0'
+Environment.kwargs = {'length': 0}
+Evaluation.max_steps = 50
+total_steps = 400
+num_actors = 2
+batch_size = 2
+unroll_length = 5
+hidden_size = 8
+eval_every = 200
+eval_episodes = 2
+"""
+
+
+@pytest.mark.parametrize("runtime", ["serial", "local"])
+def test_a_run_whose_episodes_never_end_is_evaluated_and_finishes(runtime, capsys):
+    """At step 0, under way and at the end. Mutation: an evaluation that waits for an end."""
+    Path("endless.gin").write_text(ENDLESS)
+    assert main(["train", "endless.gin", "--output_dir", "run", "--runtime", runtime]) == 0
+    evaluations = [row for row in read_metrics(Path("run")) if row["kind"] == "eval"]
+    assert len(evaluations) >= 2 and evaluations[0]["step"] == 0
+    assert {(row["episodes"], row["episodes_truncated"], row["length_mean"]) for row in evaluations} == {(2, 2, 50)}
+    assert "2 episodes, 2 cut off" in capsys.readouterr().out
+    assert "cut off by Evaluation.max_steps" in Path("run/log.txt").read_text()
+    assert main(["eval", "run", "--num_episodes", "2"]) == 0
+    assert "2 episodes of 50.0 steps, 2 cut off" in capsys.readouterr().out
+
+
+def test_a_run_saves_before_its_last_evaluation_is_over(monkeypatch):
+    """Local: the learner waits for the actor, which plays it. Mutation: saving after it, which a kill comes before."""
+    from packtrain.runtime.evaluations import Evaluations
+    from packtrain.runtime.saving import Saving
+
+    seen, tick, write = [], Evaluations.tick, Saving.write
+
+    def ticked(self):
+        if self.under_way is not None:
+            last = self.under_way.step >= 400
+            if not last or "save" in seen:  # the last one goes on until it is saved beside
+                self._current.evaluator._limits._max_steps = 1
+            seen.extend(["last"] * last)
+        tick(self)
+
+    def written(self, state, *more):
+        seen.append("save")
+        write(self, state, *more)
+
+    monkeypatch.setattr(Evaluations, "tick", ticked)
+    monkeypatch.setattr(Saving, "write", written)
+    Path("endless.gin").write_text(ENDLESS)
+    more = ["--eval_every", "1000000", "--config", "Evaluation.max_steps = 10000000"]
+    more += ["--config", "Evaluation.deadline_secs = 20"]
+    assert main(["train", "endless.gin", "--output_dir", "run", *more]) == 0
+    assert [row["length_mean"] < 1e6 for row in read_metrics(Path("run")) if row["kind"] == "eval"] == [True, True]
+    assert "last" in seen[seen.index("save") :], "it is saved while the evaluation plays"
+
+
+def test_a_long_evaluation_is_saved_beside_in_the_serial_runtime(monkeypatch):
+    """Mutation: saving only between two updates."""
+    from packtrain.runtime.saving import Saving
+
+    saves, write = [], Saving.write
+    monkeypatch.setattr(Saving, "due", property(lambda self: len(saves) < 3))
+
+    def written(self, state, *more):
+        saves.append(state["run"]["step"])
+        write(self, state, *more)
+
+    monkeypatch.setattr(Saving, "write", written)
+    Path("endless.gin").write_text(ENDLESS)
+    assert main(["train", "endless.gin", "--output_dir", "run", "--runtime", "serial", "--eval_every", "1000"]) == 0
+    assert saves[:3] == [0, 0, 0], "in the ticks of the first evaluation"
+
+
+@pytest.mark.parametrize("name", ["max_steps", "deadline_secs"])
+def test_limits_of_evaluations_may_change_on_resume(name, capsys):
+    """They are no part of what makes the run this run."""
+    Path("endless.gin").write_text(ENDLESS)
+    assert main(["train", "endless.gin", "--output_dir", "run", "--total_steps", "100"]) == 0
+    more = ["--config", f"Evaluation.{name} = 40", "--total_steps", "200"]
+    assert main(["train", "endless.gin", "--output_dir", "run", *more]) == 0
+    assert main(["train", "endless.gin", "--output_dir", "run", "--config", f"Evaluation.{name} = 0"]) == 2
+    assert f"Evaluation.{name} = 0" in capsys.readouterr().err

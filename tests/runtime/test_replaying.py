@@ -407,6 +407,23 @@ def test_a_seed_that_diverged_is_left_out_until_the_others_are_finished(tmp_path
     assert not list((tmp_path / "run").glob("*/diverged.json"))
 
 
+def test_metrics_do_not_depend_on_when_checkpoints_are_written(tmp_path, monkeypatch):
+    """Seeds that learn together, saved at every update, at none, or stopped and gone on with.
+
+    Mutation: steps that a checkpoint has waited for, counted before their turn.
+    """
+    found = {}
+    for name, secs in (("often", 1e-9), ("never", 1000.0)):
+        runs = [training(tmp_path / f"{name}_{seed}", checkpoint_secs=secs, seed=seed, log_every=7) for seed in (0, 1)]
+        together.run(runs)
+        found[name] = [rows(tmp_path / f"{name}_{seed}") for seed in (0, 1)]
+        assert len(checkpoint.steps(tmp_path / f"{name}_0" / "checkpoints")) == (3 if name == "often" else 0)
+        for run in runs:
+            run.close()
+    assert found["often"] == found["never"]
+    assert {row["step"] - row["env_steps"] for row in found["never"][0]} == {0}
+
+
 def test_seeds_go_on_from_the_same_update(tmp_path):
     """Killed between saving two of them, the others are a checkpoint ahead. Mutation: taking the newest of each."""
     argv = ["train", "steve/ddpg_pendulum", "--num_seeds", "2", "--output_dir", str(tmp_path / "run")]

@@ -616,6 +616,32 @@ def test_a_run_stopped_within_an_epoch_loses_that_epoch_alone(monkeypatch, capfd
     assert saved("stopped") == saved("straight")
 
 
+@pytest.mark.parametrize("name, at", [("mcts", 2), ("mcts", 5), ("policy", 2), ("verifying", 2), ("verifying", 13)])
+def test_a_run_stopped_between_two_updates_goes_on_as_if_it_had_not_been(name, at, monkeypatch, capfd):
+    """SIGTERM while a network learns, in a stage or at the end of one: the updates left are made by who goes on.
+
+    Mutations: all updates of an epoch before the run stops; the updates made so far once more; an epoch's row without
+    what was known of it before.
+    """
+    assert train("straight", text=OTHERS[name]) == 0
+    update, made = Training.update, []
+
+    def interrupted(self, learner):
+        updated = update(self, learner)
+        made.append(self.epoch)
+        if len(made) == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return updated
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "update", interrupted)
+        assert train("stopped", text=OTHERS[name]) == 128 + signal.SIGTERM
+    assert len(made) == at, "no update more"
+    assert train("stopped", text=OTHERS[name]) == 0
+    assert rows("stopped") == rows("straight")
+    assert saved("stopped") == saved("straight")
+
+
 def test_a_model_is_learned_before_it_is_searched_in():
     """Two rounds of random episodes for four, pre-training, then epochs in which both networks learn.
 

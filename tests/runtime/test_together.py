@@ -189,6 +189,26 @@ def test_runs_that_are_stopped_go_on_exactly(straight, monkeypatch, capsys, turn
         assert_same(f"stopped/seed_{k}", straight / f"seed_{k}")
 
 
+@pytest.mark.parametrize("at", [3, 20])
+def test_runs_that_are_stopped_between_two_updates_go_on_exactly(straight, monkeypatch, capsys, at):
+    """One seed has made some updates of an epoch, the other none or all. Mutation: an epoch's updates are one thing."""
+    update, made = Training.update, []
+
+    def interrupted(self, learner):
+        made.append(learner)
+        if len(made) == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(self, learner)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "update", interrupted)
+        assert train("stopped") == 128 + signal.SIGTERM
+    assert len(made) == at, "no update more"
+    assert train("stopped") == 0
+    for seed in (0, 1):
+        assert_same(f"stopped/seed_{seed}", straight / f"seed_{seed}")
+
+
 def test_a_run_waits_for_the_others_before_the_next_epoch(monkeypatch):
     """Some turns serve one run alone: it plays longer. Mutation: serve everybody who wants a turn."""
     made = stop_at(monkeypatch, -1)

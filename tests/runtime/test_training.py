@@ -19,7 +19,6 @@ from packtrain.runtime.gate import Busy, Gate
 from packtrain.runtime.parts import Parts
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import Training
-from packtrain.runtime.watchdog import Watchdog
 
 SMALL = {"num_actors": 4, "batch_size": 4, "unroll_length": 5, "eval_every": 0, "total_steps": 400}
 
@@ -116,29 +115,6 @@ def test_busy_is_the_share_not_waited():
     time.sleep(0.1)
     assert 0.3 < busy.share() < 0.7
     assert busy.share() >= 0.0
-
-
-def test_the_watchdog_names_who_hangs():
-    class Stuck:
-        busy_since = time.monotonic()
-
-        def describe_busy(self):
-            return "environment 3 (X, seed 5) at its step 7"
-
-    told = []
-    with Watchdog([Stuck()], 0.2, told.append):
-        time.sleep(0.6)
-    assert len(told) == 1 and "environment 3 (X, seed 5) at its step 7" in str(told[0])
-
-
-def test_the_watchdog_lets_slow_steps_pass():
-    class Slow:
-        busy_since = None
-
-    told = []
-    with Watchdog([Slow()], 0.1, told.append):
-        time.sleep(0.3)
-    assert not told
 
 
 def test_waiting_is_said_and_for_what(monkeypatch, caplog):
