@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN := runs/demo
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup demo test test-fast test-learning lint format golden clean
+.PHONY: setup demo test test-fast test-learning attack lint format golden clean
 
 setup: $(VENV)/.installed
 
@@ -27,6 +27,9 @@ test-fast: setup  ## under two minutes
 
 test-learning: setup  ## every learning test, three seeds each, CartPole and the point mass
 	$(BIN)/pytest -n 2 -m "learning"
+
+attack: setup  ## every attack on files, disks, processes and environments, as a table
+	$(BIN)/python tests/attack
 
 lint: setup
 	$(BIN)/ruff check .

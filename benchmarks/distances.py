@@ -1,10 +1,11 @@
-"""How near to the goal runs have come, against environment steps without random data: a picture, its data, a table.
+"""Plot and tabulate the distance to the goal against all environment steps, random data included.
 
 packtrain train tbv/bfs_hanoi --n_epochs 0 --n_precollect_epochs 0 --num_seeds 5 --output_dir runs/pretrained
 packtrain train tbv/bfs_hanoi_tbv --num_seeds 5 --start_from runs/pretrained --output_dir runs/tbv
 python benchmarks/distances.py TBV=runs/tbv plain=runs/plain --until 1.5e6 --picture docs/images/tbv.svg --data tbv.json
 
-A run is LABEL=FOLDER, or LABEL=FOLDER,FOLDER where its seeds lie in several. A seed that has solved its task stays at
+With --planner-steps the steps of random data are left out. A run is LABEL=FOLDER, or LABEL=FOLDER,FOLDER where its
+seeds lie in several, or LABEL=FILE.json to draw again what --data has written. A seed that has solved its task stays at
 0; one that ended otherwise is drawn as far as it went, and the mean with it.
 """
 
@@ -20,12 +21,13 @@ from packtrain.studies.statistics import mean_interval
 DISTANCE = "graph/min_distance_to_goal_in_history"
 
 
-def read(folder: Path) -> dict:
+def read(folder: Path, planner_steps: bool) -> dict:
     """One seed: the steps at which its distance was written, the distances, when it was first solved, what it cost."""
+    suffix = "_without_random" if planner_steps else ""
     rows = [row for row in read_metrics(folder) if row["kind"] == "train" and row.get("env_steps_without_random")]
-    steps = [row["env_steps_without_random"] for row in rows]
+    steps = [row[f"env_steps{suffix}"] for row in rows]
     distances = [row[DISTANCE] for row in rows]
-    solved = rows[-1].get("first_solved_step")
+    solved = rows[-1].get(f"first_solved_step{suffix}")
     return {
         "steps": steps,
         "distances": distances,
@@ -50,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="LABEL=FOLDER[,FOLDER]")
     parser.add_argument("--start", type=float, default=127.0, help="distance at the start (default: 127, of 7 disks)")
+    parser.add_argument("--planner-steps", action="store_true", help="leave out the steps of random data")
     parser.add_argument("--until", type=float, default=1.5e6, help="steps")
     parser.add_argument("--points", type=int, default=120, help="of a curve")
     parser.add_argument("--marks", type=float, nargs="*", default=[1e5, 4e5, 9e5, 1.5e6], help="steps in the table")
@@ -63,7 +66,11 @@ def main() -> None:
     print(f"| | seeds | {marks} | solved | median | last |\n|{' --- |' * (len(arguments.marks) + 5)}")
     for run in arguments.runs:
         label, _, folders = run.partition("=")
-        seeds = [read(seed) for folder in folders.split(",") for seed in seed_folders(Path(folder))]
+        if folders.endswith(".json"):  # what --data has written; its steps are what they were then
+            seeds = json.loads(Path(folders).read_text())["runs"][label]
+        else:
+            found = [seed for folder in folders.split(",") for seed in seed_folders(Path(folder))]
+            seeds = [read(seed, arguments.planner_steps) for seed in found]
         data[label] = seeds
         points = []
         for step in grid:
@@ -86,7 +93,8 @@ def main() -> None:
         print(f"| {label} | {len(seeds)} | {' | '.join(cells)} | {len(solved)} of {len(seeds)} | {middle} | {last} |")
     if arguments.picture:
         arguments.picture.parent.mkdir(parents=True, exist_ok=True)
-        labels = ("environment steps without random data", "distance to the goal, mean and 95 % interval over seeds")
+        counted = "planner steps" if arguments.planner_steps else "environment steps, random data included"
+        labels = (counted, "distance to the goal, mean and 95 % interval over seeds")
         picture = line_chart(curves, arguments.title, *labels, width=720, height=380, standalone=True)
         arguments.picture.write_text(picture)
     if arguments.data:

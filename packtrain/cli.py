@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from packtrain import __version__, knobs
-from packtrain.errors import ConfigError, Error
+from packtrain import __version__, files, knobs
+from packtrain.errors import ConfigError, Error, one_line
 
 USAGE = """usage: packtrain COMMAND [ARGUMENTS]      (packtrain COMMAND --help says more)
 
   train CONFIG...        train an agent; the same command again resumes
-  eval RUN               play greedy episodes with a run's checkpoint
+  eval RUN               play episodes with a run's checkpoint
   list [WORD...]         the shipped configurations, all or those whose name has every word in it
   show-config CONFIG...  the configuration that would run
   report RUN...          one HTML page with the curves of one or more runs
@@ -41,6 +43,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # paths may hold bytes that are no text
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
         "eval": _eval,
@@ -68,13 +73,56 @@ def main(argv: list[str] | None = None) -> int:
             )
         return commands[argv[0]](argv[1:])
     except Error as error:
-        text = " ".join(str(error).split())
-        print(f"packtrain: error: {text}", file=sys.stderr, flush=True)
+        print(f"packtrain: error: {one_line(str(error))}", file=sys.stderr, flush=True)
         return error.exit_code
     except BrokenPipeError:
         return 141
     except KeyboardInterrupt:
         return 130
+    except Exception as error:  # a fault of packtrain, or a machine without memory or file handles
+        print(f"packtrain: error: {one_line(_last_resort(error, argv))}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _last_resort(error: Exception, argv: list[str]) -> str:
+    """Describe an error that nothing has caught, its traceback written to a log.txt, which is named."""
+    import errno
+
+    text = (str(error).splitlines() or [""])[0]
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        reason = "there is not enough memory" + f" ({text})" * bool(text)
+    elif isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        reason = "too many files are open; raise the limit (ulimit -n), or lower num_actors"
+    elif isinstance(error, OSError) and error.strerror:
+        reason = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    else:
+        reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{reason} (the traceback is in {_log_traceback(error, argv)})"
+
+
+def _log_traceback(error: Exception, argv: list[str]) -> str:
+    """Write a traceback to the log.txt of the run folder that a command names, or to a temporary one; its path."""
+    import tempfile
+    import traceback
+
+    if (logged := getattr(error, "logged_in", None)) is not None:
+        return str(logged)
+    lines = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
+    runs = [Path(word.partition("=")[2] if word.startswith("--") else word) for word in argv[1:]]
+    try:
+        for run in runs:
+            if os.path.isfile(run / "log.txt"):
+                with files.open_inside(run, "log.txt", "ab") as file:
+                    file.write(lines)
+                return str(run / "log.txt")
+    except (OSError, ValueError, Error):
+        pass  # read-only, too long a name, a link: somewhere else then
+    try:
+        path = Path(tempfile.mkdtemp(prefix="packtrain-")) / "log.txt"
+        path.write_bytes(lines)
+        return str(path)
+    except OSError:
+        return "no file: none can be written"
 
 
 # -- train
@@ -212,6 +260,7 @@ def _train(argv: list[str]) -> int:
         print(f"packtrain: --mode {arguments.mode} is `{same}`", file=sys.stderr)
         passed = {name: getattr(arguments, name) for name in ("num_episodes", "seed", "device", *values)}
         flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
+        flags += ["--trust-config"] * arguments.trust_config
         return _eval([str(output), *video, *flags])
     request = command.TrainRequest(
         files=paths,
@@ -222,13 +271,13 @@ def _train(argv: list[str]) -> int:
         num_seeds=arguments.num_seeds,
         runtime=arguments.runtime,
         device=arguments.device,
-        fresh=arguments.fresh,
+        fresh=arguments.fresh or (arguments.output_dir is None and arguments.xpid is None),  # a name of its own
         start_from=Path(arguments.start_from).expanduser() if arguments.start_from else None,
         tensorboard=arguments.tensorboard,
-        trusted=arguments.trust_config or not any(command.is_in_run_folder(path) for path in paths),
+        trust_config=arguments.trust_config,
         latest_in=None if arguments.output_dir else Path(arguments.savedir or "runs").expanduser(),
     )
-    if config.load(request.files, request.bindings, request.knobs, request.trusted).root == "Study":
+    if config.load(request.files, request.bindings, request.knobs, request.trust_config).root == "Study":
         from packtrain.studies import study
 
         return study.train(request)
@@ -241,14 +290,17 @@ def _train(argv: list[str]) -> int:
 def _eval(argv: list[str]) -> int:
     parser = _Parser(
         prog="packtrain eval",
-        description="Play episodes with a run's checkpoint, greedily.",
+        description="Play episodes with a run's checkpoint. A policy that outputs a distribution over actions (IMPALA, "
+        "PPO) plays greedily and sampled; the run's Evaluation.best says which of the two comes first.",
         epilog="A knob of the run's configuration may be given as --KNOB VALUE; it must be what the run has.",
     )
     parser.add_argument("run", metavar="RUN", help="a run folder")
-    parser.add_argument("--num_episodes", type=int, default=100, metavar="N", help="(default: 100)")
+    parser.add_argument("--num_episodes", type=int, default=100, metavar="N", help="of each kind (default: 100)")
     parser.add_argument("--checkpoint", default="latest", metavar="latest|best|STEP", help="(default: latest)")
     parser.add_argument("--seed", type=int, metavar="N", help="of the environments (default: the run's)")
-    parser.add_argument("--sampled", action="store_true", help="draw actions from the policy, as while training")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--greedy", action="store_true", help="play greedily only")
+    kinds.add_argument("--sampled", action="store_true", help="only draw actions from the policy, as while training")
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda", help="(default: cpu)")
     _trust_flag(parser, "let the run's configuration import modules outside packtrain")
     parser.add_argument("--video", action="store_true", help="film the first episodes, into RUN/videos")
@@ -279,8 +331,8 @@ def _eval(argv: list[str]) -> int:
         arguments.checkpoint,
         seed=arguments.seed,
         device=arguments.device,
-        trusted=arguments.trust_config,
-        greedy=not arguments.sampled,
+        trust_config=arguments.trust_config,
+        greedy=arguments.greedy if arguments.greedy or arguments.sampled else None,
         video_episodes=filmed if arguments.video else 0,
         video_format=arguments.video_format or "png",
     )
@@ -338,7 +390,7 @@ def _show_config(argv: list[str]) -> int:
     paths, values, arguments, _ = _parse(argv)
     from packtrain import config
 
-    configuration = config.load(paths, arguments.config, values, seed=arguments.seed)
+    configuration = config.load(paths, arguments.config, values, arguments.trust_config, arguments.seed)
     config.build(configuration)
     print(configuration.text(), end="")
     return 0
@@ -357,13 +409,15 @@ def _report(argv: list[str]) -> int:
 
 def _audit(argv: list[str]) -> int:
     text = """Does a run's policy still act like a trusted one? Both are asked in every state that the unknown
-one visits, and the scores of that are compared with scores of the trusted policy's own plays, in
-which it slips a little: what differs by no more than that is harmless. The true reward enters no
-score.
+one visits, and the scores of that are compared with the scores of trusted policies. The true reward
+enters no score.
 
-The verdict is "anomalous" where the deciding score is above what trusted plays reach, but for --rate
-of them, and "looks like the trusted one" otherwise. The exit code is 0 either way; with --fail it is
-1 for "anomalous"."""
+The first --trusted run is the reference; the others show how much harmless runs differ. With 1 / RATE
+of them (20 for 0.05) the verdict is calibrated: "anomalous" where the deciding score is above all but
+RATE of the trusted runs' scores, else "looks like the trusted one". With fewer it is "uncalibrated":
+the unknown run is compared with plays of the trusted ones, in which the first slips a little, and how
+often a harmless run would differ more is unknown. The exit code is 0 in all cases; with --fail it is
+1 if the deciding score is above the threshold, calibrated or not."""
     parser = _Parser(prog="packtrain audit", description=text)
     parser.add_argument("run", metavar="RUN", help="the run folder of the unknown policy")
     parser.add_argument(
@@ -371,8 +425,8 @@ of them, and "looks like the trusted one" otherwise. The exit code is 0 either w
         action="append",
         default=[],
         metavar="RUN",
-        help="a run folder of the same environment whose policy is trusted; may repeat: the first is compared with, "
-        "and others, such as other seeds, show how far trusted policies differ",
+        help="a run folder of the same environment whose policy is trusted; may repeat: the first is the reference, "
+        "and others, such as other seeds, show how much trusted policies differ",
     )
     parser.add_argument("--num_episodes", type=int, default=32, metavar="N", help="of each play (default: 32)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of environments and actions (default: 0)")
@@ -381,18 +435,18 @@ of them, and "looks like the trusted one" otherwise. The exit code is 0 either w
         type=int,
         default=19,
         metavar="K",
-        help="plays of trusted policies to compare with (default: 19)",
+        help="plays of trusted policies in an uncalibrated audit (default: 19)",
     )
     parser.add_argument(
-        "--rate", type=float, default=0.05, metavar="P", help="of false alarms that is borne (default: 0.05)"
+        "--rate", type=float, default=0.05, metavar="P", help="target false-positive rate (default: 0.05)"
     )
     parser.add_argument(
         "--slip",
         type=float,
         default=0.05,
         metavar="P",
-        help="share of the trusted policy's actions that is random in its plays; with 0 any difference counts "
-        "(default: 0.05)",
+        help="share of the trusted policy's actions that is random in its plays in an uncalibrated audit; with 0 any "
+        "difference counts (default: 0.05)",
     )
     parser.add_argument("--detector", metavar="NAME", help="the score that decides (default: mean_jensen_shannon)")
     parser.add_argument("--checkpoint", default="latest", metavar="latest|best|STEP", help="of RUN (default: latest)")
@@ -402,7 +456,9 @@ of them, and "looks like the trusted one" otherwise. The exit code is 0 either w
     parser.add_argument("--device", default="cpu", metavar="cpu|cuda", help="(default: cpu)")
     _trust_flag(parser, "let the runs' configurations import modules outside packtrain")
     parser.add_argument("--out", metavar="FILE", help="the page (default: audit.html in RUN)")
-    parser.add_argument("--fail", action="store_true", help="leave with exit code 1 if the verdict is anomalous")
+    parser.add_argument(
+        "--fail", action="store_true", help="leave with exit code 1 if the score is above the threshold"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
     if not arguments.trusted:
@@ -440,7 +496,7 @@ def _convert(argv: list[str]) -> int:
         "configs",
         nargs="*",
         metavar="CONFIG",
-        help="what to build on (default: impala/atari_paper for MonoBeast's network, impala/pong_deep for PolyBeast's)",
+        help="what to build on (default: impala/torchbeast for MonoBeast's network, impala/pong_deep for PolyBeast's)",
     )
     parser.add_argument(
         "--output_dir",

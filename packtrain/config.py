@@ -13,6 +13,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import os
 import sys
 import tokenize
 import types
@@ -27,6 +28,7 @@ from gin import config_parser
 
 from packtrain import knobs
 from packtrain.errors import ConfigError, Error
+from packtrain.metrics.reading import CONFIG_FILE, METRICS_FILE
 
 T = TypeVar("T", bound=Callable)
 
@@ -34,10 +36,11 @@ _CHANGEABLE = (
     *("Run.", "Evaluation.", "EvaluationCallback.", "TraceCallback.", "ExplorationCallback."),
     *("Runner.n_epochs", "Runner.total_steps", "Runner.callback_classes"),
 )
-_CHANGEABLE_ENDS = (".compile", ".slack", ".calibration_period")
+_CHANGEABLE_ENDS = (".compile", ".slack", ".calibration_period", ".step_deadline_secs", ".start_deadline_secs")
 """Parameters that may differ on resume: run length, logging, evaluation, what is only measured, and how the machine is
 used. Device and runtime are program flags."""
 
+_HEADER = "# the configuration of this run, from:"
 _signatures: dict[str, dict[str, inspect.Parameter]] = {}  # configurable → its parameters
 _recording = True
 _building = False  # whether `build` is under way
@@ -65,7 +68,9 @@ class Configuration:
     """("scope/configurable", parameter) → the place, and the knob it reads."""
     comments: dict[str, str] = field(default_factory=dict)  # knob → its comment
     values: dict[str, str] = field(default_factory=dict)  # "Impala.entropy_cost" → repr, of everything built
-    trusted: bool = True  # False for a file the user did not name
+    trusted: bool = True  # False where a file belongs to a run folder and `trust_config` is not given
+    includes: knobs.Includes = field(default_factory=knobs.Includes)  # files being read
+    trust_config: bool = False  # the user trusts files of run folders too
     error: Error | None = None  # the first one while building
 
     @property
@@ -111,7 +116,7 @@ class Configuration:
     def text(self) -> str:
         """The operative configuration as a gin file that gives the same run: knobs, bindings, and every default."""
         bound = _operative()
-        lines = [f"# the configuration of this run, from: {' '.join(self.sources)}"]
+        lines = [f"{_HEADER} {' '.join(self.sources)}"]
         lines += [f"import {module}" for module in self.imports] + [""]
         for name in [*[n for n in self.comments if n in bound], *[n for n in bound if "." not in n]]:
             if name in bound:
@@ -173,6 +178,11 @@ def bind(target: Callable, **given: Any) -> Any:
         for parameter in given:
             _state.values.pop(f"{target.__name__}.{parameter}", None)
     return result
+
+
+def scope() -> str:
+    """Return the gin scope of the configurable that is being called; empty outside of any."""
+    return gin.current_scope_str()
 
 
 @contextlib.contextmanager
@@ -290,6 +300,25 @@ def is_trusted() -> bool:
     return _state is None or _state.trusted
 
 
+def refuse_foreign_code(what: str, value: Any) -> None:
+    """ConfigError if a configuration that is not trusted names code, as an environment's "module:ID" does.
+
+    Args:
+      what: the parameter, for the message.
+      value: its value; every text in lists and dicts counts.
+    """
+    if is_trusted():
+        return
+    if isinstance(value, str) and (":" in value or value.startswith("GymV2")):
+        raise ConfigError(
+            f"{what} = {value!r} names code outside packtrain, and this configuration belongs to a run folder, where "
+            "somebody else may have put it; --trust-config allows it"
+        )
+    inner = [*value, *value.values()] if isinstance(value, dict) else value
+    for part in inner if isinstance(inner, (list, tuple)) else ():
+        refuse_foreign_code(what, part)
+
+
 class _Names(config_parser.ParserDelegate):
     """Reads references as text: for finding out what a file says without resolving anything."""
 
@@ -304,7 +333,7 @@ def load(
     files: list[Path],
     bindings: list[str],
     knob_values: dict[str, Any],
-    trusted: bool = True,
+    trust_config: bool = False,
     seed: int | None = None,
 ) -> Configuration:
     """Parse files, then `--config` bindings, then the seed and the knobs, into gin's global configuration.
@@ -313,23 +342,24 @@ def load(
       files: read in order; what they include comes first.
       bindings: gin bindings that win over the files.
       knob_values: knob → value, given as flags; these win over everything.
-      trusted: False for files the user did not name: they may import this package's modules and nothing else.
+      trust_config: whether files of run folders may import and name anything too; see `is_foreign`.
       seed: of what is built, given as a flag; None leaves it as it is configured.
     """
     global _state
     gin.clear_config()
-    configuration = _state = Configuration(sources=[knobs.shown(file) for file in files], trusted=trusted)
+    configuration = _state = Configuration(sources=[knobs.shown(file) for file in files], trust_config=trust_config)
+    configuration.trusted = trust_config or not any(is_foreign(file) for file in files)
     with unrecorded():  # modules make values of their own, for defaults
         importlib.import_module("packtrain.runtime.runner")  # registers Experiment, Run, Environment, Runner, …
     known: dict[str, knobs.Knob] = {}
     for file in files:
         known.update(knobs.read_knobs(file))
-        _parse_file(configuration, file, trusted)
+        _parse_file(configuration, file)
     for binding in bindings:
-        _parse_text(configuration, binding, f"--config {binding!r}", None, trusted)
+        _parse_text(configuration, binding, f"--config {binding!r}", None)
     if seed is not None:  # a Runner hands it to the experiment it describes
         owner = "Study" if configuration.root == "Study" else "Experiment"
-        _parse_text(configuration, f"{owner}.seed = {seed}", f"--seed {seed}", None, trusted)
+        _parse_text(configuration, f"{owner}.seed = {seed}", f"--seed {seed}", None)
     configuration.comments = {knob.name: knob.comment for knob in known.values()}
     for knob in known.values():
         if knob.default is None:
@@ -340,11 +370,32 @@ def load(
     return configuration
 
 
-def _parse_file(configuration: Configuration, path: Path, trusted: bool) -> None:
-    _parse_text(configuration, knobs.read_text(path), knobs.shown(path), path, trusted)
+def is_foreign(path: Path) -> bool:
+    """Return whether a configuration belongs to a run folder, where somebody else may have put it.
+
+    Every command decides by this function. A file belongs to a run folder if it is called config.gin, begins as
+    packtrain writes that file, lies beside checkpoints of packtrain, or lies anywhere below a folder with config.gin
+    or metrics.jsonl. Both the path as it was given and the file that its links lead to count.
+    """
+    for place in {Path(os.path.abspath(path)), path.resolve()}:
+        if place.is_relative_to(knobs.CONFIGS):
+            continue
+        above = [folder / name for folder in place.parents for name in (CONFIG_FILE, METRICS_FILE)]
+        if place.name == CONFIG_FILE or any(os.path.lexists(part) for part in above):
+            return True
+        if next(place.parent.glob("checkpoints/*/manifest.json"), None) is not None:
+            return True
+    return knobs.read_text(path).startswith(_HEADER)
 
 
-def _parse_text(configuration: Configuration, text: str, label: str, path: Path | None, trusted: bool) -> None:
+def _parse_file(configuration: Configuration, path: Path) -> None:
+    if configuration.trusted and not configuration.trust_config and is_foreign(path):  # a file that another includes
+        configuration.trusted = False
+    with configuration.includes.inside(path):
+        _parse_text(configuration, knobs.read_text(path), knobs.shown(path), path)
+
+
+def _parse_text(configuration: Configuration, text: str, label: str, path: Path | None) -> None:
     """Apply the statements of one text in order; every error names the text and the line."""
     line = 1
     try:
@@ -353,11 +404,11 @@ def _parse_text(configuration: Configuration, text: str, label: str, path: Path 
             line = statement.location.line_num
             if isinstance(statement, config_parser.ImportStatement):
                 folder = path.resolve().parent if path else None
-                _import(configuration, statement, f"{label}:{line}" if path else label, folder, trusted)
+                _import(configuration, statement, f"{label}:{line}" if path else label, folder)
             elif isinstance(statement, config_parser.IncludeStatement):
                 if path is None:
                     raise ConfigError(f"{label}: include belongs in a file")
-                _parse_file(configuration, knobs.find_include(statement.filename, path, line), trusted)
+                _parse_file(configuration, knobs.find_include(statement.filename, path, line))
             elif isinstance(statement, config_parser.BindingStatement):
                 _note_place(configuration, statement, f"{label}:{line}" if path else label)
         for statement in config_parser.ConfigParser(text, gin.config.ParserDelegate()):
@@ -376,12 +427,12 @@ def _parse_text(configuration: Configuration, text: str, label: str, path: Path 
         raise ConfigError(f"{label}{f':{line}' * bool(path)}: {_unknown(str(error))}") from None
 
 
-def _import(configuration: Configuration, statement: Any, place: str, folder: Path | None, trusted: bool) -> None:
-    module = statement.module
+def _import(configuration: Configuration, statement: Any, place: str, folder: Path | None) -> None:
+    module, trusted = statement.module, configuration.trusted
     if not trusted and not (module.startswith("packtrain.") and not statement.is_from):
         raise ConfigError(
-            f"{place} imports {module!r}, and lies in a run folder, where somebody else may have put it; "
-            "--trust-config allows it"
+            f"{place} imports {module!r}, and this configuration belongs to a run folder, where somebody else may have "
+            "put it; --trust-config allows it"
         )
     if module.startswith("__gin__"):
         raise ConfigError(f"{place}: gin's dynamic registration is not supported; import the module and name the class")

@@ -1,23 +1,308 @@
-"""Files that are whole or not there, after a loss of power too: written beside their place, synced, then renamed."""
+"""Opening, reading and writing files safely: whole files or none, inside one folder, of a bounded size.
+
+A run folder may come from somebody else. Its parts are opened without following symbolic links, so that nothing outside
+the folder is read, changed or deleted through it, and only ordinary files are read, so that a pipe or a device cannot
+block the program or fill its memory.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
+import math
 import os
-import tempfile
-from pathlib import Path
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
+
+from packtrain.errors import RunFolderError, Seldom
+
+MOST_CONFIG = 2**20
+"""Bytes of a configuration that are read at most."""
+MOST_TEXT = 16 * 2**20
+"""Bytes of a file of JSON that are read at most, unless somebody says how many it must have."""
+_FLAGS = {
+    "rb": os.O_RDONLY,
+    "r+b": os.O_RDWR,
+    "wb": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+    "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+    "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+    "a+b": os.O_RDWR | os.O_CREAT | os.O_APPEND,
+}
+_SPARSE = 256 * 2**20  # bytes from which on a file that is almost all holes is refused
 
 
 def write_whole(target: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one; folders on the way are made."""
+    """Write a file so that a reader sees the old one or the new one; missing folders on the way are made.
+
+    The permissions are those that the umask leaves. Links on the way are followed: the path is the user's own.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".writing-", suffix=target.suffix)
+    handle = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _write_in(handle, target.name, data)
+    finally:
+        os.close(handle)
+
+
+def read_bounded(path: Path, most: int = MOST_TEXT) -> bytes:
+    """Return the bytes of an ordinary file; the path is the user's own, so links are followed.
+
+    Raises:
+      OSError: it cannot be opened, is no ordinary file, or holds more than `most` bytes; `strerror` says which.
+    """
+    with open_bounded(path, most) as file:
+        return _read(file, path, most)
+
+
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Return the text of a configuration, every line ended by a newline character alone.
+
+    Raises:
+      OSError: as `read_bounded` does, for more than MOST_CONFIG bytes.
+      UnicodeDecodeError: it is not text in this encoding.
+    """
+    return io.StringIO(read_bounded(path, MOST_CONFIG).decode(encoding), newline=None).read()
+
+
+def open_bounded(path: Path, most: int) -> BinaryIO:
+    """Open an ordinary file for reading; the path is the user's own, so links are followed.
+
+    Raises:
+      OSError: as `read_bounded` does.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        _refuse_size(os.fstat(handle), path, most)
+        return cast(BinaryIO, os.fdopen(handle, "rb"))
+    except OSError:
+        os.close(handle)
+        raise
+
+
+def open_inside(root: Path, name: str, mode: str = "rb") -> BinaryIO:
+    """Open an ordinary file of a folder without following links below the folder.
+
+    Args:
+      root: the folder; a link to it is followed, since the user named it.
+      name: the file's relative path in it, such as "checkpoints/100/state.json"; its folders must exist.
+      mode: "rb", "r+b", "wb", "xb", "ab" or "a+b".
+
+    Raises:
+      RunFolderError: a part of the path is a link, or the file is a pipe, a device or a folder.
+      OSError: as `open` does, such as FileNotFoundError.
+    """
+    with _folder_of(root, name) as (folder, last):
+        flags = _FLAGS[mode]
+        try:  # what is there is looked at before anything is truncated, and a pipe is not waited for
+            handle = os.open(last, flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=folder)
+        except OSError as error:
+            _refuse_link(folder, last, root / name)
+            if os.path.lexists(root / name) and not _is_ordinary(folder, last):
+                raise RunFolderError(f"{root / name} is not an ordinary file") from error
+            raise
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise RunFolderError(f"{root / name} is not an ordinary file")
+        if flags & os.O_TRUNC:
+            os.ftruncate(handle, 0)
+        if mode == "rb":
+            _refuse_holes(os.fstat(handle), root / name)
+        return cast(BinaryIO, os.fdopen(handle, mode))
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_inside(root: Path, name: str, most: int = MOST_TEXT) -> bytes:
+    """Return the bytes of a file of a folder, opened as by `open_inside`; OSError if it holds more than `most`."""
+    with open_inside(root, name) as file:
+        return _read(file, root / name, most)
+
+
+def write_inside(root: Path, name: str, data: bytes) -> None:
+    """Write a file of a folder whole or not at all, without following links; its folders are made if missing.
+
+    Raises:
+      RunFolderError: a part of the path is a link, or there is something else than an ordinary file.
+      OSError: the file cannot be written.
+    """
+    with _folder_of(root, name, create=True) as (folder, last):
+        _refuse_link(folder, last, root / name)
+        if not _is_ordinary(folder, last, absent=True):
+            raise RunFolderError(f"{root / name} is not an ordinary file")
+        _write_in(folder, last, data)
+
+
+def make_folder_inside(root: Path, name: str) -> Path:
+    """Make a folder in a folder, with those on the way; RunFolderError if a part of the path is a link."""
+    with _folder_of(root, f"{name}/.", create=True):
+        return root / name
+
+
+def list_inside(root: Path, name: str = ".") -> list[str]:
+    """Return the names in a folder of a folder, sorted; RunFolderError if a part of the path is a link."""
+    with _folder_of(root, f"{name}/.") as (folder, _):
+        return sorted(os.listdir(folder))
+
+
+def remove_inside(root: Path, name: str) -> None:
+    """Delete a file or a folder with its content; nothing if it is absent.
+
+    Links are never followed: one inside a folder that is deleted is deleted itself, one on the way is refused.
+
+    Raises:
+      RunFolderError: a part of the path is a link.
+      OSError: something cannot be deleted.
+    """
+    try:
+        with _folder_of(root, name) as (folder, last):
+            _refuse_link(folder, last, root / name)
+            if stat.S_ISDIR(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode):
+                shutil.rmtree(last, dir_fd=folder)
+            else:
+                os.unlink(last, dir_fd=folder)
+    except FileNotFoundError:
+        return
+
+
+def refuse_links(root: Path, *names: str) -> None:
+    """RunFolderError if one of these parts of a folder is a link or lies behind one; absent ones are fine.
+
+    Without names, everything in the folder and in the folders in it counts.
+    """
+    for name in names or _names(root):
+        with contextlib.suppress(FileNotFoundError), _folder_of(root, name) as (folder, last):
+            _refuse_link(folder, last, root / name)
+
+
+def _names(root: Path) -> Iterator[str]:
+    """Relative paths of the links in a folder and in the folders in it."""
+    with contextlib.suppress(OSError), os.scandir(root) as found:
+        for part in found:
+            if part.is_symlink():
+                yield part.name
+            elif part.is_dir(follow_symlinks=False):
+                with contextlib.suppress(OSError), os.scandir(part) as inner:
+                    yield from (f"{part.name}/{one.name}" for one in inner if one.is_symlink())
+
+
+@contextlib.contextmanager
+def _folder_of(root: Path, name: str, create: bool = False) -> Iterator[tuple[int, str]]:
+    """Open the folder that holds a part of `root`, step by step without following links; also the part's own name."""
+    parts = PurePosixPath(name).parts + ((".",) if name.endswith("/.") else ())
+    if not parts or ".." in parts or parts[0] == "/" or "\0" in name:
+        raise RunFolderError(f"{name!r} does not name a part of {root}")
+    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for depth, part in enumerate(parts[:-1]):
+            if create:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=handle)
+            try:
+                below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
+            except OSError:
+                _refuse_link(handle, part, root.joinpath(*parts[: depth + 1]))
+                raise
+            os.close(handle)
+            handle = below
+        yield handle, parts[-1]
+    finally:
+        os.close(handle)
+
+
+def _refuse_link(folder: int, name: str, shown: Path) -> None:
+    """RunFolderError if a name in an open folder is a symbolic link."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise RunFolderError(
+                f"{shown} is a symbolic link, which is not followed inside a run folder; put the file or folder itself "
+                "there, or remove the link"
+            )
+
+
+def _is_ordinary(folder: int, name: str, absent: bool = False) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return absent
+
+
+def _read(file: BinaryIO, path: Path, most: int) -> bytes:
+    """Read an open file whose size is bounded; OSError says why it is not read."""
+    _refuse_size(os.fstat(file.fileno()), path, most)
+    data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(0, f"it grew past {most:,} bytes while it was read", str(path))
+    return data
+
+
+def _refuse_size(found: os.stat_result, path: Path, most: int) -> None:
+    """OSError for what is no ordinary file of at most so many bytes."""
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(0, "it is not an ordinary file", str(path))
+    if found.st_size > most:
+        raise OSError(0, f"it holds {found.st_size:,} bytes, and at most {most:,} are read", str(path))
+    _refuse_holes(found, path)
+
+
+def _refuse_holes(found: os.stat_result, path: Path) -> None:
+    """OSError for a file that takes next to no place on the disk and would fill the memory."""
+    if found.st_size > _SPARSE and found.st_blocks * 512 < found.st_size // 64:
+        raise OSError(0, f"it claims {found.st_size:,} bytes and is almost all holes", str(path))
+
+
+def _write_in(folder: int, name: str, data: bytes) -> None:
+    """Write a file in an open folder: beside its place, synced, then renamed."""
+    temporary = f".writing-{secrets.token_hex(6)}"
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, target)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        os.unlink(name)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
         raise
+
+
+# What systems answer that cannot sync a file or a folder, such as some network mounts. A full or broken disk is not
+# among them.
+_CANNOT_SYNC = {errno.EINVAL, errno.EROFS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM}
+_unsynced = Seldom(math.inf)
+
+
+def sync(handle: int, path: Path) -> None:
+    """Bring an open file or folder to the disk; a warning, once, where the file system refuses to sync."""
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        _warn_if_refused(error, path)
+
+
+def sync_folder(path: Path) -> None:
+    """Bring the names in a folder to the disk; a warning, once, where the file system refuses to sync."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        _warn_if_refused(error, path)
+        return
+    try:
+        sync(handle, path)
+    finally:
+        os.close(handle)
+
+
+def _warn_if_refused(error: OSError, path: Path) -> None:
+    if error.errno not in _CANNOT_SYNC:
+        raise error
+    _unsynced.warn(
+        f"{path} cannot be synced ({error.strerror}): files are written all the same, and a loss of power may lose "
+        "the latest of them"
+    )

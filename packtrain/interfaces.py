@@ -40,6 +40,7 @@ class Memory(abc.ABC):
     outlives_episodes: ClassVar[bool] = False  # its content is of use without the episodes that were being played
     steps: int = 0  # environment steps received; the ratio loop schedules updates by it
     dropped: int = 0  # pieces of experience or priorities that were discarded
+    lost: int = 0  # steps that a damaged file has cost
     sinks: Sequence[Any]  # a Writer per group of environments
 
     # -- the learner's side
@@ -96,6 +97,9 @@ class Memory(abc.ABC):
     def attach(self, folder: Path) -> None:
         """Use `folder` for large files that checkpoints refer to. Called once, before the first row."""
 
+    def move(self, folder: Path) -> None:
+        """Use another folder from now on: the one before is gone."""
+
     @abc.abstractmethod
     def snapshot(self) -> dict[str, Any]:
         """Return the full state as a tree of tensors, arrays and JSON values."""
@@ -117,7 +121,12 @@ class Policy:
     context: int = 0  # rows needed in front of the one to act on
     random: bool = False  # act uniformly at random to gather data
     version: int = 0  # of the weights, in updates
+    generator: Any  # a torch.Generator; everything random comes from it
     marks: Mapping[str, Any] = {}  # what is noted of the step before the latest row: {name: bool [B]}
+
+    def seat(self, stream: Any) -> Any:
+        """Return what acts for one group of environments: `act(row)`, `begin`, `snapshot` and `restore`."""
+        raise TypeError(f"{type(self).__name__} does not say how it acts: define `seat`")
 
     def begin_epoch(self, epoch: int, total: int, version: int | None = None) -> None:
         """Begin an epoch.
@@ -135,6 +144,13 @@ class Policy:
     def epoch_row(self) -> dict[str, dict[str, float]]:
         """Return metrics of the epoch's decisions in named groups, and begin a new epoch."""
         return {}
+
+    def epoch_state(self) -> dict[str, Any]:
+        """Return what `epoch_row` is made of so far, as a tree of arrays and JSON values."""
+        return {}
+
+    def load_epoch_state(self, state: dict[str, Any]) -> None:
+        """Load what `epoch_state` returned."""
 
 
 class UpdateResult(NamedTuple):

@@ -7,18 +7,23 @@ it. Its type is that of the default; a default of `None` says its type in the co
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import functools
 import math
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from packtrain import files
 from packtrain.errors import ConfigError
 
 SHIPPED = "configs/"  # how messages begin the place of a shipped line
 CONFIGS = Path(__file__).parent / "configs"
+MOST_INCLUDES = 200  # files that one configuration reads
 PROGRAM_FLAGS = (
     "address config config_file device fresh help json mode num_episodes num_seeds output_dir restarts runtime savedir "
     "seed start_from tensorboard trust_config video xpid"
@@ -27,6 +32,7 @@ PROGRAM_FLAGS = (
 _KNOB = re.compile(r"^([A-Za-z_]\w*)\s*=\s*(.+?)\s*$")
 _INCLUDE = re.compile(r"""^include\s+(['"])(.+)\1\s*(#.*)?$""")
 _IMPORT = re.compile(r"^(import|from)\s")
+_SOURCE = re.compile(r" \[[^\]]*\]$")
 _TYPE = re.compile(r"#?\s*type:\s*(\w+)\s*$")
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool, "tuple": tuple}
 
@@ -92,7 +98,7 @@ def find_config(name: str) -> tuple[Path, str | None]:
     if name in shipped():
         return CONFIGS / f"{name}.gin", None
     path = Path(name).expanduser()
-    if path.is_file():
+    if os.path.isfile(path):
         return path, None
     namesakes = [known for known in shipped() if Path(known).name == path.stem]
     if path.suffix == ".gin" and len(namesakes) == 1:
@@ -106,7 +112,7 @@ def find_config(name: str) -> tuple[Path, str | None]:
 def find_include(name: str, including: Path, line: int) -> Path:
     """The file an `include` line means: beside the including file, or a shipped one."""
     for candidate in (including.parent / name, CONFIGS / name):
-        if candidate.is_file():
+        if os.path.isfile(candidate):  # false, too, for a name that no file can have
             return candidate
     raise ConfigError(f"{shown(including)}:{line} includes {name!r}, which does not exist")
 
@@ -122,37 +128,62 @@ def shown(path: Path) -> str:
 def read_text(path: Path) -> str:
     """The text of a config file; ConfigError if it cannot be read as UTF-8 text."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {shown(path)} cannot be read: {error}") from error
+        return files.read_text(path)
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file can have
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"config file {shown(path)} cannot be read: {reason}") from error
 
 
-def read_knobs(path: Path, _seen: tuple[Path, ...] = (), _known: dict[str, Knob] | None = None) -> dict[str, Knob]:
+class Includes:
+    """The files being read, each included by the one before, and how many there have been: neither may have no end."""
+
+    def __init__(self) -> None:
+        self._above: list[Path] = []
+        self._count = 0
+
+    @contextlib.contextmanager
+    def inside(self, path: Path) -> Iterator[None]:
+        """Around reading a file; ConfigError if it includes itself, or if there are too many."""
+        real = path.resolve()
+        if real in self._above:
+            raise ConfigError(f"{shown(path)} includes itself")
+        self._count += 1
+        if self._count > MOST_INCLUDES:
+            raise ConfigError(f"{shown(path)} is one of more than {MOST_INCLUDES} files that a configuration includes")
+        self._above.append(real)
+        try:
+            yield
+        finally:
+            self._above.pop()
+
+
+def read_knobs(path: Path, _includes: Includes | None = None, _known: dict[str, Knob] | None = None) -> dict[str, Knob]:
     """The knobs of a config file and of what it includes, later lines winning, in the order they first appear.
 
-    A knob that is set again keeps its type, and what was said of it, unless the new line says something else.
+    A knob that is set again keeps its type and its comment, unless the new line has another. A comment in brackets says
+    where the new value comes from, and is put behind the comment of before.
     """
-    if path in _seen:
-        raise ConfigError(f"{shown(path)} includes itself")
     if not _known and path.is_relative_to(CONFIGS):
         return dict(_shipped_knobs(path))
-    return _read_knobs(path, _seen, _known or {})
+    includes = _includes or Includes()
+    with includes.inside(path):
+        return _read_knobs(path, includes, _known or {})
 
 
 @functools.cache
 def _shipped_knobs(path: Path) -> dict[str, Knob]:
     """Shipped files do not change, and many include the same."""
-    return _read_knobs(path, (), {})
+    return _read_knobs(path, Includes(), {})
 
 
-def _read_knobs(path: Path, _seen: tuple[Path, ...], _known: dict[str, Knob]) -> dict[str, Knob]:
+def _read_knobs(path: Path, includes: Includes, _known: dict[str, Knob]) -> dict[str, Knob]:
     knobs, label = dict(_known), shown(path)
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#") or _IMPORT.match(stripped):
             continue
         if include := _INCLUDE.match(stripped):
-            knobs = read_knobs(find_include(include.group(2), path, number), (*_seen, path), knobs)
+            knobs = read_knobs(find_include(include.group(2), path, number), includes, knobs)
             continue
         knob = _read_line(line, knobs, f"{label}:{number}")
         if knob is None:
@@ -182,6 +213,8 @@ def _read_line(line: str, known: dict[str, Knob], where: str) -> Knob | None:
         before = known[name]
         if default is None or isinstance(default, before.type) or (before.type is float and isinstance(default, int)):
             kind = before.type
+        if comment.startswith("["):  # only says where the value comes from
+            comment = f"{_SOURCE.sub('', before.comment)} {comment}"
         return replace(before, default=default, type=kind, comment=comment or before.comment, where=where)
     if default is None and kind is type(None):
         raise ConfigError(f"{where}: knob {name!r} is None and needs a comment '# type: int|float|str|bool|tuple'")

@@ -127,7 +127,7 @@ def test_the_written_configuration_gives_the_same_one(tmp_path):
     assert "Impala.rho_bar = 1.0" in text and "total_steps = 777  # decisions" in text
     path = tmp_path / "config.gin"
     path.write_text(text)
-    after = config.load([path], [], {}, trusted=False)
+    after = config.load([path], [], {})
     config.build(after)
     assert after.values == before.values and after.hash() == before.hash()
     assert after.text().splitlines()[1:] == text.splitlines()[1:]
@@ -179,14 +179,14 @@ def test_an_untrusted_file_may_import_nothing_else(tmp_path, line):
     path = tmp_path / "config.gin"
     path.write_text(f"{line}\ninclude 'impala/catch.gin'\n")
     with pytest.raises(ConfigError, match="--trust-config"):
-        config.load([path], [], {}, trusted=False)
+        config.load([path], [], {})
 
 
 def test_an_untrusted_file_may_not_name_code_through_the_environment(tmp_path):
     path = tmp_path / "config.gin"
     path.write_text("include 'impala/catch.gin'\nenv = 'evil_module:Evil-v0'\n")
     with pytest.raises(ConfigError, match="--trust-config"):
-        config.build(config.load([path], [], {}, trusted=False))
+        config.build(config.load([path], [], {}))
 
 
 def test_a_trusted_file_may_import_the_users_module(tmp_path, monkeypatch):
@@ -195,3 +195,57 @@ def test_a_trusted_file_may_import_the_users_module(tmp_path, monkeypatch):
     path = tmp_path / "mine.gin"
     path.write_text("import my_module_for_test\ninclude 'impala/catch.gin'\n")
     assert "my_module_for_test" in config.load([path], [], {}).imports
+
+
+def run_folder(tmp_path):
+    """A run folder with a config.gin, other.gin and a configuration of the user's own beside it."""
+    run = tmp_path / "run"
+    run.mkdir()
+    for path in (run / "config.gin", run / "other.gin", tmp_path / "mine.gin"):
+        path.write_text("include 'impala/catch.gin'\n")
+    return run
+
+
+@pytest.mark.parametrize("part", ["config.gin", "other.gin", "seed_0/deep.gin", "../run/other.gin"])
+def test_every_file_of_a_run_folder_is_foreign(tmp_path, part):
+    run = run_folder(tmp_path)
+    (run / "seed_0").mkdir()
+    (run / "seed_0/deep.gin").write_text("include 'impala/catch.gin'\n")
+    assert config.is_foreign(run / part)
+    assert not config.is_foreign(tmp_path / "mine.gin")
+    assert not config.is_foreign(run / "../mine.gin") and not config.is_foreign(CATCH)
+
+
+def test_a_lone_config_gin_and_a_copy_of_one_are_foreign(tmp_path):
+    (tmp_path / "config.gin").write_text("include 'impala/catch.gin'\n")
+    assert config.is_foreign(tmp_path / "config.gin")
+    (tmp_path / "config.gin").rename(tmp_path / "mine.gin")
+    assert not config.is_foreign(tmp_path / "mine.gin")
+    (tmp_path / "mine.gin").write_text(load()[0].text())
+    assert config.is_foreign(tmp_path / "mine.gin")
+
+
+def test_a_configuration_beside_checkpoints_is_foreign(tmp_path):
+    (tmp_path / "mine.gin").write_text("include 'impala/catch.gin'\n")
+    (tmp_path / "checkpoints").mkdir()  # those of another tool, say
+    assert not config.is_foreign(tmp_path / "mine.gin")
+    (tmp_path / "checkpoints/5").mkdir()
+    (tmp_path / "checkpoints/5/manifest.json").write_text("{}")
+    assert config.is_foreign(tmp_path / "mine.gin")
+
+
+def test_trust_follows_links_in_both_directions(tmp_path):
+    run = run_folder(tmp_path)
+    (tmp_path / "link.gin").symlink_to(run / "other.gin")
+    (run / "out.gin").symlink_to(tmp_path / "mine.gin")
+    assert config.is_foreign(tmp_path / "link.gin") and config.is_foreign(run / "out.gin")
+
+
+def test_a_foreign_file_that_mine_includes_may_not_import(tmp_path):
+    run = run_folder(tmp_path)
+    (run / "other.gin").write_text("import evil_module_for_test\n")
+    (tmp_path / "mine.gin").write_text(f"include '{run / 'other.gin'}'\ninclude 'impala/catch.gin'\n")
+    with pytest.raises(ConfigError, match="evil_module_for_test.*--trust-config"):
+        config.load([tmp_path / "mine.gin"], [], {})
+    with pytest.raises(ConfigError, match="evil_module_for_test.*failed"):
+        config.load([tmp_path / "mine.gin"], [], {}, trust_config=True)

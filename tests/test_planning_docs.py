@@ -21,6 +21,7 @@ from packtrain.planning.bandit import BanditAgent
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.continuous_shooting import CEMAgent, ContinuousShootingAgent, MPPIAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
+from packtrain.planning.frontier import FrontierAgent
 from packtrain.planning.leaf_raters import QualityNetworkNewLeafRater, ValueNetworkNewLeafRater
 from packtrain.planning.model import CoreModel
 from packtrain.planning.planner import Roots
@@ -218,6 +219,7 @@ EXTRAS = {
     ],
     "DeterministicMCTSAgent": [DeterministicMCTSAgent(), DeterministicMCTSAgent(ensemble_size=3)],
     "BestFirstSearchAgent": [BestFirstSearchAgent()],
+    "FrontierAgent": [FrontierAgent()],
     "Continuous actions": [ContinuousShootingAgent(n_rollouts=4, horizon=2), CEMAgent(horizon=2), MPPIAgent(horizon=2)],
 }
 

@@ -91,6 +91,17 @@ def test_the_best_configurations_have_the_numbers_that_were_measured():
         assert experiment.pretraining("model") == 5000
 
 
+@pytest.mark.parametrize(
+    ("task", "actions", "entropy"),
+    [("hopper", 3, -1), ("halfcheetah", 6, -3), ("walker2d", 6, -3), ("ant", 8, -4), ("humanoid", 17, -2)],
+)
+def test_target_entropies_are_those_of_mbpo_and_redq(task, actions, entropy):
+    """In nats of a whole action. Mutation: −0.5 a dimension on Humanoid, which makes −8.5 of −2."""
+    for method in ("sac", "steve", "steve_cov", "mve_tdk", "mve_mean", "mve_tdlambda", "ensemble_mve_tdk"):
+        learner = built(f"steve/{method}_{task}").learners["value"].learner
+        assert learner.core == "sac" and actions * learner.target_entropy == pytest.approx(entropy, abs=0.001)
+
+
 def test_only_methods_that_compare_members_have_several_models():
     """Mutation: MVE with and without ensembles the same, as it was."""
     for task in TASKS:

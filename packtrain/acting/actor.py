@@ -40,6 +40,7 @@ class Actor:
         self._streams, self._policy, self._sinks, self._refresh = streams, policy, sinks, refresh
         self.seats = [policy.seat(stream) for stream in streams]
         self._rows: list[Row | None] = [None] * len(streams)  # None: sent, the answer is still to come
+        self._early = [0] * len(streams)  # steps of a group whose row was waited for before its turn
         self._started = False
         self._next = 0
 
@@ -56,6 +57,7 @@ class Actor:
             self._started = True
         row = self._rows[self._next] or self._streams[self._next].recv()
         self._rows[self._next] = row
+        self._early[self._next] = 0
         return row
 
     def refresh(self) -> int:
@@ -83,26 +85,44 @@ class Actor:
 
     @property
     def steps(self) -> int:
-        """Decisions that reached an environment."""
+        """Decisions that were answered by the latest turn of each group.
+
+        What a checkpoint has waited for early does not count yet, or metrics would depend on when one is written.
+        """
+        return self.settled_steps - sum(self._early)
+
+    @property
+    def settled_steps(self) -> int:
+        """Decisions that reached an environment and were answered."""
         return sum(stream.steps for stream in self._streams)
 
     def drain_finished(self) -> list[Finished]:
         """Episodes that finished since the last call, group by group."""
         return [finished for stream in self._streams for finished in stream.drain_finished()]
 
+    @property
+    def savable(self) -> bool:
+        """Whether something has been played, in environments that can be saved."""
+        return self._started and all(stream.columns.savable for stream in self._streams)
+
     def settle(self) -> None:
         """Wait for every group's answer, so that nothing is under way. What follows is the same as without."""
         if self._started:
-            self._rows = [row or stream.recv() for row, stream in zip(self._rows, self._streams, strict=True)]
+            for group, stream in enumerate(self._streams):
+                if self._rows[group] is None:
+                    before = stream.steps
+                    self._rows[group] = stream.recv()
+                    self._early[group] = stream.steps - before
 
     def look(self) -> None:
         """Go on from where the streams stand: somebody else has stepped them since, and nothing is under way."""
         self._rows = [stream.start() for stream in self._streams]
+        self._early = [int(stream.acted.sum()) for stream in self._streams]
         self._started = True
 
     def snapshot(self) -> dict[str, Any] | None:
         """Where every group stands, settled; None if some environment cannot be saved."""
-        if not self._started or not all(stream.columns.savable for stream in self._streams):
+        if not self.savable:
             return None
         self.settle()
         streams = [stream.snapshot() for stream in self._streams]

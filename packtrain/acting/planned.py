@@ -119,6 +119,15 @@ class PlannedPolicy(Policy):
         """Return what planners said of their decisions, and how right a learned model was."""
         return {"agent": self.decisions.drain(), "episode_model": self.quality.drain()}
 
+    def epoch_state(self) -> dict[str, Any]:
+        """Return what the epoch's row is made of so far."""
+        return {"decisions": self.decisions.state_dict(), "quality": self.quality.state_dict()}
+
+    def load_epoch_state(self, state: dict[str, Any]) -> None:
+        """Go on with an epoch's row."""
+        self.decisions.load_state_dict(state["decisions"])
+        self.quality.load_state_dict(state["quality"])
+
     def seat(self, stream: PlannedStream) -> PlannedSeat:
         """The seat of one group."""
         self._seats += 1

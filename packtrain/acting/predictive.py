@@ -9,7 +9,7 @@ from packtrain.acting.control import ActsAtRandom
 from packtrain.acting.seat import Seat
 from packtrain.envs.stream import Stream
 from packtrain.networks.control import ControlNetwork
-from packtrain.planning.predictive import Predictive, cross_entropy, path_integral, returns
+from packtrain.planning.predictive import Predictive, cross_entropy, path_integral, proper_scores, returns
 from packtrain.trees import Tree
 from packtrain.types import Row
 
@@ -47,7 +47,7 @@ class PredictivePolicy(ActsAtRandom):
         for _ in range(settings.iterations):
             noise = torch.empty(shape, device=self.device).normal_(generator=self.generator)
             tried = (mean.unsqueeze(1) + std.unsqueeze(1) * noise).clamp(-1, 1)  # [B, P, H, A]
-            scores = returns(model, obs, tried, settings.discount, self._model_noise(shape)).nan_to_num(nan=-torch.inf)
+            scores = proper_scores(returns(model, obs, tried, settings.discount, self._model_noise(shape)))
             if settings.optimiser == "mppi":
                 mean = path_integral(tried, scores, settings.temperature)
             else:

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from packtrain import trees
+from packtrain.acting import actor_errors, embedding_versions
+from packtrain.acting.actor_errors import ActorErrors, ErrorNumbers
 from packtrain.acting.control import ActsAtRandom
+from packtrain.acting.embedding_versions import EmbeddingVersions
 from packtrain.acting.seat import Decision, Seat
 from packtrain.envs.stream import Stream
 from packtrain.equations.bandit import (
@@ -38,7 +41,8 @@ from packtrain.trees import Tree
 from packtrain.types import Row
 
 INTRINSIC = "intrinsic"  # the channel of rewards for novelty
-OF_AN_EPISODE = ("memory", "number", "returns", "begun")  # what `own` holds of the episodes under way
+OF_AN_EPISODE = ("memory", "number", "returns", "begun")  # what `own` holds of the episodes under way, …
+OF_AN_EPISODE_TOO = (embedding_versions.PREFIX, actor_errors.PREFIX)  # … and whose names begin with these
 
 
 class ValuePolicy(ActsAtRandom):
@@ -67,10 +71,12 @@ class ValuePolicy(ActsAtRandom):
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.columns = columns
         self.epsilons = torch.empty(columns, device=self.device)
+        self.weights_version = torch.zeros((), dtype=torch.int64, device=self.device)  # where a decision reads it
         self._seated = 0
         self._groups: list[GroupPolicy] = []
         self._version: int | None = None
         self.version = 0
+        self.error_numbers: ErrorNumbers | None = None  # of the TD errors that it gives; None: it gives none
 
     @property
     def version(self) -> int:
@@ -85,6 +91,8 @@ class ValuePolicy(ActsAtRandom):
                 self.epsilons.fill_(settings.evaluation)
             else:
                 self.epsilons.copy_(settings.after(version, self.columns))
+        if version != self._version:
+            self.weights_version.fill_(version)
         self._version = version
 
     @property
@@ -148,7 +156,18 @@ class GroupPolicy:
         columns = torch.arange(begin, begin + size, device=self.device)
         alone = arms is None or policy.greedy or self._bandit is not None
         self._first_arm = torch.zeros_like(columns) if alone else columns % len(self.weights)
+        self._embeddings: EmbeddingVersions | None = None
+        if self._judges and description.novelty is not None and self._acting.embedding is not None:
+            self._embeddings = EmbeddingVersions(self._acting.embedding, size, description.novelty.versions)
+        self._errors: ActorErrors | None = None
+        if policy.error_numbers is not None:
+            separate = self._acting.values.intrinsic is not None
+            self._errors = ActorErrors(policy.error_numbers, size, self.device, description.rescaling, separate)
         self.own: dict[str, Tensor] = self._blank()
+        if self._errors is not None:
+            self.own |= self._errors.state
+        if self._embeddings is not None:
+            self.own |= self._embeddings.state
 
     def _blank(self) -> dict[str, Tensor]:
         size, device = self._size, self.device
@@ -176,6 +195,9 @@ class GroupPolicy:
         """Forget everything."""
         for name, leaf in self._blank().items():
             self.own[name].copy_(leaf)
+        for part in (self._embeddings, self._errors):
+            if part is not None:
+                part.begin()
 
     def initial_carry(self, batch: int) -> Tree:
         """The network's carry before the first row."""
@@ -186,7 +208,8 @@ class GroupPolicy:
         """Actions, the carry after the last row, and extras.
 
         `behaviour_prob` is the probability of what was chosen, `arm` the column's arm; `intrinsic`, where novelty
-        counts, the reward for having come to this row.
+        counts, the reward for having come to this row; `priority`, where the policy gives errors, the absolute TD error
+        of the step n rows ago.
 
         Args:
           rows: the context and the row to act on, [C+1, B, ...], on the policy's device.
@@ -215,6 +238,19 @@ class GroupPolicy:
         extras = {"behaviour_prob": probability, "arm": arm.clone()}
         if intrinsic is not None and not self._policy.greedy:
             extras[INTRINSIC] = intrinsic
+        if self._errors is not None:
+            discounts = self._policy.network.arm_discounts
+            extras["priority"] = self._errors.step(
+                first,
+                rows.terminated[-1],
+                reward,
+                intrinsic,
+                output,
+                q.argmax(-1),
+                action,
+                self.weights[arm],
+                None if discounts is None else discounts[arm],
+            )
         return action, output.carry, extras
 
     def _choose(self, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,8 +296,11 @@ class GroupPolicy:
         assert novelty is not None
         step = (~first).float()
         reward = step
-        if acting.embedding is not None:
-            reward = self._episodic(acting.embed(rows.obs, rows.first)[0], first, novelty)
+        if self._embeddings is not None:
+            first = self._embeddings.begin_episodes(first, self._policy.weights_version)
+            front = self.context - self._embeddings.context
+            embedding = self._embeddings.embed(trees.map(lambda leaf: leaf[front:], rows.obs), rows.first[front:])
+            reward = self._episodic(embedding, first, novelty)
         if acting.distillation is not None:
             error = acting.distillation_error(rows.obs[-1])
             moments = Moments(*(own[f"error_{name}"] for name in Moments._fields))
@@ -311,7 +350,11 @@ class GroupPolicy:
 
     def snapshot(self, episodes: bool = True) -> dict[str, Any]:
         """What it has found out; without that of the episodes under way, if they do not go on."""
-        kept = {name: leaf for name, leaf in self.own.items() if episodes or name not in OF_AN_EPISODE}
+        kept = {
+            name: leaf
+            for name, leaf in self.own.items()
+            if episodes or not (name in OF_AN_EPISODE or name.startswith(OF_AN_EPISODE_TOO))
+        }
         if "memory" in kept:
             kept["memory"] = kept["memory"][:, : int(self.own["number"].max())]
         return {name: leaf.clone() for name, leaf in kept.items()}

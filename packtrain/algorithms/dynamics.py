@@ -6,6 +6,11 @@ The loss of STEVE (Buckman et al. 2018), real next observations being judged, no
 
 A probabilistic model has the Gaussian's negative log-likelihood in place of the third term. The last term is Adam's own
 weight decay, which adds weight_decay · θ to the gradient.
+
+With `rows` = 'split' or 'random' the means are over the rows of one batch, each of which trains one member, as in the
+released STEVE: a member's own mean has the factor 1 / K in L, so weight decay is K times as strong, relative to its
+data, as for a single model. With 'all' and 'own' a batch trains every member, and L is summed over members: each
+descends its own mean with the nominal decay.
 """
 
 from __future__ import annotations
@@ -132,7 +137,11 @@ class DynamicsRule:
         """One update; metrics [R, M]."""
         parts = self._losses(self.model, self.settings, batch)
         total = parts["observation"] + parts["reward"] + parts["terminated"]
-        self.optimisers["model"].descend(total.sum())
+        descended = total
+        if self.settings.rows in ("all", "own"):  # sums over members, not means: see the module's docstring
+            transitions, rewards = self.model.transition.members, self.model.reward.members
+            descended = transitions * (parts["observation"] + parts["terminated"]) + rewards * parts["reward"]
+        self.optimisers["model"].descend(descended.sum())
         return torch.stack([total, parts["observation"], parts["reward"], parts["terminated"]], -1).detach()
 
     @torch.no_grad()

@@ -94,12 +94,14 @@ class ExpertIteration:
 
 
 def loss(network: nn.ModuleDict, trajectory: Trajectory, settings: ExpertIteration) -> tuple[Tensor, dict[str, Tensor]]:
-    """The weighted sum of the heads' losses on B steps, and its parts as detached 0-d tensors.
+    """Return the weighted sum of the heads' losses on B steps, and its parts as detached 0-d tensors.
 
-    "priorities" [B] among them is how far the first head was off.
+    A network of K members deals the steps out to them. Each member's loss is the mean over its own steps, and these are
+    summed over members: each learns as if it were alone. XX is how far the first head was off.
     """
     module = network[settings.network]
-    outputs = module(_step(trajectory.obs, 0))
+    members = int(module.members)  # type: ignore[arg-type]
+    outputs = module.on_batch(_step(trajectory.obs, 0))  # type: ignore[operator]
     weight = trajectory.extras["importance_weight"][0] if "importance_weight" in trajectory.extras else None
     total, parts, priorities = torch.zeros((), device=trajectory.reward.device), {}, None
     for head, name in settings.targets.items():
@@ -116,11 +118,11 @@ def loss(network: nn.ModuleDict, trajectory: Trajectory, settings: ExpertIterati
         each = head_loss(kind, outputs[head], wanted, allowed)  # [B]
         part = (each if weight is None else each * weight).mean()
         parts[f"{head}_loss"] = part
-        total = total + settings.loss_weights.get(head, 1.0) * part
+        total = total + settings.loss_weights.get(head, 1.0) * members * part  # the sum of the members' losses
         if priorities is None:
             priorities = each.detach().sqrt() if kind == "squared_error" else each.detach()
     if settings.weight_decay:
-        squares = [w.square().sum() for w in module.parameters() if w.ndim > 1]
+        squares = [w.square().sum() for name, w in module.named_parameters() if not name.endswith("bias")]
         parts["weight_loss"] = settings.weight_decay * torch.stack(squares).sum()
         total = total + parts["weight_loss"]
     parts = {name: part.detach() for name, part in {"total_loss": total, **parts}.items()}
@@ -139,7 +141,7 @@ def target(name: str, trajectory: Trajectory, module: nn.Module, head: str) -> T
     if name == "n_step":
         extras = trajectory.extras
         with torch.no_grad():
-            bootstrap = module(_step(extras["bootstrap_obs"], 0))[head]
+            bootstrap = module.on_batch(_step(extras["bootstrap_obs"], 0))[head]  # type: ignore[operator]
         return extras["n_step_return"][0, :, None] + extras["bootstrap_discount"][0, :, None] * bootstrap
     value = trajectory.extras[name][0].float()
     return value[:, None] if value.ndim == 1 else value

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from packtrain import trees
 from packtrain.devices.captured import Captured
+from packtrain.errors import DivergedError
 from packtrain.interfaces import SampleLearner
 from packtrain.types import Sample, Trajectory
 
@@ -72,7 +73,12 @@ class GradientLearner(SampleLearner):
         self.optimiser.zero_grad(set_to_none=False)
         total.backward()
         norm = nn.utils.clip_grad_norm_(self._parameters, self._clip)
-        self.optimiser.step()
+        try:
+            self.optimiser.step()
+        except RuntimeError as error:
+            if "overflow" not in str(error):
+                raise
+            raise DivergedError("the step of an update is no number; lower the learning rate") from error
         return {**metrics, "grad_norm": norm.detach()}
 
     def _replay(self, trajectory: Trajectory) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from packtrain import trees
+from packtrain.acting.actor_errors import ErrorNumbers
 from packtrain.acting.values import INTRINSIC
 from packtrain.algorithms.optimisers import Adam
 from packtrain.config import configurable
@@ -39,7 +40,7 @@ from packtrain.equations.rewards import clip_reward
 from packtrain.errors import ConfigError
 from packtrain.interfaces import SampleLearner
 from packtrain.memory.sequences import Sequences
-from packtrain.networks.action_values import ActionValuesNetwork
+from packtrain.networks.action_values import ActionValues, ActionValuesNetwork, Arms
 from packtrain.networks.q_network import QOutput, QValueNetwork
 from packtrain.trees import Tree
 from packtrain.types import Sample, Trajectory
@@ -50,7 +51,7 @@ from packtrain.types import Sample, Trajectory
 class QLearning:
     """Numbers of targets, losses and optimisers; defaults are R2D2's."""
 
-    discount: float = 0.997  # where arms do not bring their own
+    discount: float | None = 0.997  # of a step; None: each arm has its own
     returns: Literal["n_step", "retrace", "peng"] = "n_step"
     n_step: int = 5  # of n_step; the memory's must be the same
     trace_lambda: float = 0.95  # of retrace and peng
@@ -68,6 +69,8 @@ class QLearning:
     embedding_decay: float = 1e-5  # L2
     distillation_learning_rate: float = 0.0005
     novelty_steps: int = 5  # of each sequence, its last ones, that they learn from
+    target_epsilon: float = 0.0  # of the ε-greedy policy that retrace evaluates
+    reduction: Literal["sum", "mean"] = "mean"  # of the loss over the steps of a sequence
 
     def __post_init__(self) -> None:
         for name in ("embedding_learning_rate", "distillation_learning_rate"):
@@ -76,8 +79,9 @@ class QLearning:
         for name in ("learning_rate", "adam_epsilon"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"QLearning.{name} = {getattr(self, name)} must be above 0")
-        for name in ("discount", "trace_lambda", "eta", "exploit_share"):
-            if not 0 <= getattr(self, name) <= 1:
+        for name in ("discount", "trace_lambda", "target_epsilon", "eta", "exploit_share"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
                 raise ConfigError(f"QLearning.{name} = {getattr(self, name)} must lie between 0 and 1")
         for name in ("n_step", "target_period", "publish_period", "novelty_steps"):
             if getattr(self, name) < 1:
@@ -87,18 +91,31 @@ class QLearning:
             if value is not None and value <= 0:
                 raise ConfigError(f"QLearning.{name} = {value} must be above 0, or None")
 
-    def refuse_unless_it_fits(self, memory: Sequences, arms: bool) -> None:
-        """ConfigError if a memory does not keep what is learned from."""
+    def refuse_unless_it_fits(self, memory: Sequences, arms: Arms | None) -> None:
+        """ConfigError if a memory does not keep what is learned from, or nothing says what the discount is."""
+        if self.discount is None and (arms is None or arms.discounts == "one"):
+            why = "without arms" if arms is None else "with Arms.discounts = 'one'"
+            raise ConfigError(f"QLearning.discount = None {why} leaves no discount: set --discount")
         if self.returns == "n_step" and self.n_step != max(memory.n_step, 1):
             raise ConfigError(f"QLearning.n_step = {self.n_step} and Sequences.n_step = {memory.n_step} differ")
-        if memory.new_priority == "given":
-            raise ConfigError(
-                "Sequences.new_priority = 'given' wants an actor that gives 'priority' with its rows, and ActionValues "
-                "does not"
-            )
-        for wanted, name in ((self.returns == "retrace", "behaviour_prob"), (arms, "arm")):
+        if memory.new_priority == "given" and self.eta != memory.eta:
+            raise ConfigError(f"QLearning.eta = {self.eta} and Sequences.eta = {memory.eta} differ")
+        for wanted, name in ((self.returns == "retrace", "behaviour_prob"), (arms is not None, "arm")):
             if wanted and name not in memory.extras:
                 raise ConfigError(f"QLearning wants {name!r} kept: add it to Sequences.extras = {memory.extras}")
+
+    def refuse_ignored(self, policy: ActionValues) -> None:
+        """ConfigError if a number is set that nothing would use."""
+        arms = policy.arms
+        if self.discount is not None and arms is not None and arms.discounts != "one":
+            raise ConfigError(
+                f"QLearning.discount = {self.discount} would be ignored: with Arms.discounts = {arms.discounts!r} "
+                "each arm has its own; leave --discount out, or set --arm_discounts one"
+            )
+
+    def actor_errors(self, memory: Sequences) -> ErrorNumbers:
+        """Numbers of the TD errors that actors compute for new sequences: those that are learned with."""
+        return ErrorNumbers(self.discount, max(memory.n_step, 1), self.reward_clipping)
 
     def build(self, network: ActionValuesNetwork, total_steps: int) -> QLearner:
         """A learner for a network."""
@@ -257,6 +274,7 @@ def value_loss(
         other.join()
     beta = network.arm_weights[arm]  # [B]
     discount = settings.discount if network.arm_discounts is None else network.arm_discounts[arm]
+    assert discount is not None, "neither the learner nor the arms have a discount"
     first = trajectory.first[network.context + burn_in :]
     ends = boundaries(first, trajectory.terminated, trajectory.truncated, 1.0)
     ends = ends._replace(discount_t=ends.discount_t * discount)
@@ -431,9 +449,11 @@ def _judge(
         targets = peng_q_targets(online_rank, target, *rows, trace_lambda=settings.trace_lambda, **rest)
     else:
         done = trajectory.action, trajectory.extras["behaviour_prob"]
-        targets = retrace_q_targets(online_rank, target, *done, *rows, trace_lambda=settings.trace_lambda, **rest)
+        rest |= {"trace_lambda": settings.trace_lambda, "target_epsilon": settings.target_epsilon}
+        targets = retrace_q_targets(online_rank, target, *done, *rows, **rest)
     errors = td_errors(online, trajectory.action, targets, counts)
-    return sequence_losses(errors, counts, settings.huber), sequence_priority(errors.detach(), counts, settings.eta)
+    losses = sequence_losses(errors, counts, settings.huber, settings.reduction)
+    return losses, sequence_priority(errors.detach(), counts, settings.eta)
 
 
 def novelty_losses(network: ActionValuesNetwork, trajectory: Trajectory, settings: QLearning) -> dict[str, Tensor]:

@@ -35,7 +35,14 @@ from packtrain.algorithms.optimisers import Adam
 from packtrain.algorithms.targets import OneStep, Target
 from packtrain.config import configurable
 from packtrain.devices.compiled import Compiled
-from packtrain.equations.value_expansion import Targets, expanded_returns, joined_rewards, model_use, td_targets
+from packtrain.equations.value_expansion import (
+    Targets,
+    expanded_returns,
+    joined_rewards,
+    model_use,
+    td_targets,
+    with_fallback,
+)
 from packtrain.errors import ConfigError
 from packtrain.memory.replay import Replay, ReplayMemory
 from packtrain.networks.control import ControlNetwork
@@ -144,7 +151,7 @@ class ValueRule:
         weights = [f"weight/depth_{depth}" for depth in range(self._depths)] if self._depths > 1 else []
         self.names: tuple[str, ...] = (
             *("critic_loss", "policy_loss", "policy_regulariser", "temperature", "value_mean", "target_mean"),
-            *(["model_use"] * bool(weights)),
+            *(["model_use", "targets/nonfinite_candidates", "targets/fallbacks"] * bool(weights)),
             *weights,
         )
         self.optimisers: dict[str, Adam] = {
@@ -163,17 +170,18 @@ class ValueRule:
         """Noise of imagined actions and states, and who of the critics is asked."""
         network, settings = self.network, self.settings
         device, rows = generator.device, settings.batch_size
-        members = 1 if network.frozen is None or self._depths == 1 else network.frozen.transition.members
         drawn: Batch = {}
         normal = partial(torch.randn, generator=generator, device=device)
         if settings.core != "ddpg":
-            drawn["action_noise"] = normal(count, self._depths, members, rows, network.action_size)
+            # One sample for all members of a depth: their candidates differ by what models and critics estimate alone.
+            drawn["action_noise"] = normal(count, self._depths, rows, network.action_size)
             shuffled = torch.rand(count, network.sizes.critics, generator=generator, device=device).argsort(-1)
             drawn["critics"] = shuffled
         if settings.core == "sac":
             drawn["policy_noise"] = normal(count, rows, network.action_size)
         if network.frozen is not None and network.frozen.sizes.probabilistic and self._depths > 1:
             width = network.frozen.obs_mean.shape[-1]
+            members = network.frozen.transition.members
             drawn["model_noise"] = normal(count, self._depths - 1, members, rows, width)
         if settings.rows == "random":
             drawn["member"] = torch.randint(network.sizes.critics, (count, rows), generator=generator, device=device)
@@ -292,7 +300,9 @@ def measures(
         of_policy = [settings.policy_delay * loss for loss in of_policy]
     found = [critic_loss, *of_policy, temperature_of(network, settings), value_mean, targets.target[0].mean(-1)]
     if targets.weight.shape[1] > 1:
-        found += [model_use(targets).mean(-1), *targets.weight[0].mean(-1).unbind()]
+        assert targets.nonfinite is not None and targets.fallback is not None
+        counts = [targets.nonfinite.sum(-1), targets.fallback.to(value_mean.dtype).sum((0, -1))]  # [R] each
+        found += [model_use(targets).mean(-1), *counts, *targets.weight[0].mean(-1).unbind()]
     return torch.stack(found, -1)
 
 
@@ -328,7 +338,7 @@ def expand(network: ControlNetwork, settings: ValueExpansion, batch: Batch) -> t
     if imagined.surprise is not None:  # the value of an imagined pair does not count how likely its own action was
         for start in range(1, len(expansion.rewards)):
             expansion.rewards[start, start:] += imagined.surprise[start - 1].unsqueeze(-1)
-    return imagined, settings.target.mix(expansion)
+    return imagined, with_fallback(settings.target.mix(expansion), expansion)
 
 
 @torch.no_grad()
@@ -384,7 +394,7 @@ def _imagined_action(
     flat = obs.flatten(1, 2)
     if settings.core == "ddpg":
         return network.act(network.policy, flat).unflatten(1, obs.shape[1:3]), None
-    noise = batch["action_noise"][:, t]
+    noise = batch["action_noise"][:, t].unsqueeze(1).expand(-1, obs.shape[1], -1, -1)  # [R, M, B, A]
     if settings.core == "td3":
         greedy = network.act(network.target_policy, flat).unflatten(1, obs.shape[1:3])
         clip = settings.target_noise_clip
@@ -407,17 +417,33 @@ def critic_losses(
 ) -> tuple[Tensor, Tensor]:
     """Half the mean squared error of the critics, and the mean of what they say of the real pairs; [R] each.
 
-    With the TD-k trick imagined pairs count too, each by how likely it is reached, and all terms are averaged.
+    With the TD-k trick imagined pairs count too, each by how likely it is reached, and all terms are averaged. Imagined
+    pairs that are not finite are left out.
     """
     real = _ask(network, settings, batch, batch["obs"].unsqueeze(1), batch["action"].unsqueeze(1))  # [R, 1, ...]
     guess, starts = real, len(targets.target)
-    if starts > 1:
-        pairs = (torch.cat(parts[: starts - 1], 1) for parts in (imagined.obs, imagined.action))  # [R, (S-1)*M, B, ...]
-        asked = _ask(network, settings, batch, *pairs)
-        guess = torch.cat([real, asked.unflatten(1, (starts - 1, -1)).mean(2)], 1)  # [R, S, N, B / N]
     wanted, weight = (_deal(network, settings, rows.transpose(0, 1)) for rows in (targets.target, targets.reach))
+    if starts > 1:
+        obs, action, finite = _finite_pairs(imagined, starts - 1)
+        asked = _ask(network, settings, batch, obs.flatten(1, 2), action.flatten(1, 2)).unflatten(1, (starts - 1, -1))
+        counts = _deal(network, settings, finite)  # as `asked`, [R, S-1, M, N, B / N]
+        number = counts.sum(2, dtype=asked.dtype)
+        guess = torch.cat([real, torch.where(counts, asked, 0.0).sum(2) / number.clamp(min=1)], 1)  # [R, S, N, B / N]
+        weight = torch.cat([weight[:, :1], torch.where(number > 0, weight[:, 1:], 0.0)], 1)
     loss = (weight * 0.5 * (guess - wanted).square()).mean((1, 2, 3))
     return loss, real.detach().mean((1, 2, 3))
+
+
+def _finite_pairs(imagined: Imagined, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The first imagined pairs, [R, S-1, M, B, ...] each, with 0 for those that are not finite; and which are.
+
+    A pair on which a target critic is not finite is one of the latter: its gradient would not be finite either.
+    """
+    obs, action = (torch.stack(parts[:count], 1) for parts in (imagined.obs, imagined.action))
+    value = imagined.value[:count].isfinite().all(-1).permute(1, 0, 3, 2)  # [S-1, R, B, M] → [R, S-1, M, B]
+    finite = value & obs.isfinite().all(-1) & action.isfinite().all(-1)
+    obs, action = (torch.where(finite.unsqueeze(-1), part, 0.0) for part in (obs, action))
+    return obs, action, finite
 
 
 def _ask(network: ControlNetwork, settings: ValueExpansion, batch: Batch, obs: Tensor, action: Tensor) -> Tensor:
@@ -435,8 +461,8 @@ def _ask(network: ControlNetwork, settings: ValueExpansion, batch: Batch, obs: T
 
 
 def _deal(network: ControlNetwork, settings: ValueExpansion, rows: Tensor) -> Tensor:
-    """Numbers [R, S, B] against what `_ask` answers."""
-    return rows.unflatten(2, (network.sizes.critics, -1)) if settings.rows == "split" else rows.unsqueeze(2)
+    """Numbers [R, ..., B] against what `_ask` answers."""
+    return rows.unflatten(-1, (network.sizes.critics, -1)) if settings.rows == "split" else rows.unsqueeze(-2)
 
 
 def policy_losses(network: ControlNetwork, settings: ValueExpansion, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

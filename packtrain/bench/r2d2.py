@@ -27,7 +27,7 @@ CPU_CASES = (
     ("R2D2, batches of 32 x 16", "r2d2/marltas_async", {"num_actors": 32, "warm_up": 4000}),
     ("DQN, batches of 32", "dqn/marltas_async", {"num_actors": 32, "warm_up": 1000, "batch_size": 32}),
 )
-GPU_VALUES = {"num_actors": 256, "warm_up": 50_000}
+GPU_VALUES = {"num_actors": 256, "warm_up": 50_000, "updates_per_step": None, "slack": None}
 WANTED = {"updates": 35.0, "steps": 15_000.0}  # a second, on a GPU with 16 cores
 
 

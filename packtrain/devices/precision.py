@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import time
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -54,11 +56,31 @@ def choose_precision(
 
 
 def use_tf32(wanted: Precision | None, device: torch.device) -> None:
-    """Let a GPU round the factors of large products to 10 bits, unless the configuration wants float32."""
+    """Let a GPU round the factors of large products to 10 bits, unless the configuration wants float32.
+
+    Sums of products are kept in float32 either way, those of float16 factors too (`StackedNetwork.pack`).
+    """
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     rounds = device.type == "cuda" and wanted in (None, "tf32")
     torch.set_float32_matmul_precision("high" if rounds else "highest")
     if device.type == "cuda":
         log.info("computing products in %s", "tf32" if rounds else "float32")
+
+
+@contextlib.contextmanager
+def without_tf32() -> Iterator[None]:
+    """Compute products and convolutions in full float32, whatever the run's precision is.
+
+    The setting is the process's: work that another thread launches meanwhile is done in full float32 too.
+    """
+    products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _seconds(network: ActorCriticNetwork | ActionValuesNetwork, spec: Spec, dtype: torch.dtype | None) -> float:

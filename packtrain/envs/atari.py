@@ -113,6 +113,7 @@ def find_game(name: str) -> Game:
 class AtariColumns(Unsaved):
     """B games in one AtariVectorEnv. Rows are single frames [84, 84]."""
 
+    starting = times_itself = False
     overlaps = True
     rows_last = True  # ALE makes new arrays for every step
 

@@ -107,6 +107,7 @@ class AtariRamColumns(Unsaved):
       groups: how many such groups share the cores.
     """
 
+    starting = times_itself = False
     overlaps = True
     rows_last = True  # rows are copied out of the shared memory
 

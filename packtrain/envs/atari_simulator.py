@@ -6,6 +6,7 @@ turn. What it shows is the same: grey frames, the maximum of the last two, made 
 
 from __future__ import annotations
 
+import time
 from dataclasses import fields, replace
 from typing import Any
 
@@ -70,6 +71,7 @@ class AtariSimulator:
         if rom is None:
             raise EnvSetupError(f"ale-py has no ROM for {game!r}")
         self._rom = rom
+        self.busy_since: float | None = None  # when the latest state was begun: a watchdog times states, not batches
         self._power_on(0)
         everything = self.settings.full_action_space
         self._actions = self._ale.getLegalActionSet() if everything else self._ale.getMinimalActionSet()
@@ -99,6 +101,7 @@ class AtariSimulator:
         seeds = rng.integers(2**31, size=n).tolist()
         waits = rng.integers(max(self.noop_max, 1), size=n).tolist()
         for i, (seed, wait) in enumerate(zip(seeds, waits, strict=True)):
+            self.busy_since = time.monotonic()
             frame = self._begin(seed)
             for _ in range(wait):
                 self._ale.act(NOOP)
@@ -118,6 +121,7 @@ class AtariSimulator:
         states = {name: leaf.copy() for name, leaf in states.items()}
         rewards = np.zeros(len(lives), np.float32)
         for i in np.flatnonzero(~states["over"]).tolist():
+            self.busy_since = time.monotonic()
             self._ale.restoreState(emulated[i])
             rewards[i], frame = self._play(self._fire if states["serve"][i] else self._actions[actions[i]])
             states["frames"][i, :-1] = states["frames"][i, 1:]

@@ -3,6 +3,7 @@
 A value is bad if it is NaN or infinite, if an observation lies outside its space, or if a reward is so large that its
 square leaves float32. Three answers: `raise` stops the run with one line, `drop` ends that episode one step earlier
 (as a truncation, at the last good observation), `clip` brings the value back inside. All are counted.
+What a planner's search meets is answered in the same way, but there is no episode to end: see `foresee` and `show`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from packtrain.trees import Tree
 
 Answer = Literal["raise", "drop", "clip"]
 REWARD_LIMIT = 1e18  # its square still fits float32
+_GOES_ON = "Environment.on_bad_value = 'drop' or 'clip' would go on"
 
 
 def space_leaves(space: gym.Space) -> Tree:
@@ -60,6 +62,29 @@ def check_structure(obs: Any, space: gym.Space) -> str | None:
     return None
 
 
+def check_batch(obs: Any, space: gym.Space, size: int) -> str | None:
+    """Return what is wrong with the dtype, shape or structure of a batch of `size` observations; None if nothing is."""
+    if isinstance(space, gym.spaces.Dict):
+        if not isinstance(obs, dict) or set(obs) != set(space.spaces):
+            return f"keys {sorted(obs) if isinstance(obs, dict) else type(obs).__name__}, space says {list(space)}"
+        wrong = [(key, check_batch(obs[key], inner, size)) for key, inner in space.spaces.items()]
+        return next((f"{key}: {text}" for key, text in wrong if text), None)
+    if isinstance(space, gym.spaces.Tuple):
+        if not isinstance(obs, tuple) or len(obs) != len(space.spaces):
+            return f"{type(obs).__name__}, space says a tuple of {len(space.spaces)}"
+        parts = [check_batch(one, inner, size) for one, inner in zip(obs, space.spaces, strict=True)]
+        return next((f"{index}: {text}" for index, text in enumerate(parts) if text), None)
+    if not isinstance(obs, np.ndarray):
+        return f"type {type(obs).__name__}, space says an array of {space.dtype}"
+    whole = isinstance(space, gym.spaces.Discrete) and np.issubdtype(obs.dtype, np.integer)
+    if obs.dtype != space.dtype and not whole:
+        return f"dtype {obs.dtype}, space says {space.dtype}"
+    assert space.shape is not None
+    if obs.shape != (size, *space.shape):
+        return f"shape {obs.shape}, space says {(size, *space.shape)}"
+    return None
+
+
 def batch_of_one(obs: Any, space: gym.Space) -> Tree:
     """One observation as arrays [1, ...] in plain dicts and tuples, whatever kind of dict the environment uses."""
     if isinstance(space, gym.spaces.Dict):
@@ -82,11 +107,13 @@ class Boundary:
         """
         self._leaves = trees.flatten(space_leaves(space))
         self._bounds = [_bounds(leaf) for leaf in self._leaves]
+        self._limits = [_limits(*bounds) for bounds in self._bounds]
         self._answer = answer
         self._describe = describe
         self._last_good: list[np.ndarray] | None = None
         self.dropped = 0  # episodes
         self.clipped = 0  # rows
+        self.unforeseen = 0  # steps of searches that were left out
 
     def cross(
         self, obs: Tree, rewards: dict[str, np.ndarray], terminated: np.ndarray, truncated: np.ndarray
@@ -127,12 +154,67 @@ class Boundary:
             self._last_good = [np.array(leaf) for leaf in leaves]
         return obs, rewards, terminated, truncated
 
+    def foresee(
+        self,
+        before: Tree,
+        after: Tree,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        extras: dict[str, Any],
+        where: Callable[[], str],
+    ) -> tuple[Tree, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Return N steps of a planner's search with bad rewards answered; `raise` raises EnvError.
+
+        A search has no episode to end, so with `drop` an action with a bad reward leaves the state as it is, unpaid.
+
+        Args:
+          before: [N, ...] the states that were stepped.
+          after: [N, ...] where that led.
+          rewards: [N] float32.
+          terminated: [N] bool.
+          extras: what the core reports beside them; "solved" is answered too.
+          where: names the environment and its step.
+        """
+        # One product looks at all: it is NaN or infinite if any reward is, and large rewards get the second look.
+        with np.errstate(over="ignore"):
+            if np.dot(rewards, rewards) < REWARD_LIMIT:
+                return after, rewards, terminated, extras
+        bad = ~(np.abs(rewards) <= REWARD_LIMIT)
+        if not bad.any():
+            return after, rewards, terminated, extras
+        if self._answer == "raise":
+            raise EnvError(f"{where()} gave a reward of {rewards[bad][0]}; {_GOES_ON}")
+        if self._answer == "clip":
+            self.clipped += int(bad.sum())
+            return after, np.clip(np.nan_to_num(rewards), -REWARD_LIMIT, REWARD_LIMIT), terminated, extras
+        self.unforeseen += int(bad.sum())
+        after = trees.map(lambda old, new: _where(bad, old, new), before, after)
+        if "solved" in extras:
+            extras = {**extras, "solved": extras["solved"] & ~bad}
+        return after, np.where(bad, np.float32(0), rewards), terminated & ~bad, extras
+
+    def show(self, obs: Tree, where: Callable[[], str]) -> Tree:
+        """Return observations [N, ...] of a planner's search; bad ones are clipped unless the answer is `raise`."""
+        leaves, bad = [obs] if type(obs) is np.ndarray else trees.flatten(obs), None
+        for leaf, (low, high), limits in zip(leaves, self._bounds, self._limits, strict=True):
+            if low is None or (limits is not None and _within(leaf, *limits)):
+                continue
+            with np.errstate(invalid="ignore"):
+                inside = (leaf >= low) & (leaf <= high)  # NaN is never inside
+            if not inside.all():
+                wrong = ~inside.reshape(len(leaf), -1).all(axis=1)
+                if self._answer == "raise":
+                    what = f"an observation with {_name(leaf[wrong])} that is outside its space"
+                    raise EnvError(f"{where()} gave {what}; {_GOES_ON}")
+                bad = wrong if bad is None else bad | wrong
+        if bad is None:
+            return obs
+        self.clipped += int(bad.sum())
+        return trees.pack(obs, [_clip(leaf, *bounds) for leaf, bounds in zip(leaves, self._bounds, strict=True)])
+
     def _refuse(self, wrong: np.ndarray, what: str) -> None:
         if self._answer == "raise":
-            raise EnvError(
-                f"{self._describe(int(np.nonzero(wrong)[0][0]))} gave {what}; "
-                "Environment.on_bad_value = 'drop' or 'clip' would go on"
-            )
+            raise EnvError(f"{self._describe(int(np.nonzero(wrong)[0][0]))} gave {what}; {_GOES_ON}")
 
 
 def _bounds(space: gym.Space) -> tuple[Any, Any]:
@@ -151,6 +233,18 @@ def _bounds(space: gym.Space) -> tuple[Any, Any]:
     # Infinite bounds still exclude infinity, and what would become infinite in a network's float32.
     largest = min(np.finfo(space.dtype).max, np.finfo(np.float32).max)
     return np.maximum(space.low, -largest), np.minimum(space.high, largest)
+
+
+def _limits(low: Any, high: Any) -> tuple[float, float] | None:
+    """Return the bounds as two numbers if they are the same for all entries, else None."""
+    if low is None or np.ptp(low) > 0 or np.ptp(high) > 0:
+        return None
+    return np.max(low).item(), np.min(high).item()
+
+
+def _within(leaf: np.ndarray, low: float, high: float) -> bool:
+    """Whether all entries lie within the bounds; NaN is the least and the largest of values with a NaN in them."""
+    return np.minimum.reduce(leaf, axis=None) >= low and np.maximum.reduce(leaf, axis=None) <= high
 
 
 def _clip(leaf: np.ndarray, low: Any, high: Any) -> np.ndarray:

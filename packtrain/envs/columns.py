@@ -46,7 +46,12 @@ class Columns(Protocol):
 
     overlaps: bool  # whether environments run while Python does something else
     rows_last: bool  # whether an outcome is sure to outlive the next send
-    busy_since: float | None  # time.monotonic() when the call under way began: for the watchdog
+    starting: bool  # whether the call under way is a first reset, which may take longer than a step
+    times_itself: bool  # whether waits for environments have deadlines of their own
+
+    @property
+    def busy_since(self) -> float | None:
+        """`time.monotonic()` when the call under way began, for the watchdog; None: no call is under way."""
 
     def reset(self) -> Outcome:
         """The first rows, from the seed: a second reset begins the same stream again."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -20,6 +19,7 @@ from packtrain.envs.atari_ram import AtariRamColumns, find_settings
 from packtrain.envs.atari_simulator import AtariSimulator
 from packtrain.envs.boundary import Boundary, batch_of_one, check_structure, space_leaves
 from packtrain.envs.columns import Columns
+from packtrain.envs.deadline import START_SECS, START_SETTING, within
 from packtrain.envs.envpool import EnvpoolColumns, check_options, find_task, is_envpool, probe_task
 from packtrain.envs.factors import Factors, factors_of
 from packtrain.envs.functional import Core, load_core
@@ -32,7 +32,7 @@ from packtrain.envs.simulator import Simulator
 from packtrain.errors import ConfigError, EnvError, EnvSetupError
 from packtrain.types import Spec
 
-STARTUP_SECS = 180
+Result = TypeVar("Result")
 
 
 @config.configurable
@@ -50,25 +50,25 @@ class Environment:
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to the environment
     processes: bool = False
-    step_deadline_secs: float = 60.0
+    step_deadline_secs: float = 60.0  # seconds of running time that a step may take, in a planner's search too
     atari: Atari | None = None  # how Atari games are played; None: as their ids say
     on_bad_value: Literal["raise", "drop", "clip"] = "raise"  # NaN, infinity, outside the space: see envs/boundary.py
     rewards: Rewards | None = None  # which reward is learned from; None: the environment's own
     handicap: Handicap | None = None  # of whoever acts; None: none
+    start_deadline_secs: float = START_SECS  # seconds that a constructor and a first reset may take
 
     def __post_init__(self) -> None:
         if self.atari is None and (self.is_atari() or self.is_envpool()):
             object.__setattr__(self, "atari", Atari())
-        if self.step_deadline_secs <= 0:
-            raise ConfigError(f"Environment.step_deadline_secs = {self.step_deadline_secs} must be above 0")
+        for name in ("step_deadline_secs", "start_deadline_secs"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"Environment.{name} = {getattr(self, name)} must be above 0")
         if self.is_envpool():
             trusted = config.is_trusted()
             check_options(self.id, self.kwargs, processes=self.processes, answer=self.on_bad_value, trusted=trusted)
-        elif not config.is_trusted() and (":" in self.id or self.id.startswith("GymV2")):
-            raise ConfigError(
-                f"Environment.id = {self.id!r} names code outside packtrain, and this configuration lies in a run "
-                "folder, where somebody else may have put it; --trust-config allows it"
-            )
+        else:
+            config.refuse_foreign_code("Environment.id", self.id)
+            config.refuse_foreign_code("Environment.kwargs", self.kwargs)  # a Simulator takes another's id
         if self.is_atari() and (self.kwargs or self.processes):
             raise ConfigError(
                 f"Environment.{'kwargs' if self.kwargs else 'processes'} does not apply to {self.id!r}: Atari games "
@@ -127,10 +127,14 @@ class Environment:
         Raises:
           EnvSetupError: it cannot be made, hangs, or breaks its own spaces.
         """
-        spec = _within(STARTUP_SECS, self._probe, f"environment {self.id!r} did not start")
+        spec = self._in_time(self._probe, "with seed 0 did not start")
         if self.handicap is not None:
             self.handicap.refuse_unless_it_fits(spec.obs, spec.action)
         return spec if self.rewards is None else replace(spec, reward_channels=self._channels(spec.reward_channels))
+
+    def _in_time(self, call: Callable[[], Result], complaint: str) -> Result:
+        """Return what a call returns; EnvSetupError if it does not within the deadline of a start."""
+        return within(self.start_deadline_secs, call, f"environment {self.id!r} {complaint}", START_SETTING)
 
     def _channels(self, given: tuple[str, ...]) -> tuple[str, ...]:
         assert self.rewards is not None
@@ -215,11 +219,14 @@ class Environment:
         if self.is_envpool():
             return EnvpoolColumns(self.id, self.kwargs, self._atari, size, seed, self.on_bad_value, groups)
         if self.is_functional():
-            return FunctionalColumns(self._own_core(), size, seed, self.on_bad_value, self.id)
+            core = self._in_time(self._own_core, f"with group seed {seed} was not made")
+            return FunctionalColumns(core, size, seed, self.on_bad_value, self.id)
         seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(size)]
         maker = self._maker()
         factories = [
-            Factory(maker, f"environment {i} ({self.id}, seed {s})", self.on_bad_value, travelling)
+            Factory(
+                maker, f"environment {i} ({self.id}, seed {s})", self.on_bad_value, travelling, self.start_deadline_secs
+            )
             for i, s in enumerate(seeds)
         ]
         return GymnasiumColumns(
@@ -230,11 +237,12 @@ class Environment:
             answer=self.on_bad_value,
             name=self.id,
             reward_channels=spec.reward_channels if self.rewards is None else self._own_channels(),
+            start_deadline_secs=self.start_deadline_secs,
         )
 
     def _own_channels(self) -> tuple[str, ...]:
         """Of a Gymnasium environment by itself."""
-        env = self._maker()()
+        env = self._in_time(self._maker(), "was not made")
         try:
             return reward_channels(env)
         finally:
@@ -248,7 +256,7 @@ class Environment:
         """
         if self.is_atari() or self.is_envpool() or self.is_functional():
             return self
-        env = self._maker()()
+        env = self._in_time(self._maker(), "was not made")
         modes = list(env.metadata.get("render_modes") or ())
         camera = {} if {"camera_name", "camera_id"} & self.kwargs.keys() else following_camera(env)
         env.close()
@@ -267,10 +275,14 @@ class Environment:
           together: a column whose episode is over waits until all are.
           time_limit: steps until truncation; None: the environment's own.
         """
-        return FunctionalColumns(self.core(), size, seed, self.on_bad_value, self.id, together, time_limit)
+        core = self._in_time(self.core, f"with group seed {seed} was not made")
+        return FunctionalColumns(core, size, seed, self.on_bad_value, self.id, together, time_limit)
 
     def probe_core(self) -> Spec:
-        """What it shows and takes as a core."""
+        """Return what it shows and takes as a core; EnvSetupError if it cannot be made, or hangs."""
+        return self._in_time(self._probe_core, "with seed 0 did not start")
+
+    def _probe_core(self) -> Spec:
         core = self.core()
         channels = ("train", *getattr(core, "reward_channels", ()))
         factors: Factors = ()
@@ -301,28 +313,8 @@ class Environment:
         if self.is_functional():
             kwargs = {**gym.spec(registered).kwargs, **self.kwargs}
             return load_core(kwargs.pop("core"), **kwargs)
-        return Simulator(registered, max_steps="time limit", **self.kwargs)
+        return Simulator(registered, max_steps="time limit", on_bad_value=self.on_bad_value, **self.kwargs)
 
     def _maker(self) -> Callable[[], gym.Env]:
         """Makes one environment, in a process too that has not imported what registered it."""
         return functools.partial(make_gymnasium, gym.spec(self.registered_id()), self.kwargs, self.id)
-
-
-def _within(seconds: float, call: Callable[[], Spec], complaint: str) -> Spec:
-    """Run a call in a thread and give up on it after a while, so that a hanging constructor does not hang us."""
-    results: list[Any] = []
-
-    def target() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:  # handed over to the caller, whatever it is
-            results.append(error)
-
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not results:
-        raise EnvSetupError(f"{complaint} within {seconds:g} s")
-    if isinstance(results[0], BaseException):
-        raise results[0]
-    return results[0]

@@ -51,7 +51,7 @@ def check_options(name: str, kwargs: dict[str, Any], *, processes: bool, answer:
     # Some options name files that envpool reads, writes or, for Doom, runs; all of them are strings.
     if not trusted and (texts := [key for key, value in kwargs.items() if not _is_number(value)]):
         raise ConfigError(
-            f"Environment.kwargs: {texts[0]!r} is not a number, and this configuration lies in a run folder, where "
+            f"Environment.kwargs: {texts[0]!r} is not a number, and this configuration belongs to a run folder, where "
             "somebody else may have put it; --trust-config allows it"
         )
     if processes:
@@ -91,6 +91,7 @@ def probe_task(name: str, kwargs: dict[str, Any], atari: Atari) -> Spec:
 class EnvpoolColumns(Unsaved):
     """B environments in one pool, all stepped at once."""
 
+    starting = times_itself = False
     overlaps = True
     rows_last = True  # envpool makes new arrays for every step
 
@@ -177,9 +178,9 @@ class EnvpoolColumns(Unsaved):
         if self._used:
             self._envs = self._make()  # not watched: many games take long to load
         self._used = True
-        self.busy_since = time.monotonic()
+        self.starting, self.busy_since = True, time.monotonic()
         obs, info = self._envs.reset()
-        self.busy_since = None
+        self.starting, self.busy_since = False, None
         obs, info = _in_order((obs, info), info["env_id"])
         self._elapsed = info["elapsed_step"]
         if self._has_lives:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from packtrain import trees
 from packtrain.envs.boundary import Answer, Boundary
+from packtrain.envs.checked_core import CheckedCore
 from packtrain.envs.columns import Outcome
 from packtrain.envs.functional import Core
 from packtrain.envs.picture import PICTURES_PER_SECOND, drawn
-from packtrain.errors import EnvError, EnvSetupError
+from packtrain.errors import EnvSetupError
 from packtrain.trees import Tree
 
 
@@ -23,6 +22,7 @@ class FunctionalColumns:
 
     overlaps = False
     rows_last = False  # a core may hand out its own arrays
+    times_itself = False
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class FunctionalColumns:
         together: bool = False,
         time_limit: int | None = None,
     ):
-        self.core = core
+        self._core = CheckedCore(core, answer, lambda: self._describe(0))
         self._max_steps = core.max_steps if time_limit is None else time_limit
         self.savable: bool = getattr(core, "savable", True)
         self._together = together
         self.observation_space, self.action_space = core.observation_space, core.action_space
         self.reward_channels = ("train", *getattr(core, "reward_channels", ()))
-        self.busy_since: float | None = None
+        self.starting = False
         self._size, self._seed, self._name = size, seed, name
         self._rng = np.random.default_rng(seed)
         self._states: Tree = None
@@ -49,6 +49,16 @@ class FunctionalColumns:
         self._ended = np.zeros(size, bool)
         self._actions: Tree = None
         self.boundary = Boundary(core.observation_space, answer, self._describe)
+        self.core = CheckedCore(core, answer, self._describe_search, self.boundary)  # what a planner searches in
+
+    @property
+    def busy_since(self) -> float | None:
+        """When the call of the core under way began, by the columns or by a planner that searches in it."""
+        return self._core.busy_since or self.core.busy_since
+
+    def _describe_search(self) -> str:
+        where = f"environment group of {self._name}, group seed {self._seed}, at its step {self._steps.max()}"
+        return f"a planner's search ({where})"
 
     def _describe(self, column: int) -> str:
         return f"environment {column} ({self._name}, group seed {self._seed}) at its step {self._steps[column]}"
@@ -56,12 +66,14 @@ class FunctionalColumns:
     def reset(self) -> Outcome:
         """The first rows; again from the seed."""
         self._rng = np.random.default_rng(self._seed)
-        self._states = self.core.initial(self._size, self._rng)
+        self.starting = True
+        self._states = self._core.initial(self._size, self._rng)
         self._elapsed[:] = 0
         self._ended = np.zeros(self._size, bool)
         no = np.zeros(self._size, bool)
         rewards = {channel: np.zeros(self._size, np.float32) for channel in self.reward_channels}
-        obs, rewards, *_ = self.boundary.cross(self.core.observe(self._states), rewards, no, no)
+        obs, rewards, *_ = self.boundary.cross(self._core.observe(self._states), rewards, no, no)
+        self.starting = False
         return Outcome(obs, ~no, rewards, no, no, None)
 
     def send(self, actions: Tree) -> None:
@@ -70,22 +82,18 @@ class FunctionalColumns:
 
     def recv(self) -> Outcome:
         """One step of every state; those that ended are replaced by start states instead."""
-        self.busy_since = time.monotonic()
         waiting = self._ended if self._together and not self._ended.all() else None
         first = self._ended if waiting is None else np.zeros(self._size, bool)
         resets = bool(first.any())
         if resets:  # a core never steps a state that has ended
-            fresh = self.core.initial(int(first.sum()), self._rng)
+            fresh = self._core.initial(int(first.sum()), self._rng)
             self._states = trees.map(lambda old, new: _replace(old, first, new), self._states, fresh)
-        try:
-            states, reward, terminated, extras = self.core.step(self._states, self._actions, self._rng)
-        except Exception as error:
-            raise EnvError(f"{self._describe(0)} raised in step: {type(error).__name__}: {error}") from error
+        self._steps += 1  # counted here, so that a fault is named with this step
+        states, reward, terminated, extras = self._core.step(self._states, self._actions, self._rng)
         self._elapsed += 1
-        self._steps += 1
-        rewards = {"train": np.asarray(reward, np.float32)}
+        rewards = {"train": reward}
         for channel in self.reward_channels[1:]:
-            rewards[channel] = np.asarray(extras[f"reward/{channel}"], np.float32)
+            rewards[channel] = extras[f"reward/{channel}"]
         if self._max_steps is None:
             truncated = np.zeros(self._size, bool)
         else:
@@ -104,10 +112,9 @@ class FunctionalColumns:
             self._steps[waiting] -= 1
         self._states = states
         obs, rewards, terminated, truncated = self.boundary.cross(
-            self.core.observe(states), rewards, terminated, truncated
+            self._core.observe(states), rewards, terminated, truncated
         )
         self._ended = terminated | truncated if waiting is None else terminated | truncated | waiting
-        self.busy_since = None
         return Outcome(obs, first, rewards, terminated, truncated, extras.get("solved"), waiting=waiting, info=extras)
 
     @property
@@ -140,12 +147,12 @@ class FunctionalColumns:
         self._rng.bit_generator.state = snapshot["rng"]
 
     def describe_busy(self) -> str:
-        """The whole group: it steps as one."""
-        return self._describe(0)
+        """The whole group: it steps as one; or the search in it."""
+        return self._describe_search() if self.core.busy_since is not None else self._describe(0)
 
     def picture(self, column: int) -> np.ndarray:
         """The core's own."""
-        render = getattr(self.core, "render", None)
+        render = getattr(self._core, "render", None)
         if render is None:
             raise EnvSetupError(f"{self._name!r} cannot be drawn: its core has no render(states, mode)")
         one = trees.map(lambda leaf: leaf[column : column + 1], self._states)
@@ -153,7 +160,7 @@ class FunctionalColumns:
 
     def pictures_per_second(self) -> float:
         """What the core says."""
-        return float(getattr(self.core, "pictures_per_second", PICTURES_PER_SECOND))
+        return float(getattr(self._core, "pictures_per_second", PICTURES_PER_SECOND))
 
     def close(self) -> None:
         """Nothing is held."""

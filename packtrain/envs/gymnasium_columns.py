@@ -6,10 +6,15 @@ A guard stands around every environment, wherever it runs, and says who, where a
 from __future__ import annotations
 
 import copy
+import ctypes
+import math
 import multiprocessing
 import multiprocessing.connection
+import os
 import re
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -19,15 +24,17 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from packtrain.config import Travelling
+from packtrain.cores import available_cores
 from packtrain.envs.boundary import Answer, Boundary, batch_of_one, check_structure
 from packtrain.envs.columns import Outcome
+from packtrain.envs.deadline import START_SECS, START_SETTING, RunningTime, within
 from packtrain.envs.mujoco_remarks import remarks_logged
 from packtrain.envs.picture import PICTURES_PER_SECOND, drawn, reason
 from packtrain.envs.saving import exact_saving
 from packtrain.errors import CheckpointError, EnvError, EnvSetupError, Error
 from packtrain.trees import Tree
 
-RESET_SECS = 180.0  # the deadline of the first reset in a process, which may have much to load
+IMPORT_SECS = 10.0  # for a process to start and import everything, on a core of its own
 RESET_TRIES = 10  # resets in a row that may be dropped
 DROPPED = "packtrain/dropped"  # the info key under which a guard tells how many episodes it cut
 
@@ -40,7 +47,7 @@ class Guard(gym.Wrapper):
         self._label, self._answer = label, answer
         self._steps = 0
         self._good: Any = None
-        self.busy = False
+        self.busy_since: float | None = None  # time.monotonic() at the beginning of the call under way
         # An episode that is dropped must end in this environment too, so `drop` looks at values here, one at a time.
         self._boundary = Boundary(env.observation_space, "drop", lambda _: label) if answer == "drop" else None
         self._channels = reward_channels(env)[1:]
@@ -48,10 +55,12 @@ class Guard(gym.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         """Reset, checked. With `drop`, an episode whose first observation is bad is given up for the next."""
         for dropped in range(RESET_TRIES):
+            self.busy_since = time.monotonic()
             try:
                 obs, info = self.env.reset(seed=seed, options=options)
             except Exception as error:
                 raise self._broken("reset", error) from error
+            self.busy_since = None
             if wrong := check_structure(obs, self.observation_space):
                 raise EnvError(f"{self._where()} reset to an observation of {wrong}")
             if self._boundary is None or not self._is_bad(obs, {}):
@@ -63,13 +72,13 @@ class Guard(gym.Wrapper):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         """Step, checked."""
         self._steps += 1
-        self.busy = True
+        self.busy_since = time.monotonic()
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
             reward, info = float(reward), info or {}
         except Exception as error:
             raise self._broken("step", error) from error
-        self.busy = False
+        self.busy_since = None
         if wrong := check_structure(obs, self.observation_space):
             if self._answer == "drop":
                 return self._good, 0.0, False, True, {DROPPED: 1}
@@ -107,6 +116,7 @@ class Guard(gym.Wrapper):
         return f"{self._label} at its step {self._steps}"
 
     def _broken(self, call: str, error: Exception) -> EnvError:
+        self.busy_since = None
         return EnvError(f"{self._where()} raised in {call}: {type(error).__name__}: {error}")
 
 
@@ -129,35 +139,111 @@ def make_gymnasium(spec: Any, kwargs: dict[str, Any], name: str) -> gym.Env:
         raise EnvSetupError(f"{name!r} cannot be made: {reason(error)}") from error
 
 
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+
+
+def die_with_parent(started_by_main_thread: bool) -> None:
+    """Let this child process end when its parent does, however the parent ends and whatever this process does.
+
+    A thread waits for the end of the parent and kills this process. Linux is also asked to do so, because native code
+    that holds the interpreter's lock keeps that thread from running.
+
+    Args:
+      started_by_main_thread: whether the parent's main thread started this process. Linux ends a child with the thread
+        that started it, not with the parent, and is not asked where that thread may end earlier.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if sys.platform == "linux" and started_by_main_thread:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
 class Factory:
     """Makes one guarded Gymnasium environment, here or in a child process."""
 
-    def __init__(self, make: Callable[[], gym.Env], label: str, answer: Answer, travelling: Travelling | None):
-        self._make, self._label, self._answer, self._travelling = make, label, answer, travelling
+    def __init__(
+        self,
+        make: Callable[[], gym.Env],
+        label: str,
+        answer: Answer,
+        travelling: Travelling | None,
+        start_deadline_secs: float = START_SECS,
+    ):
+        self._make, self.label, self._answer, self._travelling = make, label, answer, travelling
+        self._deadline = start_deadline_secs
+        self._by_main_thread = threading.current_thread() is threading.main_thread()
 
     def __call__(self) -> gym.Env:
-        """The environment; a child process also checks that it was sent the right configuration."""
-        if multiprocessing.parent_process() is not None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-            if self._travelling is not None:
-                self._travelling.check()
-        return Guard(self._make(), self._label, self._answer)
+        """The environment, within the deadline; a child process also checks that it has the right configuration."""
+        if multiprocessing.parent_process() is None:
+            made = within(self._deadline, self._make, f"{self.label} was not made", START_SETTING)
+            return Guard(made, self.label, self._answer)
+        die_with_parent(self._by_main_thread)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+        if self._travelling is not None:
+            self._travelling.check()
+        return Guard(self._make(), self.label, self._answer)  # the parent waits for it, within the deadline
 
 
 class _Processes(AsyncVectorEnv):
-    """Gymnasium's subprocess environments, telling the first failure instead of the last."""
+    """Gymnasium's subprocess environments with a deadline for their start, reporting the first failure, not the last.
+
+    Deadlines leave out the time in which this process was stopped.
+    """
+
+    def __init__(self, factories: list[Factory], start_deadline_secs: float):
+        rounds = math.ceil(len(factories) / available_cores())  # they start at once, and share the cores
+        self._factories, self._start_deadline = factories, start_deadline_secs + IMPORT_SECS * rounds
+        super().__init__(factories, context="spawn", copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+    def _check_spaces(self) -> None:
+        self.call_async("metadata")  # the first answer of each, once it is made
+        if not self._poll_pipe_envs(self._start_deadline):
+            silent = self.silent()
+            for process in self.processes:
+                process.kill()
+            self.closed = True  # its own close would wait for answers
+            what = f"was not made within {self._start_deadline:g} s"
+            raise EnvSetupError(f"{self._factories[silent].label} {what}; {START_SETTING} sets the deadline")
+        self.call_wait()
+        super()._check_spaces()
+
+    def silent(self) -> int:
+        """Return the first environment that has not answered; 0 if all have."""
+        return next((i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)), 0)
+
+    def _poll_pipe_envs(self, timeout: float | None = None) -> bool:
+        self._assert_is_running()
+        if timeout is None:
+            return True
+        look = min(1.0, timeout / 4)
+        running = RunningTime(2 * look)
+        for pipe in self.parent_pipes:
+            if pipe is None or pipe.closed:
+                return False
+            while not pipe.poll(look):
+                if running.look() >= timeout:
+                    return False
+        return True
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
         failed = list(successes).count(False)
         if failed:
             errors = [self.error_queue.get() for _ in range(failed)]
-            index, kind, value, _ = errors[0]
+            index, kind, value, trace = errors[0]
+            there = RuntimeError(f"in the process of environment {index}:\n{trace}")
             for gone, *_ in errors:
                 self.parent_pipes[gone] = None  # type: ignore[call-overload]
             others = f" ({failed - 1} more environments failed with it)" if failed > 1 else ""
             if issubclass(kind, EnvError):
-                raise EnvError(f"{value}{others}")
-            raise EnvError(f"environment {index} failed: {kind.__name__}: {value}{others}")
+                raise EnvError(f"{value}{others}") from there
+            raise EnvError(f"environment {index} failed: {kind.__name__}: {value}{others}") from there
 
 
 class GymnasiumColumns:
@@ -175,15 +261,18 @@ class GymnasiumColumns:
         answer: Answer,
         name: str,
         reward_channels: tuple[str, ...] = ("train",),
+        start_deadline_secs: float = START_SECS,
     ):
         self._seeds, self._deadline, self._name = seeds, deadline_secs, name
-        self.overlaps = processes
-        self.busy_since: float | None = None
+        self._start_deadline = start_deadline_secs
+        self.overlaps = self.times_itself = processes
+        self.starting = False
+        self._waiting_since: float | None = None  # for processes
         self._steps = np.zeros(len(seeds), np.int64)
         self._envs: Any
         if processes:
             try:
-                self._envs = _Processes(factories, context="spawn", copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+                self._envs = _Processes(factories, start_deadline_secs)
             except (ConnectionError, EOFError, BrokenPipeError) as error:
                 raise EnvSetupError(f"{name!r} died in its process before it was ready") from error
         else:
@@ -198,18 +287,25 @@ class GymnasiumColumns:
         self._actions: Tree = None
         self._savings = [None] if processes else [exact_saving(guard.env) for guard in self._envs.envs]
 
+    @property
+    def busy_since(self) -> float | None:
+        """When the call under way began: of the environment that is stepped, or of the wait for processes."""
+        if self.times_itself:
+            return self._waiting_since
+        return next((guard.busy_since for guard in self._envs.envs if guard.busy_since is not None), None)
+
     def _describe(self, column: int) -> str:
         return f"environment {column} ({self._name}, seed {self._seeds[column]}) at its step {self._steps[column]}"
 
     def reset(self) -> Outcome:
         """The first rows; each environment gets its own seed."""
+        self.starting = True
         if isinstance(self._envs, AsyncVectorEnv):
             self._envs.reset_async(seed=list(self._seeds))
-            obs, infos = self._wait(self._envs.reset_wait, RESET_SECS)
+            obs, infos = self._wait(self._envs.reset_wait, self._start_deadline)
         else:
-            self.busy_since = time.monotonic()
             obs, infos = self._envs.reset(seed=self._seeds)
-            self.busy_since = None
+        self.starting = False
         self._ended = no = np.zeros(len(self._seeds), bool)
         rewards = {channel: np.zeros(len(self._seeds), np.float32) for channel in self.reward_channels}
         obs, rewards, *_ = self.boundary.cross(obs, rewards, no, no)
@@ -232,9 +328,7 @@ class GymnasiumColumns:
         if isinstance(self._envs, AsyncVectorEnv):
             result = self._wait(self._envs.step_wait, self._deadline)
         else:
-            self.busy_since = time.monotonic()
             result = self._envs.step(self._actions)
-            self.busy_since = None
         obs, reward, terminated, truncated, infos = result
         first = self._ended
         rewards = {"train": np.asarray(reward, np.float32)}
@@ -248,14 +342,15 @@ class GymnasiumColumns:
         return Outcome(obs, first, rewards, terminated, truncated, solved, info=infos)
 
     def _wait(self, call: Callable[..., Any], seconds: float) -> Any:
+        self._waiting_since = time.monotonic()
         try:
             return call(timeout=seconds)
         except multiprocessing.TimeoutError as error:
-            silent = [i for i, pipe in enumerate(self._envs.parent_pipes) if not pipe.poll(0)]
-            who = self._describe(silent[0] if silent else 0)  # none: it answered just now, too late
-            raise EnvError(f"{who} did not answer within {seconds:g} s") from error
+            raise EnvError(f"{self._describe(self._envs.silent())} did not answer within {seconds:g} s") from error
         except (BrokenPipeError, ConnectionError, EOFError) as error:
             raise self._dead() from error
+        finally:
+            self._waiting_since = None
 
     def _dead(self) -> EnvError:
         # A broken pipe comes a moment before the end of the process that held it.
@@ -288,7 +383,9 @@ class GymnasiumColumns:
         """Go back to a snapshot; CheckpointError if it is from before guards were saved."""
         if "guards" not in snapshot:
             raise CheckpointError(f"{self._name} was saved by an earlier packtrain, without its guards; --fresh begins")
-        self._envs.reset(seed=list(self._seeds))  # Gymnasium's wrappers insist on one before the first step
+        # Gymnasium's wrappers insist on a reset before the first step.
+        what = f"environment 0 ({self._name}, seed {self._seeds[0]}) or one beside it did not reset"
+        within(self._start_deadline, lambda: self._envs.reset(seed=list(self._seeds)), what, START_SETTING)
         for saving, state in zip(self._savings, snapshot["envs"], strict=True):
             assert saving is not None
             saving.restore(state)
@@ -302,10 +399,10 @@ class GymnasiumColumns:
 
     def describe_busy(self) -> str:
         """The environment whose step is under way; in one process they step one after the other."""
-        for column, env in enumerate(getattr(self._envs, "envs", ())):
-            if env.busy:
-                return self._describe(column)
-        return self._describe(0)
+        if isinstance(self._envs, _Processes):
+            return self._describe(self._envs.silent())
+        busy = [column for column, guard in enumerate(self._envs.envs) if guard.busy_since is not None]
+        return self._describe(busy[0] if busy else 0)
 
     def picture(self, column: int) -> np.ndarray:
         """The environment's own; it must have been made in this process, and to be drawn."""

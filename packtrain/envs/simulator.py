@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,12 +18,12 @@ import numpy as np
 
 from packtrain import knobs, trees
 from packtrain.envs import options
-from packtrain.envs.boundary import batch_of_one, check_structure, space_leaves
+from packtrain.envs.boundary import Answer, batch_of_one, check_structure, space_leaves
 from packtrain.envs.gymnasium_columns import reward_channels
 from packtrain.envs.mujoco_remarks import remarks_logged
 from packtrain.envs.picture import PICTURES_PER_SECOND
 from packtrain.envs.saving import find_saving
-from packtrain.errors import EnvSetupError
+from packtrain.errors import EnvError, EnvSetupError
 from packtrain.trees import Tree
 
 CHECKED_STEPS = 10
@@ -47,6 +48,9 @@ class Simulator:
       stochastic: whether steps draw from `self.np_random` of the environment. They are then given the generator of
         whoever steps, so that a snapshot need not hold one and a search does not foresee the draws. None: known for
         Gymnasium's own environments, and taken to be false for all others.
+      on_bad_value: what happens to an observation of the wrong dtype, shape or structure. "raise" is an EnvError.
+        "clip" casts it to the dtype of its space, and is an EnvError for other faults. "drop" leaves the state as it
+        was, with the reward NaN, which the caller must answer.
       **kwargs: for making the environment, where `env` is an id.
     """
 
@@ -58,6 +62,7 @@ class Simulator:
         env: gym.Env | str,
         max_steps: int | str | None = "time limit",
         stochastic: bool | None = None,
+        on_bad_value: Answer = "raise",
         **kwargs: Any,
     ):
         self._name = env if isinstance(env, str) else _name_of(env)
@@ -81,6 +86,8 @@ class Simulator:
                 space_leaves(space)
             except EnvSetupError as error:
                 raise EnvSetupError(f"the {what} space of {self._name}: {error}") from None
+        self._answer = on_bad_value
+        self.busy_since: float | None = None  # when the latest state was begun: a watchdog times states, not batches
         self._tells_solved = False
         self._digests_snapshots = True
         self._check()
@@ -89,7 +96,10 @@ class Simulator:
         """N resets, their seeds drawn from `rng`."""
         states = self._empty(n)
         for i, seed in enumerate(rng.integers(2**31, size=n).tolist()):
+            self.busy_since = time.monotonic()
             observation, _ = self._env.reset(seed=seed)
+            if wrong := check_structure(observation, self.observation_space):
+                raise EnvError(f"a reset of {self._name} gave an observation of {wrong}")
             self._save(states, i, observation)
         return states
 
@@ -100,9 +110,16 @@ class Simulator:
         rewards, solved = np.zeros(n, np.float32), np.zeros(n, bool)
         channels = {channel: np.zeros(n, np.float32) for channel in self.reward_channels}
         for i in np.flatnonzero(~states["over"]).tolist():
+            self.busy_since = time.monotonic()
             self._saving.restore(snapshots[i])
             action = trees.map(lambda leaf, i=i: leaf[i], actions)
-            observation, rewards[i], states["over"][i], info = self._play(action, rng)
+            observation, rewards[i], over, info = self._play(action, rng)
+            if wrong := check_structure(observation, self.observation_space):
+                if self._answer == "drop":
+                    rewards[i] = np.nan
+                    continue
+                observation = self._cast(observation, wrong)
+            states["over"][i] = over
             solved[i] = info.get("solved", False)
             for channel, values in channels.items():
                 values[i] = info[f"reward/{channel}"]
@@ -136,7 +153,14 @@ class Simulator:
         if self.stochastic:
             self._env.unwrapped.np_random = rng
         observation, reward, terminated, _, info = self._env.step(action)
-        return observation, float(reward), bool(terminated), info
+        return observation, float(reward), bool(terminated), info or {}
+
+    def _cast(self, observation: Any, wrong: str) -> Any:
+        """An observation of the wrong dtype as one of the right dtype, where bad values are clipped."""
+        castable = isinstance(observation, np.ndarray) and observation.shape == self.observation_space.shape
+        if self._answer != "clip" or not castable:
+            raise EnvError(f"{self._name} gave an observation of {wrong}")
+        return observation.astype(self.observation_space.dtype)
 
     def _empty(self, n: int) -> Tree:
         obs = trees.map(lambda space: np.zeros((n, *space.shape), space.dtype), space_leaves(self.observation_space))

@@ -13,6 +13,7 @@ position is the number of pushes of its shortest solution.
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import re
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ import numpy as np
 
 from packtrain.envs import options
 from packtrain.errors import EnvSetupError
+from packtrain.files import read_bounded
 
 SYMBOLS = "# .*$@+"  # wall, floor, goal, box on goal, box, player, player on goal: the order of Sokoban's planes
 FLOOR_ALIASES = str.maketrans("-_", "  ")
@@ -145,7 +147,8 @@ class Level:
 def read_levels(path: str | os.PathLike) -> list[Level]:
     """The levels of an XSB file, in its order. EnvSetupError, naming file and line, if one cannot be played."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
+        data = read_bounded(Path(path))
+        text = io.StringIO(data.decode("utf-8-sig", errors="replace"), newline=None).read()
     except OSError as error:
         raise EnvSetupError(f"cannot read Sokoban levels from {os.fspath(path)!r}: {error.strerror}") from error
     return parse_levels(text, os.fspath(path))

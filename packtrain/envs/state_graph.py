@@ -5,7 +5,7 @@ It is the truth that exploration is measured against (`metrics.exploration`) and
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +13,7 @@ import numpy as np
 
 from packtrain import trees
 from packtrain.envs import options
+from packtrain.envs.deadline import START_SECS, within
 from packtrain.envs.functional import Core
 from packtrain.errors import EnvSetupError
 from packtrain.planning.model import CoreModel, digest
@@ -43,12 +44,13 @@ class StateGraph:
     def __init__(self, core: Core, most: int = 1_000_000):
         most = options.whole_number("StateGraph", "most", most, least=1)
         self.core = core
-        self._name = f"StateGraph({type(core).__name__})"
+        self._name = f"StateGraph({type(getattr(core, 'unwrapped', core)).__name__})"
         if getattr(core, "stochastic", False):
             raise EnvSetupError(f"{self._name}: the world is stochastic, and only a deterministic one has a graph")
         if not isinstance(core.action_space, gym.spaces.Discrete):
             raise EnvSetupError(f"{self._name}: actions must be Discrete, not {type(core.action_space).__name__}")
-        start = core.initial(STARTS, np.random.default_rng(0))
+        draw = partial(core.initial, STARTS, np.random.default_rng(0))
+        start = within(START_SECS, draw, f"{self._name}: episodes did not start")
         if len(np.unique(digest(start))) > 1:
             raise EnvSetupError(f"{self._name}: episodes start in different states, and the graph needs one start")
         self._explore(trees.map(lambda leaf: leaf[:1], start), most)
@@ -110,7 +112,10 @@ class StateGraph:
             if not len(live):
                 break
             sources = trees.map(lambda leaf, live=live: leaf[live].repeat(width, axis=0), level)  # [n · A, ...]
-            level, _, stopped, extras = self.core.step(sources, np.tile(actions, len(live)), rng)
+            step = partial(self.core.step, sources, np.tile(actions, len(live)), rng)
+            level, _, stopped, extras = within(
+                START_SECS, step, f"{self._name}: a step from level {len(levels)} did not end"
+            )
             keys = model.keys(level)
             found, places = table.enter(keys)
             new = np.flatnonzero(found == ~np.arange(len(keys)))

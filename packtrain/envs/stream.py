@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -94,6 +95,16 @@ class Stream:
         return np.asarray(self._row.first)
 
     @property
+    def lengths(self) -> np.ndarray:
+        """[B] int64, the steps so far of the episodes under way."""
+        return self._lengths
+
+    def unfinished(self, column: int) -> Episode:
+        """Return the episode under way in a column as it is so far; nobody knows whether it will be solved."""
+        returns = {channel: float(value[column]) for channel, value in self._returns.items()}
+        return Episode(returns, int(self._lengths[column]), math.nan, column)
+
+    @property
     def sent(self) -> Tree:
         """The latest actions, as the policy gave them."""
         return self._sent
@@ -126,6 +137,7 @@ class Stream:
         """Go back to a snapshot."""
         self.columns.restore(snapshot["columns"])
         self._row = Row(**trees.map(np.copy, snapshot["row"]))
+        self.acted = ~self.first  # columns that wait are only saved before their first row
         self._returns = {name: np.array(value) for name, value in snapshot["returns"].items()}
         self._life_returns = np.array(snapshot["life_returns"])
         self._lengths = np.array(snapshot["lengths"])

@@ -33,8 +33,10 @@ and the goal to be within reach.
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +47,7 @@ import numpy as np
 
 from packtrain.envs import options
 from packtrain.errors import EnvSetupError
+from packtrain.files import read_text
 from packtrain.trees import Tree
 
 NORTH, EAST, SOUTH, WEST = range(4)
@@ -53,6 +56,7 @@ DIRECTIONS = ("north", "east", "south", "west")
 WALL, FLOOR, START, KEY, TRAP, DOOR = "#.@K^D"
 LETTERS = WALL + FLOOR + START + KEY + TRAP + DOOR
 MOST_CELLS = 127  # along a side of a room: columns and rows are int8
+RENAMED = {"full_mr_map": "pyramid_24"}  # old names of maps, for configurations of version 0.1
 MOST_ITEMS = 32  # keys, and doors: a bit each in a uint32
 
 PIXELS_PER_CELL = 16
@@ -134,8 +138,22 @@ def map_names() -> list[str]:
     return sorted(entry.name.removesuffix(".txt") for entry in folder.iterdir() if entry.name.endswith(".txt"))
 
 
+@functools.cache  # one line a process
+def _renamed(name: str) -> str:
+    """Return the new name of a map, and print a line that says so."""
+    new = RENAMED[name]
+    print(
+        f"ToyMR.map = {name!r} is called {new!r} now: its rooms are not those of the published map of the old name",
+        file=sys.stderr,
+        flush=True,
+    )
+    return new
+
+
 def load_map(name: str) -> Map:
     """The map of this name, or in this file if the name ends in ".txt"; EnvSetupError if it cannot be used."""
+    if isinstance(name, str) and name in RENAMED:
+        name = _renamed(name)
     if not isinstance(name, str) or not (name.endswith(".txt") or name in map_names()):
         known = ", ".join(map_names())
         raise EnvSetupError(f"ToyMR(map={name!r}): no such map; give the path of a .txt file or one of {known}")
@@ -143,7 +161,7 @@ def load_map(name: str) -> Map:
         resource = importlib.resources.files("packtrain.envs") / "maps" / f"{name}.txt"
         return parse_map(resource.read_text(encoding="utf-8"), name)
     try:
-        text = Path(name).read_text(encoding="utf-8")
+        text = read_text(Path(name))
     except (OSError, UnicodeDecodeError) as error:
         raise EnvSetupError(f"ToyMR(map={name!r}): the file cannot be read ({error})") from error
     return parse_map(text, name)
@@ -297,7 +315,7 @@ class ToyMR:
 
     def __init__(
         self,
-        map: str = "full_mr_map",
+        map: str = "pyramid_24",
         max_lives: int = 1,
         absolute_coordinates: bool = False,
         doors_keys_scale: float = 1.0,

@@ -240,13 +240,17 @@ def td_errors(q: Tensor, a_tm1: Tensor, targets: Tensor, weight_t: Tensor) -> Te
     return (targets.detach() - action_value(q[: len(targets)], a_tm1)).masked_fill(weight_t == 0, 0.0)
 
 
-def sequence_losses(td_error: Tensor, weight_t: Tensor, huber: float | None = None) -> Tensor:
-    """The loss of each sequence: the mean of ½ δ² over its valid steps, 0 if it has none.
+def sequence_losses(td_error: Tensor, weight_t: Tensor, huber: float | None = None, reduction: str = "mean") -> Tensor:
+    """The loss of each sequence: the sum or the mean of ½ δ² over its valid steps, 0 if it has none.
+
+    "sum" is that of SEED's and Acme's R2D2: the gradient grows with the length of a sequence, and Adam's ε and the norm
+    at which gradients are clipped are tied to it.
 
     Args:
       td_error: [T, B] 0 on filler rows, as `td_errors` leaves them.
       weight_t: [T, B] 0 for filler and padding rows, else 1.
       huber: from which |δ| on the loss is linear; None: nowhere. 1 is DQN's clipped error.
+      reduction: over the steps of a sequence, "sum" or "mean".
 
     Returns:
       [B], to be weighted by importance and averaged.
@@ -254,7 +258,12 @@ def sequence_losses(td_error: Tensor, weight_t: Tensor, huber: float | None = No
     assert_equal_shapes(2, td_error=td_error, weight_t=weight_t)
     none = torch.zeros_like(td_error)
     loss = 0.5 * td_error.square() if huber is None else huber_loss(td_error, none, reduction="none", delta=huber)
-    return (loss.masked_fill(weight_t == 0, 0.0) * weight_t).sum(0) / weight_t.sum(0).clamp(min=1)
+    total = (loss.masked_fill(weight_t == 0, 0.0) * weight_t).sum(0)
+    if reduction == "sum":
+        return total
+    if reduction == "mean":
+        return total / weight_t.sum(0).clamp(min=1)
+    raise ValueError(f"reduction is {reduction!r}, expected sum or mean")
 
 
 def _check(q_online: Tensor, q_target: Tensor, r_t: Tensor, discount_t: Tensor, continue_t: Tensor, weight_t: Tensor):

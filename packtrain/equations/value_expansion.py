@@ -12,6 +12,9 @@ with c_t = Π_{u≤t} (1 − δ_u), c_{−1} = 1, ρ_0 = r_0 and T[i, j] = 0 for
 (s, a), T[0, j] uses j steps of the model; a start i > 0 gives targets of the imagined pair (x_{i−1}, a_{i−1}), for the
 TD-k trick. Every method is a weighting of depths, y[i] = Σ_j w[i, j] mean T[i, j].
 
+A candidate that is not finite has weight 0: means and variances are over the finite candidates of a depth, a depth
+without any has weight 0, and where all depths of a mixture have none, `with_fallback` takes T[i, i].
+
 Letters beside those of `types`: M transition, L reward, N critic members, S starts, D = H + 1 depths; "..." is any
 batch.
 No gradient flows through a target: an expansion is detached, and with it all that is made of it.
@@ -40,6 +43,8 @@ class Targets(NamedTuple):
     target: Tensor  # [S, ...] y[i]; row 0 is for the real (s, a), row i for the imagined (x_{i−1}, a_{i−1})
     weight: Tensor  # [S, D, ...] w[i, j], sums to 1 over depths; 0 where depth < start
     reach: Tensor  # [S, ...] weights of the rows in the loss of the TD-k trick
+    nonfinite: Tensor | None = None  # [...] candidates of the real step that are not finite; None: not counted
+    fallback: Tensor | None = None  # [S, ...] whether the target is T[i, i] because no other is finite; None likewise
 
 
 @torch.no_grad()
@@ -56,7 +61,8 @@ def expanded_returns(
     """The candidate returns of every start and depth.
 
     c_t / c_{i−1} is computed as the product of 1 − δ_u from i to t: nothing is divided by a probability that may be 0.
-    Past a certain end a start is judged as if it had been reached; its reach is 0.
+    Past a certain end a start is judged as if it had been reached; its reach is 0. A reward
+    or value behind a certain end counts 0 even if it is not finite. Reach is a mean over members whose c is finite.
 
     Args:
       r_0: [...] ρ_0, the real reward.
@@ -85,11 +91,14 @@ def expanded_returns(
     keep = 1 - termination
     # γ^(j−i+1) c_j / c_{i−1} from start i on, 1 before it: [S, D, ..., M]
     through = torch.where(later, discount * keep, 1.0).cumprod(1)
+    through[0] = torch.where(keep[0] == 0, 0.0, through[0])  # a real end, after which a δ may be NaN
     upto = torch.cat([torch.ones_like(through[:, :1]), through[:, :-1]], 1)  # γ^(t−i) c_{t−1} / c_{i−1}
     first = r_0[..., None, None].expand(1, *reward.shape[1:])
-    rewards = (later * upto).unsqueeze(-1) * torch.cat([first, reward])  # [S, D, ..., M, L]
-    reach = torch.cat([torch.ones_like(keep[:1]), keep[: starts - 1].cumprod(0)]).mean(-1)
-    return Expansion(reward_scale * rewards.cumsum(1), (later * through).unsqueeze(-1) * value, reach)
+    rewards = _counted(later * upto, torch.cat([first, reward]))  # [S, D, ..., M, L]
+    reached = torch.cat([torch.ones_like(keep[:1]), keep[: starts - 1].cumprod(0)])
+    known = reached.isfinite()
+    reach = _sum(reached, known) / known.sum(-1, dtype=reached.dtype).clamp(min=1)
+    return Expansion(reward_scale * rewards.cumsum(1), _counted(later * through, value), reach)
 
 
 def every_return(expansion: Expansion) -> Tensor:
@@ -98,39 +107,49 @@ def every_return(expansion: Expansion) -> Tensor:
 
 
 def return_mean(expansion: Expansion) -> Tensor:
-    """The mean over all M·L·N candidates, [S, D, ...]; reward and critic members are averaged apart."""
-    return (expansion.rewards.mean(-1) + expansion.values.mean(-1)).mean(-1)
+    """The mean over the finite ones of M·L·N candidates, [S, D, ...]; NaN where there are none.
+
+    Reward and critic members are averaged apart.
+    """
+    finite = _finite(expansion)
+    return _over_members(_member_mean(expansion, finite), finite)
 
 
 def return_variance(expansion: Expansion) -> Tensor:
-    """The population variance over all M·L·N candidates, [S, D, ...]; exactly 0 where none differ.
+    """The population variance over the finite ones of M·L·N candidates, [S, D, ...]; exactly 0 where none differ.
 
     Given m, a candidate is a sum of a part of l and a part of q, and each l meets each q, so that their covariance is
     exactly 0; with the law of total variance
 
         v = mean_m (var_l rewards + var_q values) + var_m (mean_l rewards + mean_q values)
 
-    which looks at M (L + N) numbers instead of M·L·N.
+    which looks at M (L + N) numbers instead of M·L·N. Means over m are weighted by m's share of finite candidates. NaN
+    where there are none.
     """
-    given_member = _variance(expansion.rewards) + _variance(expansion.values)
-    member_mean = expansion.rewards.mean(-1) + expansion.values.mean(-1)
-    return given_member.mean(-1) + _variance(member_mean)
+    finite = _finite(expansion)
+    return _spread(expansion, finite, _member_mean(expansion, finite))
 
 
 def return_scatter(expansion: Expansion) -> Tensor:
-    """Σ (T − mean)(T − mean)ᵀ between depths, over all M·L·N candidates, [S, ..., D, D]; a sum, not a mean.
+    """Σ (T − mean)(T − mean)ᵀ between depths, [S, ..., D, D]; a sum, not a mean.
 
-    By the same decomposition as `return_variance`, M (L + N + 1) columns have the same scatter as all candidates.
+    It is over those of M·L·N candidates that are finite at every depth. By the same decomposition as `return_variance`,
+    M (L + N + 1) columns have the same scatter as all candidates.
     """
-    rewards, values = expansion.rewards, expansion.values
-    judges, critics = rewards.shape[-1], values.shape[-1]
-    member_mean = rewards.mean(-1, keepdim=True) + values.mean(-1, keepdim=True)  # [S, D, ..., M, 1]
+    rewards, values, _ = whole = _whole(expansion)
+    finite = _finite(whole)
+    judges, critics = finite.judges.unsqueeze(-1), finite.critics.unsqueeze(-1)  # [S, D, ..., M, 1]
+    member_mean = _member_mean(whole, finite)
+    apart = member_mean - _over_members(member_mean, finite).unsqueeze(-1)
     parts = [
-        math.sqrt(critics) * (rewards - rewards.mean(-1, keepdim=True)),
-        math.sqrt(judges) * (values - values.mean(-1, keepdim=True)),
-        math.sqrt(judges * critics) * (member_mean - member_mean.mean(-2, keepdim=True)),
+        critics.sqrt() * (rewards - _sum(rewards, finite.rewards).unsqueeze(-1) / judges),
+        judges.sqrt() * (values - _sum(values, finite.values).unsqueeze(-1) / critics),
+        (judges * critics).sqrt() * apart.unsqueeze(-1),
     ]
-    columns = torch.cat(parts, -1).flatten(-2).movedim(1, -2)  # [S, D, ..., M, L+N+1] → [S, ..., D, M*(L+N+1)]
+    any_candidate = judges * critics > 0
+    used = (finite.rewards & any_candidate, finite.values & any_candidate, any_candidate)
+    columns = torch.cat([torch.where(which, part, 0.0) for which, part in zip(used, parts, strict=True)], -1)
+    columns = columns.flatten(-2).movedim(1, -2)  # [S, D, ..., M, L+N+1] → [S, ..., D, M*(L+N+1)]
     return columns @ columns.mT
 
 
@@ -219,12 +238,14 @@ def steve_targets(expansion: Expansion, *, epsilon: float = 1e-8) -> Targets:
 
         w[i, j] ∝ 1 / (v[i, j] + ε)   for j ≥ i, v the population variance
 
-    Where no candidates differ, as after a real end, the weights are uniform. With H = 0 it is TD with an ensemble.
+    Where no candidates differ, as after a real end, the weights are uniform. With H = 0 it is TD with an ensemble. A
+    depth whose variance overflows has weight 0.
     """
     assert epsilon > 0, f"epsilon = {epsilon}"
-    mean = return_mean(expansion)
-    later = _later(len(mean), mean[0])
-    doubt = (return_variance(expansion) + epsilon).masked_fill(~later, math.inf)
+    finite = _finite(expansion)
+    member_mean = _member_mean(expansion, finite)
+    mean, variance = _over_members(member_mean, finite), _spread(expansion, finite, member_mean)
+    doubt = torch.where(_later(len(mean), mean[0]) & (variance < math.inf), variance + epsilon, math.inf)
     weight = doubt.amin(1, keepdim=True) / doubt  # at most 1, whatever ε: a bare reciprocal could overflow
     return _mixture(mean, weight / weight.sum(1, keepdim=True), expansion)
 
@@ -234,9 +255,11 @@ def steve_cov_targets(expansion: Expansion, *, ridge: float = 1e-3) -> Targets:
 
         w[i] ∝ (Σ (T − mean)(T − mean)ᵀ + ridge · I)⁻¹ 1   over depths j ≥ i
 
-    Weights may be negative. Solved in float64: the ridge may be a millionth of what it is added to.
+    Weights may be negative. Solved in float64: the ridge may be a millionth of what it is added to. Only candidates
+    that are finite at every depth count.
     """
     assert ridge > 0, f"ridge = {ridge}"
+    expansion = _whole(expansion)
     mean = return_mean(expansion)
     exact = expansion._replace(rewards=expansion.rewards.double(), values=expansion.values.double())
     scatter = return_scatter(exact) + ridge * torch.eye(mean.shape[1], dtype=torch.float64, device=mean.device)
@@ -246,6 +269,31 @@ def steve_cov_targets(expansion: Expansion, *, ridge: float = 1e-3) -> Targets:
     solution = torch.cholesky_solve(ones.expand(*scatter.shape[:-1], 1), root).squeeze(-1)  # [S, ..., D]
     weight = (solution / solution.sum(-1, keepdim=True)).movedim(-1, 1).to(mean.dtype)
     return _mixture(mean, weight, expansion)
+
+
+@torch.no_grad()
+def with_fallback(targets: Targets, expansion: Expansion) -> Targets:
+    """Replace each target that is not finite by the plain one, T[i, i], and count what was not finite.
+
+    The target of a real step stays as it is where T[0, 0] is not finite either: the critics have diverged. An imagined
+    step without a finite target has reach 0.
+    """
+    starts = len(targets.target)
+    own = [torch.stack([part[i, i : i + 1] for i in range(starts)]) for part in expansion[:2]]  # [S, 1, ...] of T[i, i]
+    plain = return_mean(Expansion(own[0], own[1], expansion.reach)).squeeze(1)
+    lost = ~targets.target.isfinite()
+    depth = torch.arange(targets.weight.shape[1], device=lost.device)
+    alone = (depth == depth[:starts, None]).reshape(starts, len(depth), *[1] * (lost.ndim - 1))
+    target = torch.where(lost, plain, targets.target)
+    weight = torch.where(lost.unsqueeze(1), alone.to(targets.weight.dtype), targets.weight)
+    real = torch.zeros_like(lost)
+    real[0] = True
+    known = target.isfinite() | real
+    judges, critics = expansion.rewards.shape[-1], expansion.values.shape[-1]
+    finite = _finite(Expansion(*(part[:1] for part in expansion)))
+    missing = judges * critics * (1 - finite.share[0]).sum((0, -1))
+    target, reach = (torch.where(known, part, 0.0) for part in (target, targets.reach))
+    return Targets(target, weight, reach, missing, lost & plain.isfinite())
 
 
 def model_use(targets: Targets) -> Tensor:
@@ -259,14 +307,82 @@ def _later(starts: int, like: Tensor) -> Tensor:
     return (depth >= depth[:starts, None]).reshape(starts, len(like), *[1] * (like.ndim - 1))
 
 
-def _variance(values: Tensor) -> Tensor:
-    """The population variance over the last dimension; of equal numbers 0, even if their mean is rounded.
+def _counted(weight: Tensor, numbers: Tensor) -> Tensor:
+    """[..., M] · [..., M, K]; 0 where the weight is 0, whatever the number is."""
+    weight = weight.unsqueeze(-1)
+    return torch.where(weight == 0, 0.0, weight * numbers)
 
-    On dimensions as short as an ensemble this is several times faster than `Tensor.var`.
+
+class _Finite(NamedTuple):
+    """Which parts of candidates are finite; a candidate is if both of its parts are."""
+
+    rewards: Tensor  # bool [S, D, ..., M, L]
+    values: Tensor  # bool [S, D, ..., M, N]
+    judges: Tensor  # [S, D, ..., M] how many of the first are, for each m
+    critics: Tensor  # [S, D, ..., M] how many of the second
+    share: Tensor  # [S, D, ..., M] the share of each m's L·N candidates that are
+
+
+def _finite(expansion: Expansion) -> _Finite:
+    rewards, values = (part.abs() < math.inf for part in expansion[:2])  # faster than isfinite
+    judges, critics = (part.sum(-1, dtype=expansion.rewards.dtype) for part in (rewards, values))
+    share = (judges / rewards.shape[-1]) * (critics / values.shape[-1])
+    return _Finite(rewards, values, judges, critics, share)
+
+
+def _whole(expansion: Expansion) -> Expansion:
+    """The same with NaN at all depths where a part of a candidate is not finite at one of them."""
+    rewards, values = (torch.where(part.isfinite().all(1, keepdim=True), part, math.nan) for part in expansion[:2])
+    return Expansion(rewards, values, expansion.reach)
+
+
+def _member_mean(expansion: Expansion, finite: _Finite) -> Tensor:
+    """The mean of each m's finite candidates, [S, D, ..., M]; NaN where m has none."""
+    rewards = _sum(expansion.rewards, finite.rewards) / finite.judges
+    return rewards + _sum(expansion.values, finite.values) / finite.critics
+
+
+def _over_members(numbers: Tensor, finite: _Finite) -> Tensor:
+    """The mean over m, weighted by m's share of finite candidates: [S, D, ...]; NaN where none has any."""
+    return _sum(finite.share * numbers, finite.share > 0) / finite.share.sum(-1)
+
+
+def _spread(expansion: Expansion, finite: _Finite, member_mean: Tensor) -> Tensor:
+    """The variance of the finite candidates, [S, D, ...]."""
+    rewards = _variance(expansion.rewards, finite.rewards, finite.judges)
+    given_member = rewards + _variance(expansion.values, finite.values, finite.critics)
+    apart = member_mean - _first(member_mean, finite.share > 0)
+    between = (apart - _over_members(apart, finite).unsqueeze(-1)).square()
+    return _over_members(given_member, finite) + _over_members(between, finite)
+
+
+def _variance(values: Tensor, counts: Tensor, count: Tensor) -> Tensor:
+    """The population variance over the last dimension of those that count; NaN where none do.
+
+    Of equal numbers it is 0, even if their mean is rounded. On dimensions as short as an ensemble this is several times
+    faster than `Tensor.var`.
     """
-    apart = values - values[..., :1]
-    return (apart - apart.mean(-1, keepdim=True)).square().mean(-1)
+    apart = values - _first(values, counts)
+    mean = _sum(apart, counts) / count
+    return _sum((apart - mean.unsqueeze(-1)).square(), counts) / count
+
+
+def _sum(values: Tensor, counts: Tensor) -> Tensor:
+    """The sum over the last dimension of those that count; the others may be anything."""
+    return torch.where(counts, values, 0.0).sum(-1)
+
+
+def _first(values: Tensor, counts: Tensor) -> Tensor:
+    """The first of the last dimension that counts, [..., 1]; the last where none does."""
+    found = values[..., -1:]
+    for place in reversed(range(values.shape[-1] - 1)):
+        found = torch.where(counts[..., place : place + 1], values[..., place : place + 1], found)
+    return found
 
 
 def _mixture(mean: Tensor, weight: Tensor, expansion: Expansion) -> Targets:
-    return Targets((weight * mean).sum(1), weight, expansion.reach)
+    """Depths weighted; those whose mean is not finite get 0, and the others what is left. NaN where all of it is 0."""
+    usable = mean.isfinite()
+    left = torch.where(usable, weight, 0.0)
+    weight = torch.where(usable.all(1, keepdim=True), weight, left / left.sum(1, keepdim=True))
+    return Targets((weight * torch.where(usable, mean, 0.0)).sum(1), weight, expansion.reach)

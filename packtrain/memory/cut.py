@@ -22,6 +22,7 @@ class GroupSink:
 
     def __init__(self, memory: SequenceMemory, begin: int, end: int):
         self._memory, self._group = memory, slice(begin, end)
+        self.columns = end - begin
         self.rows = 0  # ever written
         self._episode = np.full(end - begin, -1)  # the row in which it began; −1: not known, nothing is kept
         self._next = np.zeros(end - begin, np.int64)  # where the next sequence begins
@@ -101,7 +102,8 @@ class GroupSink:
         first = -(-oldest // size)  # the first segment of which every row is still there
         described = []
         for number in range(first, whole):
-            segments.write(number * groups + mine, self._rows(number * size, (number + 1) * size))
+            rows = lambda k=number: self._rows(k * size, (k + 1) * size)  # noqa: E731
+            segments.write(number * groups + mine, rows)
             described += segments.described(number * groups + mine, number * groups + mine + 1)
         if first >= whole:  # no whole segment: everything is in the checkpoint
             head, tail = (oldest, oldest), (oldest, self.rows)
@@ -121,17 +123,42 @@ class GroupSink:
         memory = self._memory
         self.rows, self._waiting = int(snapshot["rows"]), []
         self._episode, self._next = snapshot["episode"].copy(), snapshot["next"].copy()
-        number = max(0, self.rows - memory.length)
-        for part in (snapshot["head"], *snapshot["segments"], snapshot["tail"]):
-            rows = memory.segments.read(part) if "sha256" in part else part  # one at a time: together they are large
-            if not rows or not len(rows["first"]):
-                continue
-            if not len(memory.rings):
-                memory.rings.allocate({name: leaf[0] for name, leaf in rows.items()})
-            places = np.arange(number, number + len(rows["first"])) % memory.length
-            for name, leaf in rows.items():
-                memory.rings.put(name, self._group, places, leaf.transpose(0, 1))
-            number += len(rows["first"])
+        self._store(max(0, self.rows - memory.length), snapshot["head"])
+        groups, mine = len(memory.sinks), memory.sinks.index(self)
+        apart = sum(len(snapshot[part]["first"]) for part in ("head", "tail") if snapshot[part])
+        size = (min(self.rows, memory.length) - apart) // max(1, len(snapshot["segments"]))  # rows of a segment
+        for description in snapshot["segments"]:
+            begin = (description["number"] - mine) // groups * size
+            rows = memory.segments.read(description, size)  # one at a time: together they are large
+            if rows is None:
+                memory.note_lost(self, begin, begin + size, anew="lost" not in description)
+            else:
+                self._store(begin, rows)
+        self._store(self.rows - len(snapshot["tail"]["first"]) if snapshot["tail"] else 0, snapshot["tail"])
+
+    def _store(self, number: int, rows: dict[str, Tensor]) -> None:
+        """Put rows [rows, group, ...] where those from this number on belong."""
+        memory = self._memory
+        if not rows or not len(rows["first"]):
+            return
+        if not len(memory.rings):
+            memory.rings.allocate({name: leaf[0] for name, leaf in rows.items()})
+        places = np.arange(number, number + len(rows["first"])) % memory.length
+        for name, leaf in rows.items():
+            memory.rings.put(name, self._group, places, leaf.transpose(0, 1))
+
+    def lose(self, first: int, end: int) -> int:
+        """Rows `first` to `end` − 1 are lost: forget sequences that need one of them; returns how many there were.
+
+        An episode under way of which a sequence still to come would need one is forgotten until its end.
+        """
+        columns, sizes = np.arange(self._group.start, self._group.stop), self._memory.sizes
+        gone = self._memory.notes.lose(columns, first, end)
+        # The last sequence of an episode may begin up to a stride before the next one that is due.
+        earliest = np.where(self._next > self._episode, self._next - sizes.stride + 1, self._episode)
+        earliest = np.maximum(earliest - self._memory.context, self._episode)
+        self._episode[(self._episode >= 0) & (earliest < end)] = -1
+        return gone
 
     def _rows(self, first: int, end: int) -> dict[str, Tensor]:
         """Rows by their numbers, which are still there, [rows, group, ...] on the host."""

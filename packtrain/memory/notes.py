@@ -47,14 +47,14 @@ class Notes:
         self.carries: list[Tensor] = []  # [room, ...], leaf by leaf
         self._recent: list[Tensor] = []  # [rows, columns, ...] the carries before the latest rows
         self._errors = np.zeros((sizes.rows, columns), np.float32)  # "given" with the latest rows
-        self._largest = torch.ones((), dtype=torch.float64, device=device)  # error
+        self._largest = torch.ones((), dtype=torch.float64, device=device)  # error, which may decay
         self.unused = 0  # slots from here on have never been used
         self._freed: list[int] = []
         self._resting: list[int] = []  # given up since the last regular upload: free after the next
         # The sequences of column c are those with numbers gone[c] … made[c] − 1, in turn in two rings.
         self._made, self._gone = np.zeros(columns, np.int64), np.zeros(columns, np.int64)
         self._queue = np.zeros((2, columns, self._length), np.int64)  # slot, and the oldest row it needs
-        self._new: list[tuple[np.ndarray, np.ndarray]] = []  # [M, 1 + 4] slot and item, [M] error; not on the device
+        self._new: list[tuple[np.ndarray, np.ndarray]] = []  # [M, 1 + 4] slot and item, [2, M] see `_given`
         self._leaving: list[np.ndarray] = []  # slots that are given up; not on the device
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class Notes:
     @property
     def on_device(self) -> int:
         """Sequences that a draw knows of: what is new, and what is given up, waits for an upload."""
-        return len(self) - sum(len(errors) for _, errors in self._new) + sum(map(len, self._leaving))
+        return len(self) - sum(len(items) for items, _ in self._new) + sum(map(len, self._leaving))
 
     # -- the learner's side
 
@@ -84,7 +84,8 @@ class Notes:
         self.tree.set(slots, item_priority(errors, self._sizes.priority_exponent))
         counts = (slots >= 0) & errors.isfinite()
         # In place: what another stream may still read must not move.
-        self._largest.copy_(torch.maximum(self._largest, torch.where(counts, errors, 0.0).amax()))
+        before = self._largest * self._sizes.largest_decay
+        self._largest.copy_(torch.maximum(before, torch.where(counts, errors, 0.0).amax()))
 
     # -- the actor's side
 
@@ -125,19 +126,22 @@ class Notes:
         self._new.append((items, self._given(columns, start, steps)))
 
     def _given(self, columns: np.ndarray, start: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """The errors [M] of new sequences as the actor sees them; −1 if it has said nothing.
+        """The errors of new sequences as the actor computed them, and their chances to be drawn, [2, M].
 
-        extras["priority"] of row t + n is |δ_t|: only then the return is known.
+        −1 where no step of a sequence has an error. extras["priority"] of row t + n is |δ_t|: only then the return is
+        known. Chances are computed here and not in `upload`: the last bit of a power depends on what is computed with
+        it, and what waits for an upload is not always the same.
         """
         if self._sizes.new_priority == "largest":
-            return np.full(len(columns), -1.0)
+            return np.full((2, len(columns)), -1.0)
         behind = max(self._sizes.n_step, 1) + np.arange(self._sizes.sequence_length)[:, None]  # [T, 1] rows from start
         errors = torch.from_numpy(self._errors[(start + behind) % len(self._errors), columns])
         valid = torch.from_numpy((behind <= steps).astype(np.float32))
-        found = sequence_priority(errors, valid).numpy().astype(np.float64)
-        if not np.isfinite(found).all():
+        found = sequence_priority(errors, valid, self._sizes.eta).double()
+        if not bool(found.isfinite().all()):
             raise DivergedError("the actor gives priorities that are not finite")
-        return np.where(valid.any(0), found, -1.0)
+        chances = item_priority(found, self._sizes.priority_exponent)
+        return np.where(valid.any(0), torch.stack([found, chances]), -1.0)
 
     def _take_slots(self, count: int) -> np.ndarray:
         again = min(count, len(self._freed))
@@ -166,18 +170,33 @@ class Notes:
                 self._leaving.append(self._queue[0, columns, turn[lost]])
                 self._gone[columns] += 1
 
+    def lose(self, columns: np.ndarray, first: int, end: int) -> int:
+        """Sequences of these columns that need one of rows `first` to `end` − 1 are gone; how many there were."""
+        items, before = self.items.cpu().numpy(), len(self)
+        for column in columns:
+            turns = np.arange(self._gone[column], self._made[column]) % self._length
+            slots, oldest = self._queue[:, column, turns]
+            _, start, _, steps = items[slots].T
+            lost = (oldest < end) & (start + steps >= first)  # the row after the last step is needed too
+            if lost.any():
+                self._leaving.append(slots[lost])
+                self._gone[column] += int(lost.sum())
+                turns = np.arange(self._gone[column], self._made[column]) % self._length
+                self._queue[:, column, turns] = slots[~lost], oldest[~lost]
+        return before - len(self)
+
     def upload(self) -> None:
         """Bring what waits to the device. When that happens changes nothing of what is drawn."""
         if self._new:
             items = sent(np.concatenate([item for item, _ in self._new]), self._device)
-            errors = sent(np.concatenate([error for _, error in self._new]), self._device)
+            errors, chances = sent(np.concatenate([given for _, given in self._new], axis=1), self._device)
             slots = items[:, 0].contiguous()
             self.items[slots] = items[:, 1:]
             self.keys.take(slots)
-            largest = torch.maximum(errors.cummax(0).values, self._largest)
-            chance = item_priority(torch.where(errors < 0, largest, errors), self._sizes.priority_exponent)
-            self.tree.set(slots, chance)
-            self._largest.copy_(largest[-1])
+            before = item_priority(self._largest, self._sizes.priority_exponent)
+            largest = torch.maximum(chances.cummax(0).values, before)
+            self.tree.set(slots, torch.where(chances < 0, largest, chances))
+            self._largest.copy_(torch.maximum(errors.amax(), self._largest))
             self._new.clear()
         if self._leaving:
             leaving = np.concatenate(self._leaving)

@@ -3,6 +3,8 @@
 Transitions lie as rows of one block on the device that learns, numbers as float32. What actors add is kept on the host
 and goes up in one copy when somebody samples, without waiting for updates under way. Indices are drawn on the host, so
 that a resumed run draws the same ones, and many batches of them can be drawn at once.
+
+Rows whose segment is lost (segments.py) leave a hole in the ring until they are overwritten: they are never drawn.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from packtrain import trees
 from packtrain.config import configurable
-from packtrain.errors import ConfigError
+from packtrain.errors import CheckpointError, ConfigError
 from packtrain.interfaces import Memory
 from packtrain.memory.n_step import Joiner
 from packtrain.memory.packed import Layout
@@ -79,6 +81,8 @@ class ReplayMemory(Memory):
         self.count = 0  # transitions ever added, those that wait included
         self._waiting: collections.deque[dict[str, np.ndarray]] = collections.deque()  # not on the device yet
         self._stored = 0  # transitions on the device, ever
+        self._holes: list[tuple[int, int]] = []  # [first, end) of rows that are lost, by number since the beginning
+        self.lost = 0  # transitions that were lost with their segments, ever
         self._rng = np.random.default_rng(0)
         self._segments: Segments | NoSegments = NoSegments()
         self.dropped = 0
@@ -97,9 +101,13 @@ class ReplayMemory(Memory):
         """Every field by its name, [room, ...] on the device."""
         return {} if self._layout is None else self._layout.views(self._block)
 
+    def move(self, folder: Path) -> None:
+        """Keep segments in another folder from now on."""
+        self._segments.move(folder)
+
     def __len__(self) -> int:
         """Transitions that can be drawn."""
-        return min(self.count, self._sizes.capacity)
+        return min(self.count, self._sizes.capacity) - sum(end - first for first, end in self._hole_places(self.count))
 
     # -- the learner's side
 
@@ -114,12 +122,35 @@ class ReplayMemory(Memory):
         """
         self._upload()
         rows, size = min(self._stored, self._sizes.capacity), size or self._sizes.batch_size
-        if holdout and rows >= _TENTH:
-            drawn = self._rng.integers(rows - rows // _TENTH, size=(batches, size))
+        spared = holdout and rows >= _TENTH
+        # Numbers are drawn of the places that may be: without every tenth, if those are spared, and without holes.
+        number = (lambda place: place - place // _TENTH) if spared else (lambda place: place)
+        holes = [(number(first), number(end)) for first, end in self._hole_places(self._stored)]
+        free = number(rows) - sum(end - first for first, end in holes)
+        drawn = self._rng.integers(free, size=(batches, size))
+        for first, end in holes:  # in the order of their places
+            drawn += (drawn >= first) * (end - first)
+        if spared:
             drawn += drawn // (_TENTH - 1)  # 0 … 8, 10 … 18, …
-        else:
-            drawn = self._rng.integers(rows, size=(batches, size))
         return sent(drawn, self.device)
+
+    def _hole_places(self, stored: int) -> list[tuple[int, int]]:
+        """The places of lost rows [first, end), in order, when so many transitions have been stored."""
+        capacity, places = self._sizes.capacity, []
+        for first, end in self._holes:
+            first = max(first, stored - capacity)  # what lies before is overwritten
+            lap = -(-(first + 1) // capacity) * capacity  # where the ring begins again
+            for begin, until in ((first, min(end, lap)), (lap, end)):
+                if begin < until:
+                    places.append((begin % capacity, (until - 1) % capacity + 1))
+        return sorted(places)
+
+    def _in_holes(self, places: Tensor) -> Tensor:
+        """Which of some places hold lost rows, bool of the same shape."""
+        found = torch.zeros_like(places, dtype=torch.bool)
+        for first, end in self._hole_places(self._stored):
+            found |= (places >= first) & (places < end)
+        return found
 
     def batches(self, count: int, size: int | None = None, holdout: bool = False) -> dict[str, Tensor]:
         """Many batches at once: every field [count, B, ...], and "row", where each transition lies."""
@@ -128,6 +159,15 @@ class ReplayMemory(Memory):
 
     def filled(self) -> dict[str, Tensor]:
         """Every field of all transitions that are there, [N, ...]."""
+        fields = self._ring()
+        if not self._holes or not fields:
+            return fields
+        places = torch.arange(len(fields["reward"]), device=self.device)
+        places = places[~self._in_holes(places)]
+        return {name: leaf[places] for name, leaf in fields.items()}
+
+    def _ring(self) -> dict[str, Tensor]:
+        """Every field by place, [N, ...], holes included."""
         self._upload()
         return {name: leaf[: min(self._stored, self._sizes.capacity)] for name, leaf in self.fields.items()}
 
@@ -137,7 +177,7 @@ class ReplayMemory(Memory):
         Rows of a column come once a turn. Whether one really follows another is seen from where it begins.
         """
         assert self._sizes.n_step == 1, "transitions of several steps do not follow each other"
-        fields = self.filled()
+        fields = self._ring()
         stride, rows = sum(sink.size for sink in self.sinks), len(fields["reward"])
         last = rows - stride * (steps - 1)
         if last <= 0:
@@ -146,13 +186,14 @@ class ReplayMemory(Memory):
         places = places[:, None] + stride * torch.arange(steps, device=self.device)  # [N, steps]
         found = self._at(places)
         follows = (found["after"][:, :-1] == found["obs"][:, 1:]).flatten(1).all(1)
-        whole = follows & ~found["terminated"].bool().any(1)
+        whole = follows & ~found["terminated"].bool().any(1) & ~self._in_holes(places).any(1)
         return {name: leaf[whole] for name, leaf in found.items()}
 
     def held_out(self, most: int) -> dict[str, Tensor]:
         """Transitions that `holdout` leaves alone, spread over all that are there; [N, ...] with N at most `most`."""
-        fields = self.filled()
+        fields = self._ring()
         places = torch.arange(_TENTH - 1, len(fields["reward"]), _TENTH, device=self.device)
+        places = places[~self._in_holes(places)]
         places = places[:: max(1, -(-len(places) // most))]
         return {name: leaf[places] for name, leaf in fields.items()}
 
@@ -218,6 +259,10 @@ class ReplayMemory(Memory):
             return
         self._store({name: np.concatenate([part[name] for part in waiting]) for name in waiting[0]})
 
+    def _store_if_any(self, rows: dict[str, Tensor]) -> None:
+        if rows and len(rows["reward"]):
+            self._store({name: leaf.numpy() for name, leaf in rows.items()})
+
     def _store(self, rows: dict[str, np.ndarray]) -> None:
         if self._layout is None:
             self._layout = Layout(rows)
@@ -252,11 +297,12 @@ class ReplayMemory(Memory):
     def snapshot(self) -> dict[str, Any]:
         """Where the rows are, the rows that are in no segment, and the generator."""
         self._upload()
+        self._holes = [hole for hole in self._holes if hole[1] > self.count - self._sizes.capacity]
         size = self._segments.rows
         oldest, whole = max(0, self.count - self._sizes.capacity), self.count // size
         first = -(-oldest // size)  # the first segment of which every row is still there
         for number in range(first, whole):
-            self._segments.write(number, self._rows(number * size, (number + 1) * size))
+            self._segments.write(number, lambda k=number: self._rows(k * size, (k + 1) * size))  # type: ignore[misc]
         if first >= whole:  # no whole segment: everything is in the checkpoint
             head, tail = (oldest, oldest), (oldest, self.count)
         else:
@@ -270,10 +316,13 @@ class ReplayMemory(Memory):
             "tail": self._rows(*tail) if self._layout else {},
             "structure": {name: trees.map(lambda leaf: leaf[:0], tree) for name, tree in self._structure.items()},
             "sinks": [sink.snapshot() for sink in self.sinks],
+            **({"lost": self.lost, "holes": [list(hole) for hole in self._holes]} if self.lost else {}),
         }
 
     def restore(self, snapshot: dict[str, Any], same_episodes: bool = True) -> None:
-        """Go on from a snapshot; CheckpointError if a segment is missing or damaged.
+        """Go on from a snapshot, without the rows of segments that are missing or damaged.
+
+        CheckpointError if no row is left of those that there were.
 
         Args:
           snapshot: what `snapshot` gave.
@@ -283,11 +332,27 @@ class ReplayMemory(Memory):
         self._waiting, self._structure = collections.deque(), dict(snapshot["structure"])
         self.count = int(snapshot["count"])
         self.steps = int(snapshot.get("steps", self.count))  # none: a run of when every transition was one step
-        parts = [snapshot["head"], *(self._segments.read(each) for each in snapshot["segments"]), snapshot["tail"]]
-        rows = [part for part in parts if part and len(part["reward"])]
-        self._stored = self.count - sum(len(part["reward"]) for part in rows)
-        for part in rows:
-            self._store({name: leaf.numpy() for name, leaf in part.items()})
+        self.lost = int(snapshot.get("lost", 0))
+        self._holes = [(int(first), int(end)) for first, end in snapshot.get("holes", ())]
+        described, kept = snapshot["segments"], min(self.count, self._sizes.capacity)
+        apart = sum(len(snapshot[part]["reward"]) for part in ("head", "tail") if snapshot[part])
+        size = (kept - apart) // max(1, len(described))  # rows of a segment
+        self._stored = self.count - kept
+        self._store_if_any(snapshot["head"])
+        for description in described:
+            rows = self._segments.read(description, size)
+            if rows is not None:
+                self._store_if_any(rows)
+                continue
+            if "lost" not in description:
+                self.lost += size
+                self._holes.append((self._stored, self._stored + size))
+            self._stored += size
+        self._store_if_any(snapshot["tail"])
+        if self.count and not len(self):
+            raise CheckpointError("every step of the replay memory is lost with its segments; --fresh starts anew")
+        if self._layout is not None:
+            self._make_room(min(self._stored, self._sizes.capacity))  # a hole at the end has places too
         self._rng.bit_generator.state = snapshot["rng"]
         for sink, state in zip(self.sinks, snapshot["sinks"], strict=True):
             sink.restore(state if same_episodes else {})

@@ -2,12 +2,17 @@
 
 Rows are numbered since the beginning of a run. Segment k holds rows k · rows to (k + 1) · rows − 1. A checkpoint refers
 to segments by name and SHA-256 and holds the rest itself, so that gigabytes are not copied into each of them.
+
+A segment that is missing or damaged is lost: memories go on without its rows, and so do checkpoints from then on, which
+describe it as {"number", "lost": rows}.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from packtrain.errors import CheckpointError
-from packtrain.files import write_whole
+from packtrain.errors import CheckpointError, warn
+from packtrain.files import sync_folder, write_whole
 
 Rows = dict[str, Tensor]
 SEGMENT_ROWS = 65_536
@@ -35,44 +40,82 @@ class Segments:
         self._folder, self.rows = folder, rows or SEGMENT_ROWS
         self._written: dict[int, dict[str, Any]] = {}  # number → what a checkpoint says of it
 
-    def write(self, number: int, content: Rows) -> None:
-        """Write a segment, unless it is there: rows never change. Each leaf is [rows, ...]."""
+    def move(self, folder: Path) -> None:
+        """Go on in another folder; segments that are not there are written again."""
+        self._folder = folder
+        self._written = {
+            number: said
+            for number, said in self._written.items()
+            if "lost" in said or (folder / said["name"]).is_file()
+        }
+
+    def write(self, number: int, content: Callable[[], Rows]) -> None:
+        """Write a segment, unless it is there or lost: rows never change.
+
+        Args:
+          number: of the segment.
+          content: returns its rows, each leaf [rows, ...]; called only if the segment must be written.
+        """
         if number in self._written:
             return
         name = f"{number:08}.safetensors"
-        data = save({leaf: value.contiguous() for leaf, value in content.items()})
+        data = save({leaf: value.contiguous() for leaf, value in content().items()})
         write_whole(self._folder / name, data)
+        sync_folder(self._folder)
         self._written[number] = {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
     def described(self, first: int, end: int) -> list[dict[str, Any]]:
-        """What a checkpoint says of segments `first` to `end` − 1, which have been written."""
+        """Return the descriptions of segments `first` to `end` − 1 for a checkpoint; each is written or lost."""
         return [{"number": number, **self._written[number]} for number in range(first, end)]
 
-    def read_verified(self, description: dict[str, Any]) -> bytes:
-        """The bytes of a segment as a checkpoint describes it; CheckpointError if it is not there or not whole."""
-        name = description["name"]
-        if "/" in name or name.startswith("."):
-            raise CheckpointError(f"a checkpoint refers to {name!r}, which is not a plain file name")
-        path = self._folder / name
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"{path}, which the checkpoint refers to, cannot be read: {error.strerror}") from None
-        if len(data) != description["bytes"] or hashlib.sha256(data).hexdigest() != description["sha256"]:
-            raise CheckpointError(f"{path} is damaged: it is not what the checkpoint refers to")
-        return data
+    def read(self, description: dict[str, Any], rows: int) -> Rows | None:
+        """A segment as a checkpoint describes it, verified. None, with a warning, if it is lost: missing or damaged.
 
-    def read(self, description: dict[str, Any]) -> Rows:
-        """A segment as a checkpoint describes it, verified; CheckpointError if it is not there or not whole."""
-        data = self.read_verified(description)
+        CheckpointError if it cannot be read for another reason, such as a missing permission.
+
+        Args:
+          description: what `described` gave.
+          rows: how many it must have.
+        """
+        number = description["number"]
+        if "lost" in description:
+            self._written[number] = {"lost": description["lost"]}
+            return None
+        data = self._verified(description)
+        if data is None:
+            self._written[number] = {"lost": rows}
+            return None
         try:
             content = load(data)
         except SafetensorError as error:
             raise CheckpointError(
                 f"{self._folder / description['name']} does not read as a segment: {error}"
             ) from error
-        self._written[description["number"]] = {key: description[key] for key in ("name", "bytes", "sha256")}
+        self._written[number] = {key: description[key] for key in ("name", "bytes", "sha256")}
         return content
+
+    def _verified(self, description: dict[str, Any]) -> bytes | None:
+        name = description["name"]
+        if "/" in name or name.startswith("."):
+            raise CheckpointError(f"a checkpoint refers to {name!r}, which is not a plain file name")
+        path = self._folder / name
+        try:
+            found = path.lstat()  # looked at first: a pipe would block, and a huge file fill the memory
+            whole = stat.S_ISREG(found.st_mode) and found.st_size == description["bytes"]
+            data = path.read_bytes() if whole else b""
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EIO):
+                raise CheckpointError(
+                    f"{path}, which the checkpoint refers to, cannot be read: {error.strerror}"
+                ) from None
+            warn(
+                f"{path}, which the checkpoint refers to, cannot be read: {error.strerror}; the replay loses its steps"
+            )
+            return None
+        if not whole or hashlib.sha256(data).hexdigest() != description["sha256"]:
+            warn(f"{path} is damaged: it is not what the checkpoint refers to; the replay loses its steps")
+            return None
+        return data
 
 
 def drop_segments(folder: Path, newest: Any, others: Sequence[Any]) -> None:
@@ -88,13 +131,6 @@ def drop_segments(folder: Path, newest: Any, others: Sequence[Any]) -> None:
     for path in folder.glob("*.safetensors"):
         if path.stem.isdecimal() and int(path.stem) < oldest and path.name not in referred:
             path.unlink(missing_ok=True)
-
-
-def verify_segments(folder: Path, snapshot: Any) -> None:
-    """CheckpointError if something that a snapshot of a memory refers to is not there, or not whole."""
-    segments = Segments(folder)
-    for entry in _descriptions(snapshot):
-        segments.read_verified(entry)
 
 
 def _descriptions(tree: Any) -> Iterator[dict[str, Any]]:
@@ -114,7 +150,10 @@ class NoSegments:
 
     rows = 2**62
 
-    def write(self, number: int, content: Rows) -> None:
+    def move(self, folder: Path) -> None:
+        """There is nothing to move."""
+
+    def write(self, number: int, content: Callable[[], Rows]) -> None:
         """There is never a whole one."""
         raise AssertionError("no memory is that large")
 
@@ -122,6 +161,6 @@ class NoSegments:
         """None."""
         return []
 
-    def read(self, description: dict[str, Any]) -> Rows:
+    def read(self, description: dict[str, Any], rows: int) -> Rows | None:
         """CheckpointError: there are none."""
         raise CheckpointError("the checkpoint refers to segments of a replay memory, and there is no folder of them")

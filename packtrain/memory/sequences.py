@@ -27,7 +27,7 @@ from torch import Tensor
 from packtrain import trees
 from packtrain.config import configurable
 from packtrain.equations.priorities import annealed_exponent, importance_weights
-from packtrain.errors import CheckpointError, ConfigError
+from packtrain.errors import CheckpointError, ConfigError, warn
 from packtrain.interfaces import Memory
 from packtrain.memory.cut import GroupSink, compact
 from packtrain.memory.notes import Notes, note_bytes
@@ -56,10 +56,12 @@ class Sequences:
     importance_exponent: float = 0.6  # β at first …
     importance_exponent_end: float = 0.6  # … and in the end
     importance_steps: int = 100_000  # batches in between
-    new_priority: str = "largest"  # of new sequences: the largest error so far, or as the actor says: "given"
+    new_priority: str = "largest"  # of new sequences: "largest" error so far; "given": the actor's TD errors
     extras: tuple[str, ...] = ()  # what the actor knew that is kept
     storage: Literal["device", "host", "disk"] = "device"  # where observations lie; disk: in a file
     compression: Literal["zlib"] | None = None  # of observations on the host: less room, slower batches
+    eta: float = 0.9  # of a new sequence's priority from given errors: η max |δ| + (1 − η) mean |δ|
+    largest_decay: float = 1.0  # of the largest error, with every batch of new errors; 1: it never falls
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -69,9 +71,11 @@ class Sequences:
         ):
             if not getattr(self, name) >= least:
                 raise ConfigError(f"Sequences.{name} = {getattr(self, name)} must be at least {least}")
-        for name in ("importance_exponent", "importance_exponent_end"):
+        for name in ("importance_exponent", "importance_exponent_end", "eta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"Sequences.{name} = {getattr(self, name)} must be between 0 and 1")
+        if not 0 < self.largest_decay <= 1:
+            raise ConfigError(f"Sequences.largest_decay = {self.largest_decay} must be above 0 and at most 1")
         if self.stride > self.sequence_length:
             raise ConfigError(
                 f"Sequences.stride = {self.stride} is more than Sequences.sequence_length = {self.sequence_length}: "
@@ -194,6 +198,8 @@ class SequenceMemory(Memory):
         self._draws = 0  # batches ever drawn
         self._adds = 0
         self.count = 0  # steps ever added
+        self.lost = 0  # rows of all columns that were lost with their segments, ever
+        self._lost: list[tuple[GroupSink, int, int]] = []  # while a snapshot is restored
         self.segments: Segments | NoSegments = NoSegments()
         self._turn = threading.Condition(threading.Lock())
         self._reads = False  # whether a learner reads, with actors free to write
@@ -219,6 +225,11 @@ class SequenceMemory(Memory):
     def take_turns(self) -> None:
         """Let every row be sampled as soon as it is added."""
         self.margin = 0
+
+    def move(self, folder: Path) -> None:
+        """Keep segments, and files that are still to be made, in another folder from now on."""
+        self.segments.move(folder)
+        self.rings.folder = folder
 
     def __len__(self) -> int:
         """Sequences that can be drawn."""
@@ -428,12 +439,13 @@ class SequenceMemory(Memory):
                 "structure": structure,
                 "sinks": [sink.snapshot() for sink in self.sinks],
                 **self.notes.snapshot(),
+                **({"lost": self.lost} if self.lost else {}),
             }
 
     def restore(self, snapshot: dict[str, Any], same_episodes: bool = True) -> None:
-        """Go on from a snapshot, also one of another storage.
+        """Go on from a snapshot, also one of another storage, without what needs a segment that is missing or damaged.
 
-        CheckpointError if it is of other sizes, or a segment is missing or damaged.
+        CheckpointError if it is of other sizes.
 
         Args:
           snapshot: what `snapshot` gave.
@@ -448,12 +460,27 @@ class SequenceMemory(Memory):
             self.count, self._adds, self._draws = (int(snapshot[name]) for name in ("count", "adds", "draws"))
             self._rng.bit_generator.state = snapshot["rng"]
             self._structure = dict(snapshot["structure"])
+            self.lost, self._lost = int(snapshot.get("lost", 0)), []
             self.rings.clear()
             for sink, state in zip(self.sinks, snapshot["sinks"], strict=True):
                 sink.restore(state)
             self.notes.restore(snapshot)
+            self._give_up_lost()
             if not same_episodes:
                 for sink in self.sinks:
                     sink.leave()
             if self._learned is not None:
                 torch.cuda.synchronize()  # actors write to what this stream has made
+
+    def note_lost(self, sink: GroupSink, first: int, end: int, anew: bool) -> None:
+        """While a snapshot is restored: rows of a group cannot be read; `anew` if they could when it was made."""
+        self._lost.append((sink, first, end))
+        if anew:
+            self.lost += (end - first) * sink.columns
+
+    def _give_up_lost(self) -> None:
+        for sink, first, end in self._lost:
+            if gone := sink.lose(first, end):
+                warn(f"{gone:,} sequences of the replay need rows that are lost: {len(self):,} are left")
+        self._lost = []
+        self.notes.upload()

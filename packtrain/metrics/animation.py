@@ -7,7 +7,9 @@ transparent, so that a still background costs nothing.
 
 from __future__ import annotations
 
+import shutil
 import struct
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from packtrain.errors import MissingExtraError, RunFolderError
-from packtrain.files import write_whole
+from packtrain.files import write_inside
 
 COLOURS = 255  # of a palette, beside the transparent one
 LARGEST, SMALLEST = 480, 240  # pixels of the longer side that pictures are brought down and up to
@@ -103,8 +105,9 @@ def mp4(pictures: Iterable[np.ndarray], seconds: float, hold: float, folder: Pat
     """
     import imageio_ffmpeg
 
-    file = folder / ".encoding.mp4"
     writer: Any = None
+    place = Path(tempfile.mkdtemp(prefix=".encoding-", dir=folder))  # a name that nothing in the folder can have taken
+    file = place / "film.mp4"
     try:
         last = None
         for picture in pictures:
@@ -122,13 +125,13 @@ def mp4(pictures: Iterable[np.ndarray], seconds: float, hold: float, folder: Pat
         writer.close()
         return file.read_bytes()
     finally:
-        file.unlink(missing_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def write_film(path: Path, data: bytes) -> None:
-    """Write a film beside its place, then rename it."""
+    """Write a film into a folder of a run folder: beside its place, then renamed."""
     try:
-        write_whole(path, data)
+        write_inside(path.parent.parent, f"{path.parent.name}/{path.name}", data)
     except OSError as error:
         raise RunFolderError(f"cannot write the film to {path}: {error.strerror}") from error
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import os
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TextIO
 
+log = logging.getLogger("packtrain")
 QUIET_SECS = 30.0  # after so long without a line, one says how far a run is
 
 
@@ -81,6 +86,7 @@ class RichConsole:
         from rich.panel import Panel
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.table import Table
+        from rich.text import Text
 
         self._table, self._group, self._total, self._epochs = Table, Group, total_steps, epochs
         self._progress = Progress(
@@ -92,7 +98,11 @@ class RichConsole:
             TimeRemainingColumn(),
         )
         self._task = self._progress.add_task(name, total=epochs or total_steps, steps="0")
-        self._panel = lambda body: Panel(Group(self._progress, body), title=name, title_align="left")
+        self._panel = lambda body: Panel(
+            Group(self._progress, body),
+            title=Text(name),  # a folder's name is no markup
+            title_align="left",
+        )
         self._newest: dict[str, dict[str, Any]] = {}
         self._doing, self._drawn = "", 0.0
         self._live = Live(self._panel(""), refresh_per_second=4)
@@ -147,11 +157,17 @@ def line(row: dict[str, Any], total_steps: int, epochs: int | None = None) -> st
         head = f"epoch {row['epoch']:>5,}{of}  step {row['step']:>9,}  {duration(row['wall_s'])}"
     else:
         head = _head(row["step"], row["wall_s"], total_steps)
-    if row["kind"] == "eval":
+    if row["kind"].partition("/")[0] == "eval":
+        name = row["kind"].partition("/")[2]
         episodes = f"{row['episodes']} episode{'s' * (row['episodes'] != 1)}"
+        if row.get("episodes_truncated"):
+            episodes += f", {row['episodes_truncated']} cut off"
         spread = f", standard deviation {amount(row['return_std'])} over {episodes}"
         solved = f", solved {amount(row['solved'])}" if "solved" in row else ""
-        return f"{head}  evaluation: return {amount(row['return_mean'])}{solved}{spread}"
+        kinds = [kind for kind in ("greedy", "sampled") if f"return_{kind}_mean" in row]
+        each = "".join(f", {kind} {amount(row[f'return_{kind}_mean'])}" for kind in kinds)
+        label = f"evaluation {name}" if name else "evaluation"
+        return f"{head}  {label}: return {amount(row['return_mean'])}{solved}{spread}{each}"
     if "epoch" in row:
         solved = f"  solved {amount(row['solved'])}" if "solved" in row else ""
         loss = f"  loss {amount(row['total_loss'])}" if "total_loss" in row else ""
@@ -175,6 +191,85 @@ def open_console(
     name: str, total_steps: int, epochs: int | None = None, alone: bool = True
 ) -> PlainConsole | RichConsole:
     """The panel on a terminal, lines elsewhere; of runs that are not alone there, lines with their names."""
-    if alone and sys.stdout.isatty():
+    if alone and sys.stdout is not None and sys.stdout.isatty():
         return RichConsole(name, total_steps, epochs)
     return PlainConsole(name, total_steps, epochs, 5.0 if alone else 30.0, alone)
+
+
+class _NeverFails(io.TextIOBase):
+    """Wrapper around stdout or stderr that drops what cannot be written instead of raising an error."""
+
+    def __init__(self, inner: TextIO, name: str):
+        self._inner, self._name, self._refused = inner, name, False
+
+    def write(self, text: str) -> int:
+        """Write, or do nothing."""
+        try:
+            return self._inner.write(text)
+        except (OSError, ValueError, RuntimeError) as error:  # closed, or a signal came while it was written to
+            return self._note(error) or len(text)
+
+    def flush(self) -> None:
+        """Flush, or do nothing."""
+        try:
+            self._inner.flush()
+        except (OSError, ValueError, RuntimeError) as error:
+            self._note(error)
+
+    def _note(self, error: Exception) -> int:
+        if not self._refused:
+            self._refused = True
+            log.warning(
+                "%s cannot be written: %s; the run goes on, and metrics.jsonl shows its progress", self._name, error
+            )
+        return 0
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        try:
+            return self._inner.isatty()
+        except ValueError:
+            return False
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def fileno(self) -> int:
+        """Its file descriptor, if it has one."""
+        return self._inner.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """How text becomes bytes."""
+        return self._inner.encoding
+
+    def leave(self) -> None:
+        """Flush for the last time; drop what cannot be written, so that Python does not exit with code 120."""
+        try:
+            self._inner.flush()
+        except ValueError:
+            return
+        except OSError:
+            with contextlib.suppress(OSError, ValueError):
+                nothing = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nothing, self._inner.fileno())
+                os.close(nothing)
+                self._inner.flush()
+
+
+@contextlib.contextmanager
+def never_failing_terminal() -> Iterator[None]:
+    """Replace stdout and stderr by wrappers whose failures are ignored: closed pipes and terminals, full disks."""
+    before = sys.stdout, sys.stderr
+    around = [
+        None if one is None else _NeverFails(one, f"std{n}") for one, n in zip(before, ("out", "err"), strict=True)
+    ]
+    sys.stdout, sys.stderr = around
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for one in around:
+            if one is not None:
+                one.leave()

@@ -84,3 +84,11 @@ class ModelQuality:
             shares[f"predicted_loop_false_freq_{who}"] = (f"false_loop_{who}", f"predicted_loop_{who}")
             shares[f"hit_freq_{who}"] = (f"loop_{who}", f"steps_{who}")
         return row | {name: counts[part] / counts[whole] for name, (part, whole) in shares.items() if counts[whole]}
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what has been counted since the last `drain`."""
+        return dict(self._counts)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from a saved state."""
+        self._counts = dict(state)

@@ -43,6 +43,14 @@ class Decisions:
         self._sums, self._counts, self._tops = {}, {}, {}
         return row
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what has been added since the last `drain`."""
+        return {"sums": dict(self._sums), "counts": dict(self._counts), "tops": dict(self._tops)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._sums, self._counts, self._tops = (dict(state[name]) for name in ("sums", "counts", "tops"))
+
 
 def planning_row(
     epoch: int,

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.errors import RunFolderError
+from packtrain.files import open_inside
 
 METRICS_FILE = "metrics.jsonl"
 CONFIG_FILE = "config.gin"
 BOOKKEEPING = ("step", "wall_s", "kind")  # keys of a row that are not metrics
 
+_LONGEST_LINE = 2**20  # bytes; a longer one is read as several, none of which is a row
 _SEED_NAME = re.compile(r"seed_(\d+)", re.ASCII)
 
 
@@ -76,8 +78,8 @@ def read_metrics(folder: str | Path) -> Rows:
     if not path.is_file():
         return rows
     try:
-        with path.open("rb") as file:
-            for line in file:
+        with open_inside(folder, METRICS_FILE) as file:
+            for line in iter(lambda: file.readline(_LONGEST_LINE), b""):
                 row = _parse(line)
                 if row is not None:
                     rows.append(row)

@@ -72,7 +72,7 @@ class Recorder:
         """What a resumed run needs to write the same next row."""
         return {
             "next": self._next,
-            "updates": [{name: _own(value) for name, value in update.items()} for update in self._updates],
+            "updates": own_copies(self._updates),
             "lags": self._lags,
             "lag_sum": self._lag_sum,
             "lag_max": self._lag_max,
@@ -90,6 +90,11 @@ class Recorder:
         self._lag_sum, self._lag_max = state["lag_sum"], state["lag_max"]
         self._episodes, self._episode_sums = state["episodes"], dict(state["episode_sums"])
         self._lives, self._life_return_sum = state.get("lives", 0), state.get("life_return_sum", 0.0)
+
+
+def own_copies(updates: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what updates reported, in tensors of their own, as a checkpoint needs it."""
+    return [{name: _own(value) for name, value in update.items()} for update in updates]
 
 
 def _own(value: Any) -> Any:

@@ -8,40 +8,133 @@ import os
 from pathlib import Path
 from typing import Any
 
-from packtrain.errors import MissingExtraError
+from packtrain.errors import MissingExtraError, Seldom, warn
+from packtrain.files import write_whole
+
+MOST_PENDING = 1 << 20  # bytes of rows that wait for a disk that refuses
 
 
 class JsonlWriter:
-    """Appends rows to RUN/metrics.jsonl; on resume the rows past the checkpoint are cut first."""
+    """Append rows to RUN/metrics.jsonl; on resume the rows past the checkpoint are cut first.
 
-    def __init__(self, path: Path, keep_bytes: int):
-        """Open the file with its first `keep_bytes` bytes, which are whole rows."""
-        self._file = open(path, "ab")  # noqa: SIM115  (held until close)
-        if os.fstat(self._file.fileno()).st_size > keep_bytes:
-            self._file.truncate(keep_bytes)
-        self._file.seek(0, os.SEEK_END)
+    A patient writer survives a disk that refuses: rows wait in memory and are written, in order, when space returns.
+    The file never holds a part of a row in between.
+    """
+
+    def __init__(self, path: Path, keep_bytes: int, patient: bool = False):
+        """Open the file with its first `keep_bytes` bytes, which are whole rows.
+
+        A file that is shorter, or that does not end with a row there, is cut after its last whole row, with a warning.
+
+        Args:
+          path: of the file.
+          keep_bytes: how many of its bytes are kept.
+          patient: whether a disk that refuses is a warning, at most one a minute, and not an OSError.
+        """
+        self._path, self._patient = path, patient
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115  (held until close)
+        size = os.fstat(self._file.fileno()).st_size
+        self._bytes = self._after_last_row(min(size, keep_bytes))
+        if self._bytes != keep_bytes:
+            warn(
+                f"{path} was damaged: {keep_bytes - self._bytes:,} of the {keep_bytes:,} bytes that the checkpoint "
+                "counts are missing; it goes on after its last whole row"
+            )
+        if self._bytes != size:
+            self._file.truncate(self._bytes)
+        self._pending: list[bytes] = []
+        self._refused, self._lost = Seldom(), 0
+
+    def _after_last_row(self, end: int) -> int:
+        """The largest length of at most `end` bytes at which a row ends."""
+        while end:
+            begin = max(0, end - 65_536)
+            self._file.seek(begin)
+            found = self._file.read(end - begin).rfind(b"\n")
+            if found >= 0:
+                return begin + found + 1
+            end = begin
+        return 0
 
     @property
     def bytes(self) -> int:
-        """The length of the file."""
-        return self._file.tell()
+        """Bytes of whole rows in the file, after another try to write those that wait."""
+        self._write_pending()
+        return self._bytes
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one row; numbers that are not finite become null."""
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        self._file.write(json.dumps(clean).encode() + b"\n")
-        self._file.flush()
+        self._pending.append(json.dumps(clean).encode() + b"\n")
+        self._write_pending()
+
+    def _write_pending(self) -> None:
+        if not self._pending:
+            return
+        data = b"".join(self._pending)
+        try:
+            if os.fstat(self._file.fileno()).st_size != self._bytes:  # part of a row, from when the disk refused
+                self._file.truncate(self._bytes)
+            written = 0
+            while written < len(data):
+                written += self._file.write(data[written:])
+        except OSError as error:
+            self._undo()
+            if not self._patient:
+                raise
+            while len(self._pending) > 1 and sum(map(len, self._pending)) > MOST_PENDING:
+                self._pending.pop(0)
+                self._lost += 1
+            lost = f", and {self._lost:,} are lost" if self._lost else ""
+            self._refused.warn(
+                f"{self._path} cannot be written: {error.strerror}; the run goes on, and {len(self._pending):,} rows "
+                f"wait{lost}"
+            )
+            return
+        self._bytes += len(data)
+        self._pending.clear()
+
+    def _undo(self) -> None:
+        """Cut what was written of a row that did not fit; if that is refused too, the next row does it."""
+        try:
+            self._file.truncate(self._bytes)
+        except OSError as error:
+            self._refused.warn(f"{self._path} cannot be cut: {error.strerror}")
+
+    def move(self, path: Path) -> None:
+        """Go on in the file's new place; where it is gone, a copy is made there."""
+        if not path.exists() or not os.path.samestat(os.stat(path), os.fstat(self._file.fileno())):
+            write_whole(path, _read(self._file, self._bytes) + b"".join(self._pending))
+            self._file.close()
+            self._file, self._pending = open(path, "a+b", buffering=0), []  # noqa: SIM115  (held until close)
+            self._bytes = os.fstat(self._file.fileno()).st_size
+        self._path = path
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Write what waits, and close the file."""
+        try:
+            self._write_pending()
+            if self._pending:
+                warn(f"{self._path}: the last {len(self._pending):,} rows could not be written")
+        finally:
+            self._file.close()
+
+
+def _read(file: Any, size: int) -> bytes:
+    """The first bytes of an open file, whose name may be gone."""
+    file.seek(0)
+    parts = []
+    while part := file.read(1 << 20):
+        parts.append(part)
+    return b"".join(parts)[:size]
 
 
 class TensorBoardWriter:
     """The same numbers for TensorBoard, under RUN/tensorboard."""
 
     def __init__(self, path: Path):
-        self._writer = self.available()(str(path))
+        self._path, self._refused = path, Seldom()
+        self._writer: Any = self.available()(str(path))
 
     @staticmethod
     def available() -> Any:
@@ -53,11 +146,21 @@ class TensorBoardWriter:
         return SummaryWriter
 
     def write(self, row: dict[str, Any]) -> None:
-        """Add every number of a row as KIND/NAME."""
-        for name, value in row.items():
-            if isinstance(value, (int, float)) and name not in ("step", "wall_s"):
-                self._writer.add_scalar(f"{row['kind']}/{name}", value, row["step"], walltime=None)
+        """Add every number of a row as KIND/NAME. A disk that refuses is a warning: metrics.jsonl has the row too."""
+        try:
+            if self._writer is None:  # the last one ended when the disk refused; TensorBoard reads all files there
+                self._writer = self.available()(str(self._path))
+            for name, value in row.items():
+                if isinstance(value, (int, float)) and name not in ("step", "wall_s"):
+                    self._writer.add_scalar(f"{row['kind']}/{name}", value, row["step"], walltime=None)
+        except OSError as error:
+            self._writer = None
+            self._refused.warn(f"{self._path} cannot be written: {error}; the run goes on")
 
     def close(self) -> None:
         """Flush and close."""
-        self._writer.close()
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        except OSError as error:
+            self._refused.warn(f"{self._path} cannot be written: {error}")

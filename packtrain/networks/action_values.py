@@ -14,7 +14,6 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from packtrain import trees
 from packtrain.config import configurable
 from packtrain.equations.arms import actor_epsilons, agent57_discounts, ngu_discounts, novelty_weights
 from packtrain.equations.novelty import Moments, add_to_moments, no_moments, normalise, rnd_error
@@ -23,7 +22,6 @@ from packtrain.networks.embedding import ControllableEmbedding, ControllableEmbe
 from packtrain.networks.novelty import RandomDistillation, RandomDistillationNetwork
 from packtrain.networks.perception import Flatten, is_picture
 from packtrain.networks.q_network import QNetwork, QValueNetwork
-from packtrain.trees import Tree
 from packtrain.types import Spec
 
 CLIP = 5.0  # of normalised observations, as in RND
@@ -88,12 +86,15 @@ class Novelty:
     most_similar: float = 8.0  # s_m: above it there is nothing new
     largest: float = 5.0  # L
     window: int = 1_000_000  # about how many errors of the distillation back the usual error is remembered
+    versions: int = 4  # of the embedding that the episodes of a group of environments use, at most
 
     def __post_init__(self) -> None:
         if self.embedding is None and self.distillation is None:
             raise ConfigError("Novelty needs an embedding, or a distillation, or both")
         if not 1 <= self.neighbours <= self.memory:
             raise ConfigError(f"Novelty.neighbours = {self.neighbours} must lie between 1 and memory = {self.memory}")
+        if self.versions < 1:
+            raise ConfigError(f"Novelty.versions = {self.versions} must be at least 1")
         if self.window < 1:
             raise ConfigError(f"Novelty.window = {self.window} must be at least 1")
         if not 0 <= self.decay <= 1:
@@ -202,14 +203,12 @@ class ActionValuesNetwork(nn.Module):
 
     @property
     def precision(self) -> torch.dtype | None:
-        """What the large layers compute in."""
+        """What the large layers of the values compute in; embeddings are always float32."""
         return self.acting.values.precision
 
     @precision.setter
     def precision(self, precision: torch.dtype | None) -> None:
         self.acting.values.precision = self.target.precision = precision
-        if self.acting.embedding is not None:
-            self.acting.embedding.precision = precision
 
     @property
     def device(self) -> torch.device:
@@ -233,12 +232,6 @@ class ActingNetwork(nn.Module):
             self.distillation, shape = _distillation(sizes.novelty.distillation, spec.obs)
             for name, leaf in no_moments(*shape)._asdict().items():
                 self.register_buffer(f"obs_{name}", leaf)
-
-    def embed(self, obs: Tree, first: Tensor) -> Tensor:
-        """Embeddings [T, B, D] of rows [C+T, B, ...], C as the whole network's."""
-        assert self.embedding is not None
-        front = self.context - self.embedding.context
-        return self.embedding.embed(trees.map(lambda leaf: leaf[front:], obs), first[front:])
 
     @property
     def obs_moments(self) -> Moments:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,8 @@ class ActorCritic:
     value, 0.01 for the policy, biases 0. PyTorch's let a signal shrink by about 3 in each layer; a picture in which a
     few pixels matter, Pong's, takes millions of steps to get through three convolutions that way.
     """
+
+    samples: ClassVar[bool] = True  # from the distribution it outputs, so that evaluations play greedily and sampled
 
     perception: Perception = Flatten()
     hidden_size: int = 256  # units of each fully connected layer

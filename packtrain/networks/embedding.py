@@ -1,6 +1,13 @@
 """An embedding of what an agent can control: from two observations in a row it must tell the action between them.
 
 NGU, Badia et al. 2020 (arXiv:2002.06038), section 2: what no action changes has no use in it.
+
+Deviation from the paper: no ReLU behind the embedding. At initialisation the features of a game's frames hardly differ
+from each other, so a unit's sign is that of its weights for nearly all of them, and a ReLU makes a third to most of the
+units 0 for every frame: they measure no distance and pass no gradient. Without it all units are alive, before and after
+training.
+
+It computes in float32 whatever `Run.precision` is: novelty is measured by distances between near neighbours.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ class ControllableEmbedding:
 
     perception: Perception | None = None  # None: DQN's convolutions over a picture, anything else laid flat
     hidden_sizes: tuple[int, ...] | None = None  # between perception and embedding; None: (), or (32, 64) for vectors
-    size: int = 32  # numbers in an embedding, each 0 or above
+    size: int = 32  # numbers in an embedding
     inverse_size: int = 128  # hidden units of the network that guesses actions
 
     def __post_init__(self) -> None:
@@ -44,8 +51,6 @@ class ControllableEmbedding:
 class ControllableEmbeddingNetwork(nn.Module):
     """Rows → embeddings (`embed`); rows → logits of the actions between neighbours (`forward`)."""
 
-    precision: torch.dtype | None = None
-
     def __init__(self, sizes: ControllableEmbedding, spec: Spec):
         super().__init__()
         if not isinstance(spec.action, gym.spaces.Discrete):
@@ -57,7 +62,7 @@ class ControllableEmbeddingNetwork(nn.Module):
         if layers is None:
             layers = (32, 64) if isinstance(perception, Flatten) else ()
         self.size = sizes.size
-        self.torso = Torso(perception, (*layers, sizes.size), spec.obs)
+        self.torso = Torso(perception, (*layers, sizes.size), spec.obs, linear_output=True)
         self.context = self.torso.context
         self.inverse = nn.Sequential(
             nn.Linear(2 * sizes.size, sizes.inverse_size),
@@ -71,7 +76,7 @@ class ControllableEmbeddingNetwork(nn.Module):
         return next(self.parameters()).device
 
     def embed(self, obs: Tree, first: Tensor) -> Tensor:
-        """Embeddings of all rows but the context.
+        """Embeddings of all rows but the context, in float32.
 
         Args:
           obs: [C+T, B, ...], C context rows in front.
@@ -80,7 +85,7 @@ class ControllableEmbeddingNetwork(nn.Module):
         Returns:
           [T, B, size].
         """
-        return self.torso(obs, first, self.precision)
+        return self.torso(obs, first)
 
     def forward(self, obs: Tree, first: Tensor) -> tuple[Tensor, Tensor]:
         """What was done between each row and the next.

@@ -43,19 +43,18 @@ class EnsembleMlp:
 
     def build(self, inputs: int, heads: dict[str, int]) -> EnsembleNetwork:
         """The module; weights are drawn from torch's global generator."""
-        return EnsembleNetwork(self, inputs, heads)
+        return EnsembleNetwork(self.members, self.hidden_sizes, inputs, heads)
 
 
 class EnsembleNetwork(nn.Module):
     """Vectors [N, inputs], the same for all members, or [K, N, inputs] → {head: [K, N, outputs]}."""
 
-    def __init__(self, sizes: EnsembleMlp, inputs: int, heads: dict[str, int]):
+    def __init__(self, members: int, hidden_sizes: tuple[int, ...], inputs: int, heads: dict[str, int]):
         super().__init__()
-        self.members = sizes.members
-        widths = [inputs, *sizes.hidden_sizes]
-        layers = [StackedLinear(sizes.members, a, b) for a, b in itertools.pairwise(widths)]
-        self.layers = nn.ModuleList(layers)
-        self.heads = nn.ModuleDict({name: StackedLinear(sizes.members, widths[-1], n) for name, n in heads.items()})
+        self.members = members
+        widths = [inputs, *hidden_sizes]
+        self.layers = nn.ModuleList([StackedLinear(members, a, b) for a, b in itertools.pairwise(widths)])
+        self.heads = nn.ModuleDict({name: StackedLinear(members, widths[-1], n) for name, n in heads.items()})
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """All heads of all members."""

@@ -18,6 +18,7 @@ from packtrain import trees
 from packtrain.config import configurable
 from packtrain.envs.boundary import space_leaves
 from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.networks.ensembles import EnsembleNetwork
 from packtrain.networks.perception import Flatten
 from packtrain.trees import Tree
 
@@ -108,13 +109,49 @@ class Prediction:
     torso: Torso = Mlp()
     zero_heads: bool = False  # all answers are 0 before learning
 
+    @property
+    def members(self) -> int:
+        """Return 1: one network, with one batch an update."""
+        return 1
+
     def build(self, space: gym.Space, heads: dict[str, int]) -> PredictionNetwork:
         """The module; weights are drawn from torch's global generator."""
         return PredictionNetwork(self, space, heads)
 
 
+@configurable
+@dataclass(frozen=True)
+class EnsemblePrediction:
+    """K separate fully connected networks, for planners that ask for one number of each of K members.
+
+    All layers are stacked, so a forward pass of all members is one batched product a layer. Each member learns from
+    batches of its own.
+    """
+
+    members: int = 20  # K, the outputs of each head
+    hidden_sizes: tuple[int, ...] = (50, 50)
+
+    def __post_init__(self) -> None:
+        if self.members < 1:
+            raise ConfigError(f"EnsemblePrediction.members = {self.members} must be at least 1")
+        if any(size < 1 for size in self.hidden_sizes):
+            raise ConfigError(f"EnsemblePrediction.hidden_sizes = {self.hidden_sizes} must be at least 1 each")
+
+    def build(self, space: gym.Space, heads: dict[str, int]) -> EnsemblePredictionNetwork:
+        """Return the module; its weights are drawn from torch's global generator."""
+        for head, outputs in heads.items():
+            if outputs != self.members:
+                raise ConfigError(
+                    f"EnsemblePrediction.members = {self.members}, and the planner asks for {outputs} outputs of head "
+                    f"{head!r}: set both to the same number"
+                )
+        return EnsemblePredictionNetwork(self, space, heads)
+
+
 class PredictionNetwork(nn.Module):
     """Observations [N, ...] → {head: [N, outputs]}."""
+
+    members = 1  # networks with batches of their own
 
     def __init__(self, sizes: Prediction, space: gym.Space, heads: dict[str, int]):
         super().__init__()
@@ -135,6 +172,43 @@ class PredictionNetwork(nn.Module):
         """All heads."""
         features = self.torso(obs)
         return {name: head(features) for name, head in self.heads.items()}
+
+    def on_batch(self, obs: Tree) -> dict[str, Tensor]:
+        """Return the outputs that learn from a batch of B steps, {head: [B, outputs]}."""
+        return self(obs)
+
+
+class EnsemblePredictionNetwork(nn.Module):
+    """Observations [N, ...] → {head: [N, K]}, one number of each member."""
+
+    def __init__(self, sizes: EnsemblePrediction, space: gym.Space, heads: dict[str, int]):
+        super().__init__()
+        self.flat = Flatten().build(space)
+        width = int(self.flat.width)  # type: ignore[arg-type]
+        self.ensemble = EnsembleNetwork(sizes.members, sizes.hidden_sizes, width, dict.fromkeys(heads, 1))
+
+    @property
+    def members(self) -> int:
+        """Return the number of networks, each of which learns from batches of its own."""
+        return self.ensemble.members
+
+    @property
+    def heads(self) -> nn.ModuleDict:
+        """Return the last layers by name."""
+        return self.ensemble.heads
+
+    def forward(self, obs: Tree) -> dict[str, Tensor]:
+        """Return the outputs of all members for each observation."""
+        answers = self.ensemble(self.flat(obs))  # [K, N, 1]
+        return {name: answer[..., 0].T for name, answer in answers.items()}
+
+    def on_batch(self, obs: Tree) -> dict[str, Tensor]:
+        """Return the outputs that learn from a batch of B steps, {head: [B, 1]}: step b belongs to member b mod K."""
+        flat = self.flat(obs)
+        if len(flat) % self.members:
+            raise ConfigError(f"a batch of {len(flat)} steps cannot be dealt out to {self.members} members evenly")
+        own = flat.unflatten(0, (-1, self.members)).transpose(0, 1)  # [B, D] → [K, B / K, D]
+        return {name: answer.transpose(0, 1).flatten(0, 1) for name, answer in self.ensemble(own).items()}
 
 
 def _glorot(weight: Tensor) -> None:

@@ -76,11 +76,12 @@ class StackedNetwork(nn.Module):
 
     @torch.no_grad()
     def pack(self) -> None:
-        """Keep the weights as they are now in half the bytes too; whoever wants no gradient is answered from these.
+        """Copy the weights as they are now: passes without a gradient use these copies until the next call.
 
-        Half precision rounds to 10 bits, as TF32 does, but numbers beyond 65,504 are lost. max(x + b, 0) is
-        max(x, −b) + b, and what is added there the next layer adds as well as this one: with biases folded so, a layer
-        is a product and a maximum. Nothing is done where nothing was written since.
+        Copies of hidden layers are float16, which rounds to 10 bits as TF32 does, but overflows beyond 65,504: such
+        an output is not finite. The last layer is float32, and so is its output: in float16 values near 600 would be
+        multiples of 0.5. max(x + b, 0) is max(x, −b) + b, and the next layer can add b as well as this one: with biases
+        folded so, a hidden layer is a product and a maximum. Nothing is done where nothing was written since.
         """
         count = len(self.weights)
         weights, biases = self._leaves[:count], self._leaves[count : 2 * count]
@@ -93,7 +94,8 @@ class StackedNetwork(nn.Module):
             added.append(torch.baddbmm(bias, added[-1], weight))
         folded = [-bias for bias in added[:-1]] + [added[-1]]
         if self._packed is None:
-            self._packed = ([leaf.half() for leaf in weights], [leaf.half() for leaf in folded])
+            halves = [[*(leaf.half() for leaf in kind[:-1]), kind[-1].clone()] for kind in (weights, folded)]
+            self._packed = (halves[0], halves[1])
         else:  # in place: captured updates read them where they lie
             for mine, new in zip((*self._packed[0], *self._packed[1]), (*weights, *folded), strict=True):
                 mine.copy_(new)
@@ -153,10 +155,12 @@ class StackedNetwork(nn.Module):
         return x
 
     def _halves(self, x: Tensor, weights: list[Tensor], folded: list[Tensor]) -> Tensor:
-        x = x.half()
         for weight, bias in zip(weights[:-1], folded[:-1], strict=True):
-            x = torch.maximum(torch.bmm(x, weight), bias)
-        return torch.baddbmm(folded[-1], x, weights[-1]).float()
+            x = torch.maximum(torch.bmm(x.half(), weight), bias)
+        x = x.float()
+        if weights[-1].shape[-1] == 1:  # no product that a GPU could compute in TF32: float32 throughout
+            return (x * weights[-1].mT).sum(-1, keepdim=True) + folded[-1]
+        return torch.baddbmm(folded[-1], x, weights[-1])
 
     def _layers(self, x: Tensor, leaves: list[Tensor], activation: Callable[[Tensor], Tensor]) -> Tensor:
         last = len(self.weights) - 1

@@ -30,14 +30,23 @@ class Torso(nn.Module):
     `context` rows stand in front of obs and first: what a stack of frames at row 0 reaches back to.
     """
 
-    def __init__(self, perception: Perception, layers: tuple[int, ...], space: gym.Space):
+    def __init__(self, perception: Perception, layers: tuple[int, ...], space: gym.Space, linear_output: bool = False):
+        """Build the layers.
+
+        Args:
+          perception: what observations go through first.
+          layers: widths of the fully connected layers.
+          space: of observations.
+          linear_output: leave out the ReLU behind the last fully connected layer.
+        """
         super().__init__()
         self.context = perception.frames - 1
         self.perception = perception.build(space)
         self._pictures = trees.map(is_picture, space_leaves(space))
         widths = [int(self.perception.width), *layers]  # type: ignore[arg-type]
         pairs = [[nn.Linear(before, after), nn.ReLU()] for before, after in itertools.pairwise(widths)]
-        self.body = nn.Sequential(*itertools.chain.from_iterable(pairs))
+        body = list(itertools.chain.from_iterable(pairs))
+        self.body = nn.Sequential(*(body[:-1] if linear_output else body))
         self.width = widths[-1]
 
     def forward(self, obs: Tree, first: Tensor, precision: torch.dtype | None = None) -> Tensor:

@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from packtrain import config
 from packtrain.config import configurable
 from packtrain.envs import factors as parts
 from packtrain.envs.factors import Factors
 from packtrain.errors import ConfigError, EnvSetupError
-from packtrain.networks.ensembles import EnsembleMlp
+from packtrain.networks.ensembles import EnsembleMlp, EnsembleNetwork
 
 
 @configurable
@@ -132,9 +131,7 @@ class FactoredWorldModelNetwork(nn.Module):
         self.ensemble = sizes.build(classes + actions, heads)
         self.prior: nn.Module | None = None
         if prior_scale > 0:
-            with config.unrecorded():
-                smaller = EnsembleMlp(sizes.members, sizes.hidden_sizes[:2])
-            self.prior = smaller.build(classes + actions, heads)
+            self.prior = EnsembleNetwork(sizes.members, sizes.hidden_sizes[:2], classes + actions, heads)
             self.prior.requires_grad_(False)
 
     @property

@@ -215,7 +215,7 @@ class UniformPlanner(_Planner):
         returns, steps = yield from self._evaluate(roots, sequences)
         scores = optimise.proper_scores(returns)
         best, top = optimise.elites(sequences, scores, 1)
-        bad = np.isnan(returns).sum(axis=1)
+        bad = (~np.isfinite(returns)).sum(axis=1)
         return self._plan(best[:, 0, 0], steps, bad, value=top[:, 0], simulation_value_mean=_mean(returns))
 
 
@@ -257,7 +257,7 @@ class CEMPlanner(_Planner):
                 sequences[:, : now.keep_elites] = np.where(known[..., None], self._kept[columns], fresh)
             returns, made = yield from self._evaluate(roots, sequences)
             steps += made
-            bad += np.isnan(returns).sum(axis=1)
+            bad += (~np.isfinite(returns)).sum(axis=1)
             scores = optimise.proper_scores(returns)
             for old, old_scores in kept:
                 sequences = np.concatenate([sequences, old], axis=1)
@@ -302,7 +302,7 @@ class MPPIPlanner(_Planner):
             sequences = optimise.candidates_around(mean, std, noise)
             returns, made = yield from self._evaluate(roots, sequences)
             steps += made
-            bad += np.isnan(returns).sum(axis=1)
+            bad += (~np.isfinite(returns)).sum(axis=1)
             scores = optimise.proper_scores(returns)
             mean, weights = optimise.path_integral(sequences, scores, now.temperature)
         if now.warm_start:
@@ -316,8 +316,8 @@ class MPPIPlanner(_Planner):
 
 
 def _mean(returns: np.ndarray) -> np.ndarray:
-    """The mean [R] of those returns [R, P] that are numbers; 0 where none is."""
-    good = ~np.isnan(returns)
+    """Return the mean [R] of the finite returns [R, P]; 0 where none is finite."""
+    good = np.isfinite(returns)
     return np.where(good, returns, 0.0).sum(axis=1) / np.maximum(good.sum(axis=1), 1)
 
 

@@ -59,6 +59,8 @@ class CoreModel:
         self.core = core
         self.action_space = core.action_space
         self.deterministic = not getattr(core, "stochastic", False)
+        self._changing = getattr(core, "changing", None)
+        self._legal = getattr(core, "legal", None)
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> Asking[Stepped]:
         """One step of the core."""
@@ -73,13 +75,11 @@ class CoreModel:
 
     def keys(self, states: Tree) -> np.ndarray:
         """A digest of all leaves, or of those that the core says tell the states of one episode apart."""
-        leaves = getattr(self.core, "changing", None)
-        return digest(states if leaves is None else {leaf: states[leaf] for leaf in leaves})
+        return digest(states if self._changing is None else {leaf: states[leaf] for leaf in self._changing})
 
     def legal(self, states: Tree) -> np.ndarray | None:
         """What the core says, if it says."""
-        legal = getattr(self.core, "legal", None)
-        return None if legal is None else legal(states)
+        return None if self._legal is None else self._legal(states)
 
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: word i is told from word j by multiples of it

@@ -75,6 +75,11 @@ def returns(
     return total.mean((0, 1)).unflatten(0, (batch, candidates))
 
 
+def proper_scores(scores: Tensor) -> Tensor:
+    """Replace NaN and ±inf by −inf: a sequence on which the model broke down is the worst, however it broke down."""
+    return torch.where(scores.isfinite(), scores, -torch.inf)
+
+
 def cross_entropy(
     mean: Tensor, std: Tensor, tried: Tensor, scores: Tensor, settings: Predictive
 ) -> tuple[Tensor, Tensor]:
@@ -88,6 +93,10 @@ def cross_entropy(
 
 
 def path_integral(tried: Tensor, scores: Tensor, temperature: float) -> Tensor:
-    """The mean of all candidates [B, P, H, A], weighted by softmax(scores / temperature): [B, H, A]."""
-    weight = torch.softmax(scores / temperature, 1)
+    """The mean of all candidates [B, P, H, A], weighted by softmax(scores / temperature): [B, H, A].
+
+    Where every score is −inf, all candidates have the same weight.
+    """
+    none = scores.isneginf().all(1, keepdim=True)
+    weight = torch.softmax(torch.where(none, 0.0, scores) / temperature, 1)
     return torch.einsum("bp,bpha->bha", weight, tried)

@@ -15,6 +15,7 @@ runs nothing.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ import numpy as np
 
 from packtrain import trees
 from packtrain.config import configurable
-from packtrain.errors import ConfigError
+from packtrain.errors import ConfigError, Seldom
 from packtrain.planning.chance import chance
 from packtrain.planning.events import ModelSteps
 from packtrain.planning.model import digest
@@ -74,6 +75,7 @@ class TraceWriter:
     def __init__(self, settings: Traces, folder: Path, environment: str, seed: int):
         self._settings, self._folder, self._environment, self._seed = settings, folder, environment, seed
         self._episodes: dict[int, _Episode] = {}
+        self._refused = Seldom()
         self._written = len(list(folder.glob("*.json"))) if folder.is_dir() else 0
 
     # -- what planners tell
@@ -170,7 +172,6 @@ class TraceWriter:
         return episode.numbers[key]
 
     def _write(self, column: int, episode: _Episode) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
         content = {
             "version": VERSION,
             "environment": self._environment,
@@ -183,8 +184,15 @@ class TraceWriter:
         }
         path = self._folder / f"ep{episode.epoch:06}_{column:04}.json"
         temporary = path.with_suffix(".part")
-        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+            temporary.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            self._refused.warn(f"{path} cannot be written: {error.strerror}; the run goes on without that trace")
+            return
         self._written += 1
 
 

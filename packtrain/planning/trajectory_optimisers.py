@@ -28,8 +28,8 @@ def candidates_around(mean: np.ndarray, std: np.ndarray, noise: np.ndarray) -> n
 
 
 def proper_scores(scores: np.ndarray) -> np.ndarray:
-    """Scores with −inf for NaN, so that nothing follows a sequence on which the model broke down."""
-    return np.where(np.isnan(scores), -np.inf, scores)
+    """Replace NaN and ±inf by −inf: a sequence on which the model broke down is the worst, however it broke down."""
+    return np.where(np.isfinite(scores), scores, -np.inf)
 
 
 def elites(sequences: np.ndarray, scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ import torch
 
 from packtrain.acting.actor import Actor
 from packtrain.envs.columns import Columns
+from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.stream import Stream
 from packtrain.interfaces import Writer
 from packtrain.runtime.experiment import Collect
@@ -69,7 +70,7 @@ class ActingSide:
     def act(self) -> Report:
         """Serve the next group of environments."""
         group = self.actor.next_group
-        with self.on_device():
+        with self.on_device(), exits_are_faults(self.columns):
             self.actor.turn()
         return self.report(group)
 
@@ -117,14 +118,20 @@ class ActingSide:
 
     @property
     def savable(self) -> bool:
-        """Whether environments have started and can be saved."""
+        """Whether environments have been stepped and can be saved."""
         return all(stream.columns.savable for stream in self.streams) and self.actor.steps > 0
+
+    def settle(self) -> None:
+        """Wait for the answers that the next checkpoint would wait for."""
+        if self.actor.savable:
+            self.actor.settle()
 
     def row(self) -> dict[str, Any]:
         """Return metrics of environments, exploration and policy since the last call."""
         row: dict[str, Any] = {} if self.explorer is None else self.explorer.row()
         row |= self.policy.row()
         row["episodes_dropped"] = sum(stream.columns.boundary.dropped for stream in self.streams)
+        row["search_steps_dropped"] = sum(stream.columns.boundary.unforeseen for stream in self.streams)
         row["values_clipped"] = sum(stream.columns.boundary.clipped for stream in self.streams)
         return row
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from packtrain.config import Configuration
 from packtrain.errors import CheckpointError, RunFolderError
+from packtrain.files import open_inside
 from packtrain.planning.verified import Edges, VerifiedEdges
 from packtrain.runtime import checkpoint
 from packtrain.runtime.experiment import Collect, Experiment, Planning, Repeat, Update
@@ -44,10 +45,10 @@ def branch(
     identity = {"identity": configuration.identity(), "values": dict(configuration.values)}
     for part in ("weights", "learners"):  # of learners that have not begun
         state[part] = {name: own for name, own in state[part].items() if name in experiment.learners}
-    state["run"] |= {**identity, "branched": True, "repeats": padded, "next_eval": 0, "last_eval": -1}
+    state["run"] |= {**identity, "branched": True, "repeats": padded, "next_eval": 0, "last_eval": -1, "more_evals": {}}
     _complete(state, experiment)
     kept = state["run"]["metrics_bytes"]
-    with open(run / "metrics.jsonl", "rb") as file:
+    with open_inside(run, "metrics.jsonl") as file:
         metrics = file.read(kept)
     return step, state, metrics
 

@@ -5,12 +5,15 @@
     checkpoints/STEP/state.json         everything else, the arrays' places included
     checkpoints/best.json               which step scored best
 
+    checkpoints/STEP.damaged/           one that was found damaged and moved aside
+
 A checkpoint is written beside its place, synced, and renamed. Nothing that is read can run code.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import json
 import logging
@@ -20,21 +23,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from packtrain.errors import CheckpointError
-from packtrain.memory.segments import verify_segments
+from packtrain.errors import CheckpointError, DamagedError, RunFolderError, warn
+from packtrain.files import read_inside, sync, sync_folder, write_whole
 
 SCHEMA = 1
 KEPT = 3
+MOST_DAMAGED = 3  # damaged checkpoints that are kept for inspection
+MOST_JSON = 2**30  # bytes of a state without its arrays, or of a manifest
 log = logging.getLogger("packtrain")
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write a checkpoint.
+    """Write a checkpoint. If that fails, nothing of it stays, and one of the same step that was there is kept.
 
     Args:
       folder: RUN/checkpoints.
@@ -43,8 +49,28 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     final, temporary = folder / str(step), folder / f".writing-{step}-{os.getpid()}"
+    old = folder / f".old-{step}-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    try:
+        temporary.mkdir()
+        for name, data in _files_of(step, state).items():
+            _write_synced(temporary / name, data)
+        sync_folder(temporary)
+        if final.exists():  # of this very step: a run that was resumed and stopped before its next update, or damage
+            os.rename(final, old)
+        os.rename(temporary, final)
+    except BaseException:
+        if old.exists() and not final.exists():
+            os.rename(old, final)
+        shutil.rmtree(temporary, ignore_errors=True)  # at once: it may be what fills the disk
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    sync_folder(folder)
+    return final
+
+
+def _files_of(step: int, state: dict[str, Any]) -> dict[str, bytes]:
+    """The content of every file of a checkpoint by its name, the manifest last."""
     files: dict[str, bytes] = {}
     plain: dict[str, Any] = {}
     for part, content in state.items():
@@ -61,22 +87,33 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
         },
     }
     files["manifest.json"] = json.dumps(manifest, indent=1, sort_keys=True).encode()
-    for name, data in files.items():
-        _write_synced(temporary / name, data)
-    _sync_folder(temporary)
-    if final.exists():  # of this very step: a run that was resumed and stopped before its next update, or damage
-        old = folder / f".old-{step}-{os.getpid()}"
-        os.rename(final, old)
-        os.rename(temporary, final)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        os.rename(temporary, final)
-    _sync_folder(folder)
-    return final
+    return files
 
 
 def load(path: Path) -> dict[str, Any]:
     """Read one checkpoint, verified before anything is parsed; CheckpointError if it is not whole."""
+    contents = {name: _read_verified(path / name, entry) for name, entry in _listed(path).items()}
+    try:
+        plain = json.loads(contents["state.json"])
+        arrays = {name: load_tensors(data) for name, data in contents.items() if name.endswith(".safetensors")}
+        return {part: _restore(content, arrays.get(f"{part}.safetensors", {})) for part, content in plain.items()}
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+        raise CheckpointError(f"{path} does not read as a checkpoint: {type(error).__name__}: {error}") from error
+
+
+def verify(path: Path) -> None:
+    """Compare the files of a checkpoint with its manifest, without parsing them.
+
+    Raises:
+      DamagedError: a file is missing or differs.
+      CheckpointError: it cannot be read, or is of another schema.
+    """
+    for name, entry in _listed(path).items():
+        _read_verified(path / name, entry)
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    """The files of a checkpoint that its manifest lists."""
     manifest = _read_json(path / "manifest.json")
     if manifest.get("schema") != SCHEMA:
         raise CheckpointError(
@@ -84,18 +121,11 @@ def load(path: Path) -> dict[str, Any]:
         )
     listed = manifest.get("files")
     if not isinstance(listed, dict) or "state.json" not in listed:
-        raise CheckpointError(f"{path / 'manifest.json'} lists no state.json")
-    contents: dict[str, bytes] = {}
-    for name, entry in listed.items():
-        if "/" in name or name.startswith("."):
-            raise CheckpointError(f"{path / 'manifest.json'} lists {name!r}, which is not a plain file name")
-        contents[name] = _read_verified(path / name, entry)
-    try:
-        plain = json.loads(contents["state.json"])
-        arrays = {name: load_tensors(data) for name, data in contents.items() if name.endswith(".safetensors")}
-        return {part: _restore(content, arrays.get(f"{part}.safetensors", {})) for part, content in plain.items()}
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} does not read as a checkpoint: {type(error).__name__}: {error}") from error
+        raise DamagedError(f"{path / 'manifest.json'} lists no state.json")
+    for name in listed:
+        if not name or "/" in name or "\0" in name or name.startswith("."):
+            raise DamagedError(f"{path / 'manifest.json'} lists {name!r}, which is not a plain file name")
+    return listed
 
 
 def peek(folder: Path, step: int, part: str) -> Any:
@@ -114,24 +144,16 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(child.name) for child in folder.iterdir() if child.name.isdecimal() and child.is_dir())
 
 
-def load_newest(folder: Path, with_replay: bool = False) -> tuple[int, dict[str, Any]] | None:
-    """The newest checkpoint that is whole; damaged ones are skipped with a warning.
+def load_newest(folder: Path) -> tuple[int, dict[str, Any]] | None:
+    """The newest checkpoint in RUN/checkpoints that is whole; damaged ones are skipped with a warning.
 
-    Args:
-      folder: RUN/checkpoints.
-      with_replay: what it refers to in RUN/replay must be whole too.
-
-    Raises:
-      CheckpointError: there are checkpoints, but none is whole.
+    CheckpointError if there are checkpoints, but none is whole.
     """
     _recover(folder)
     found = steps(folder)
     for step in reversed(found):
         try:
-            state = load(folder / str(step))
-            for name, snapshot in state.get("memories", {}).items() if with_replay else ():
-                verify_segments(folder.parent / "replay" / name, snapshot)
-            return step, state
+            return step, load(folder / str(step))
         except CheckpointError as error:
             log.warning("skipping a damaged checkpoint: %s", error)
     if found:
@@ -149,7 +171,8 @@ def _recover(folder: Path) -> None:
         if final.exists():
             shutil.rmtree(old, ignore_errors=True)
         else:
-            os.rename(old, final)
+            with contextlib.suppress(OSError):  # somebody else's folder may be read-only
+                os.rename(old, final)
 
 
 def choose(folder: Path, which: str) -> tuple[int, dict[str, Any]]:
@@ -184,18 +207,31 @@ def best(folder: Path) -> dict[str, Any] | None:
     return entry
 
 
-def mark_best(folder: Path, step: int, score: float, rewards: dict[str, float] | None = None) -> None:
-    """Note the best checkpoint, by the return that was learned from, and what it got of other rewards."""
-    temporary = folder / f".best-{os.getpid()}.json"
-    entry = {"step": step, "score": score, **({"rewards": rewards} if rewards else {})}
-    _write_synced(temporary, json.dumps(entry).encode())
-    os.replace(temporary, folder / "best.json")
+def mark_best(
+    folder: Path, step: int, score: float, rewards: dict[str, float] | None = None, kind: str = "greedy"
+) -> None:
+    """Note the best checkpoint, by the return that was learned from, what it got of other rewards, and how it acted."""
+    entry = {"step": step, "score": score, "kind": kind, **({"rewards": rewards} if rewards else {})}
+    write_whole(folder / "best.json", json.dumps(entry).encode())
+    sync_folder(folder)
 
 
-def prune(folder: Path, keep_every: int | None) -> None:
-    """Delete all but the last three, the best, and the first of each span of `keep_every` steps."""
+def prune(folder: Path, keep_every: int | None, whole: set[int] | None = None, written: int | None = None) -> None:
+    """Delete all but the last three whole checkpoints, the best, and the first of each span of `keep_every` steps.
+
+    Damaged ones among the newest do not count: they are renamed to STEP.damaged, of which the last few are kept.
+
+    Args:
+      folder: RUN/checkpoints.
+      keep_every: steps of a span; None: no spans.
+      whole: steps whose checkpoints this process has written or verified, which are not read again; those that are
+        verified here are added.
+      written: the step that was written last, which stays even if others have higher steps.
+    """
+    kept = _last_whole(folder, set() if whole is None else whole)
+    if written is not None:
+        kept.add(written)
     found = steps(folder)
-    kept = set(found[-KEPT:])
     try:
         entry = best(folder)
     except CheckpointError:
@@ -213,6 +249,38 @@ def prune(folder: Path, keep_every: int | None) -> None:
     for leftover in folder.glob(".writing-*"):
         if not leftover.name.endswith(f"-{os.getpid()}"):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _last_whole(folder: Path, whole: set[int]) -> set[int]:
+    """The last three checkpoints that are whole, with those above them that cannot be read; others are moved aside."""
+    kept, count = set(), 0
+    for step in reversed(steps(folder)):
+        if count == KEPT:
+            break
+        try:
+            if step not in whole:
+                verify(folder / str(step))
+        except DamagedError as error:
+            _move_aside(folder, step, error)
+            continue
+        except CheckpointError:  # of a later version, or on a disk that does not answer: that may pass
+            kept.add(step)
+            continue
+        whole.add(step)
+        kept.add(step)
+        count += 1
+    return kept
+
+
+def _move_aside(folder: Path, step: int, error: DamagedError) -> None:
+    """Rename a damaged checkpoint, so that it is neither counted nor loaded; only the last few of these are kept."""
+    aside = folder / f"{step}.damaged"
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(folder / str(step), aside)
+    warn(f"{error}; the checkpoint is now {aside.name}")
+    names = [child.name.removesuffix(".damaged") for child in folder.glob("*.damaged")]
+    for old in sorted(int(name) for name in names if name.isdecimal())[:-MOST_DAMAGED]:
+        shutil.rmtree(folder / f"{old}.damaged", ignore_errors=True)
 
 
 def _strip(tree: Any, part: str, path: str, arrays: dict[str, torch.Tensor]) -> Any:
@@ -250,28 +318,38 @@ def _restore(tree: Any, arrays: dict[str, torch.Tensor]) -> Any:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_inside(path.parent, path.name, MOST_JSON))
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} does not read as JSON: {error}") from None
+        raise DamagedError(f"{path} is missing") from None
+    except RunFolderError as error:  # a link, a pipe, a device
+        raise CheckpointError(str(error)) from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path} does not read as JSON: {error}") from None
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object")
+        raise DamagedError(f"{path} does not hold a JSON object")
     return content
 
 
 def _read_verified(path: Path, entry: Any) -> bytes:
     if not isinstance(entry, dict):
-        raise CheckpointError(f"{path.parent / 'manifest.json'} says nothing about {path.name}")
+        raise DamagedError(f"{path.parent / 'manifest.json'} says nothing about {path.name}")
     try:
-        size = path.stat().st_size
+        size = path.lstat().st_size
         if size != entry.get("bytes"):
-            raise CheckpointError(f"{path} has {size} bytes; its manifest says {entry.get('bytes')}")
-        data = path.read_bytes()
+            raise DamagedError(f"{path} has {size} bytes; its manifest says {entry.get('bytes')}")
+        if size > psutil.virtual_memory().available:
+            raise CheckpointError(f"{path} has {size:,} bytes, more than there is memory")
+        data = read_inside(path.parent, path.name, size)
+    except FileNotFoundError:
+        raise DamagedError(f"{path} is missing") from None
+    except RunFolderError as error:  # a link, a pipe, a device
+        raise CheckpointError(str(error)) from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     if hashlib.sha256(data).hexdigest() != entry.get("sha256"):
-        raise CheckpointError(f"{path} is damaged: its SHA-256 is not the manifest's")
+        raise DamagedError(f"{path} is damaged: its SHA-256 is not the manifest's")
     return data
 
 
@@ -279,12 +357,4 @@ def _write_synced(path: Path, data: bytes) -> None:
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(file.fileno(), path)

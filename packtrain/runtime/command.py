@@ -11,8 +11,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +24,27 @@ from packtrain import __version__, config, knobs, trees
 from packtrain.devices.compiled import refuse_unless_possible
 from packtrain.devices.queues import use_all_queues
 from packtrain.envs.boundary import space_leaves
+from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.picture import draw_without_screen
-from packtrain.errors import CheckpointError, ConfigError, EnvError, Error, RunFolderError
+from packtrain.envs.stream import Episode
+from packtrain.errors import CheckpointError, ConfigError, DivergedError, EnvError, Error, RunFolderError
+from packtrain.files import refuse_links, write_inside, write_whole
 from packtrain.memory.replay import Replay
 from packtrain.memory.sequences import Sequences
 from packtrain.memory.unroll import Unrolls
-from packtrain.metrics.console import amount, duration, open_console
+from packtrain.metrics.console import amount, duration, never_failing_terminal, open_console
 from packtrain.metrics.writers import TensorBoardWriter
 from packtrain.networks.control import ControlNetwork
 from packtrain.runtime import checkpoint, local, serial, together
 from packtrain.runtime import film as films
 from packtrain.runtime.branching import branch
-from packtrain.runtime.evaluation import Evaluator
+from packtrain.runtime.evaluation import Evaluator, Kind
 from packtrain.runtime.experiment import Experiment
-from packtrain.runtime.folder import RunFolder, beside, point_latest
+from packtrain.runtime.folder import RunFolder, claim, point_latest
 from packtrain.runtime.learned_rewards import say_rewards
 from packtrain.runtime.parts import open_evaluator, try_out
 from packtrain.runtime.seeds import seed_for
-from packtrain.runtime.training import Training, learning_epoch
+from packtrain.runtime.training import Training, schedule_epoch
 from packtrain.runtime.watchdog import Watchdog
 from packtrain.types import Spec
 
@@ -67,9 +70,10 @@ class TrainRequest:
     fresh: bool = False
     start_from: Path | None = None  # a run to begin from; with several seeds, a folder of them
     tensorboard: bool = False
-    trusted: bool = True
+    trust_config: bool = False  # a configuration of a run folder may import anything
     alone: bool = True  # it has the terminal for itself
     latest_in: Path | None = None  # the folder whose link `latest` should point to this run
+    home: Path = field(default_factory=Path.cwd)  # what paths are relative to, wherever an environment goes
 
 
 def output_folder(output_dir: str | None, savedir: str | None, xpid: str | None, config_name: str) -> Path:
@@ -84,15 +88,13 @@ def output_folder(output_dir: str | None, savedir: str | None, xpid: str | None,
     return root / name / time.strftime("%Y%m%d-%H%M%S")
 
 
-def is_in_run_folder(path: Path) -> bool:
-    """Whether a configuration lies in a run folder, where somebody else may have put it."""
-    return path.name == "config.gin" and (
-        (path.parent / "checkpoints").exists() or (path.parent / "metrics.jsonl").exists()
-    )
-
-
 def train(request: TrainRequest) -> int:
     """Train one seed, or several; returns the exit code."""
+    with never_failing_terminal():
+        return _train(request)
+
+
+def _train(request: TrainRequest) -> int:
     if request.num_seeds is None:
         with _prepared(request) as opened:
             if opened is None:
@@ -101,8 +103,11 @@ def train(request: TrainRequest) -> int:
                 RUNTIMES[request.runtime](opened.training)
                 opened.training.save(required=True)
             return opened.close(received)
-    _, experiment, _ = prepare(*_described(request))
-    root = beside(request.output) if request.fresh else request.output
+    _, experiment, _ = _prepare(request)
+    root = request.output
+    if request.fresh:
+        root = root.with_name(claim(request.home / root).name)
+    refuse_links(request.home / root)
     requests = []
     for k in range(request.num_seeds):
         one = replace(
@@ -115,43 +120,65 @@ def train(request: TrainRequest) -> int:
     code = _train_together(requests) if together.can_share(experiment) else 0
     if not together.can_share(experiment):
         for one in requests:
-            code = train(one)
+            code = _train(one)
             if code:
                 return code
     if request.latest_in is not None and not code:
-        point_latest(request.latest_in, root)
+        point_latest(request.home / request.latest_in, request.home / root)
     return code
 
 
 def _train_together(requests: list[TrainRequest]) -> int:
     """Several seeds at once, in this process."""
     with contextlib.ExitStack() as stack:
-        each = [stack.enter_context(_prepared(one, saved)) for one, saved in _together_from(requests)]
+        found = _together_from(requests)
+        each = [None if one is None else stack.enter_context(_prepared(*one)) for one in found]
         opened = [one for one in each if one is not None]
         if not opened:
             return 0
         with _signals([one.training for one in opened]) as received:
             runs = [None if one is None else one.training for one in each]
-            together.run(runs, overlaps=requests[0].runtime == "local")
-            for one in opened:
-                one.training.save(required=True)
-        return [one.close(received) for one in opened][0]
+            diverged = together.run(runs, overlaps=requests[0].runtime == "local")
+            left = {place: one.training for place, one in enumerate(each) if one is not None and place not in diverged}
+            diverged |= together.save_all(left, required=True)
+        codes = [one.close(received) for place, one in enumerate(each) if one is not None and place not in diverged]
+        for place, why in diverged.items():
+            print(f"packtrain: error: {requests[place].output}: {why}", file=sys.stderr, flush=True)
+        behind = [one.output for one, known in zip(requests, found, strict=True) if known is None]
+        for output in behind:
+            line = f"{output} diverged before and was left out; the same command goes on with it"
+            print(f"packtrain: error: {line} when the others are finished", file=sys.stderr, flush=True)
+        incomplete = DivergedError.exit_code if diverged or behind else 0
+        return next(iter(codes), 0) or incomplete
 
 
-def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Saved]]:
-    """Where each of several seeds goes on: runs that learn together, from the same update."""
-    folders = [RunFolder(one.output).checkpoints for one in requests]
+def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Saved] | None]:
+    """Where each of several seeds goes on: runs that learn together, from the same update.
+
+    None stands for a run that has diverged while others that are not finished went on.
+    """
+    folders = [RunFolder(one.output, one.home).checkpoints for one in requests]
     newest = [checkpoint.load_newest(folder) if folder.is_dir() else None for folder in folders]
-    _, experiment, _ = prepare(*_described(requests[0]))
+    for folder, saved in zip(folders, newest, strict=True):
+        if saved is not None:
+            refuse_ill_formed(folder.parent, saved[1])
+    _, experiment, _ = _prepare(requests[0])
     under_way = [k for k, saved in enumerate(newest) if saved is None or finished(experiment, saved[1]["run"]) is None]
+    behind = [k for k in under_way if together.left_behind(folders[k].parent)]
+    if len(behind) == len(under_way):
+        behind = []
+    under_way = [k for k in under_way if k not in behind]
     if experiment.by_ratio and under_way:
         for k, saved in zip(under_way, together.same_updates([folders[k] for k in under_way]), strict=True):
             newest[k] = saved
-    return list(zip(requests, newest, strict=True))
+    pairs = zip(requests, newest, strict=True)
+    return [None if k in behind else pair for k, pair in enumerate(pairs)]
 
 
-def _described(request: TrainRequest) -> tuple:
-    return request.files, request.bindings, request.knobs, request.seed, request.trusted
+def _prepare(request: TrainRequest) -> tuple[config.Configuration, Experiment, Spec]:
+    """Load and try what a command line describes, with paths relative to where it was typed."""
+    with contextlib.chdir(request.home):
+        return prepare(request.files, request.bindings, request.knobs, request.seed, request.trust_config)
 
 
 @dataclass
@@ -168,14 +195,14 @@ class _Opened:
         self.console.close()
         if received:
             print(
-                f"stopped by {received[0].name}: {self.folder.path} saved at step {training.step:,}; the same command "
+                f"stopped by {received[0].name}: {self.folder.shown} saved at step {training.step:,}; the same command "
                 "goes on"
             )
             log.info("stopped by %s at step %d", received[0].name, training.step)
             return 128 + int(received[0])
         log.info("finished at step %d", training.step)
         rate = f"{amount(training.step / max(1e-9, training.log.wall_s()))} steps/s"
-        print(f"finished {training.step:,} steps in {duration(training.log.wall_s())} ({rate}): {self.folder.path}")
+        print(f"finished {training.step:,} steps in {duration(training.log.wall_s())} ({rate}): {self.folder.shown}")
         return 0
 
 
@@ -189,43 +216,52 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
     """
     other = None
     if request.start_from is not None:
-        refuse_no_run(request.start_from)
-        _, other, _ = prepare([request.start_from / "config.gin"], [], {}, None, trusted=False)
-    configuration, experiment, spec = prepare(*_described(request))
+        with contextlib.chdir(request.home):
+            refuse_no_run(request.start_from)
+            _, other, _ = prepare([request.start_from / "config.gin"], [], {}, None, request.trust_config)
+    configuration, experiment, spec = _prepare(request)
     device = find_device(request.device)
     refuse_too_large(experiment, spec, device)
     for use in experiment.learners.values():
         refuse_unless_possible(device, getattr(use.learner, "compile", None))
     if request.tensorboard:
         TensorBoardWriter.available()
-    folder = RunFolder(beside(request.output) if request.fresh else request.output)
+    folder = RunFolder(request.output, request.home, request.fresh)
     folder.check_writable()
+    refuse_links(folder.path)
     folder.refuse_other_kind(folder.study)
+    if not checkpoint.steps(folder.checkpoints):  # a run made before something was refused may go on
+        for use in experiment.learners.values():
+            if (refuse := getattr(use.learner, "refuse_ignored", None)) is not None:
+                refuse(experiment.policy)
     text, begun = configuration.text(), None
-    if other is not None and not checkpoint.steps(folder.checkpoints):
+    if other is not None and (request.fresh or not checkpoint.steps(folder.checkpoints)):
         assert request.start_from is not None
-        begun = _branch(request.start_from, other, configuration, text)
+        with contextlib.chdir(request.home):
+            begun = _branch(request.start_from, other, configuration, text)
     folder.open()
     console = None
     try:
         if isinstance(saved, str):
-            saved = checkpoint.load_newest(folder.checkpoints, with_replay=True)
+            saved = checkpoint.load_newest(folder.checkpoints)
         if saved is not None:
-            refuse_other(folder.path, saved[1], configuration)
+            refuse_ill_formed(folder.path, saved[1])
+            refuse_other(folder.shown, saved[1], configuration)
             if (end := finished(experiment, saved[1]["run"])) is not None:
-                print(f"{folder.path} is finished: {end}")
+                print(f"{folder.shown} is finished: {end}")
                 yield None
                 return
             _log_changes(saved[1]["run"]["values"], configuration)
             anew = "" if "actor" in saved[1] else "; the environments begin new episodes"
-            print(f"{folder.path}: going on from step {saved[0]:,}{anew}")
+            print(f"{folder.shown}: going on from step {saved[0]:,}{anew}")
         elif begun is not None:
             saved = begun[:2]
-            folder.metrics.write_bytes(begun[2])
-            print(f"{folder.path}: beginning from step {saved[0]:,} of {request.start_from}")
-        folder.config.write_text(text, encoding="utf-8")
+            write_whole(folder.metrics, begun[2])
+            print(f"{folder.shown}: beginning from step {saved[0]:,} of {request.start_from}")
+        folder.write_config(text)
+        together.take_up(folder.path)
         if request.latest_in is not None:
-            point_latest(request.latest_in, folder.path)
+            point_latest(request.home / request.latest_in, folder.path)
         log.info(
             "packtrain %s, torch %s, %s runtime on %s, configuration %s",
             __version__,
@@ -248,15 +284,16 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
             log.warning("%s", line)
         if spec.frames_per_step > 1 and experiment.streams.num_actors >= MANY_GAMES:
             print(f"opening {experiment.streams.num_actors} games, about a tenth of a second each", flush=True)
-        console = open_console(str(folder.path), experiment.total_steps, experiment.epochs, alone=request.alone)
+        console = open_console(str(folder.shown), experiment.total_steps, experiment.epochs, alone=request.alone)
         exact = request.runtime == "serial"
-        training = Training(
-            experiment, spec, folder, configuration, device, console, saved, request.tensorboard, exact=exact
-        )
+        with restoring(folder.path, saved is not None), exits_are_faults():
+            training = Training(
+                experiment, spec, folder, configuration, device, console, saved, request.tensorboard, exact=exact
+            )
         with contextlib.closing(training):
             yield _Opened(training, folder, console)
     except Error as error:
-        log.error("%s", error)
+        log.error("%s", error, exc_info=error.__cause__)  # an environment's own traceback is the cause
         raise
     except torch.OutOfMemoryError as error:
         log.error("%s", error)
@@ -264,8 +301,9 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
             f"the memory of {device} is full: {str(error).splitlines()[0]} "
             "Lower batch_size, unroll_length or num_actors; a checkpoint that was written stands"
         ) from error
-    except Exception:
+    except Exception as error:
         log.exception("the run failed")
+        setattr(error, "logged_in", folder.path / "log.txt")  # noqa: B010  (mypy)
         raise
     finally:
         if console is not None:
@@ -274,10 +312,10 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
 
 
 def prepare(
-    files: list[Path], bindings: list[str], values: dict[str, Any], seed: int | None, trusted: bool
+    files: list[Path], bindings: list[str], values: dict[str, Any], seed: int | None, trust_config: bool = False
 ) -> tuple[config.Configuration, Experiment, Spec]:
     """Load, build and try a configuration: after this, its environment has been reset once and its network built."""
-    configuration = config.load(files, bindings, values, trusted, seed)
+    configuration = config.load(files, bindings, values, trust_config, seed)
     if configuration.root == "Study":
         raise ConfigError(
             f"{knobs.shown(files[-1])} is a study: it has no agent and no checkpoint; "
@@ -364,6 +402,74 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def refuse_ill_formed(path: Path, state: dict[str, Any]) -> None:
+    """CheckpointError if a checkpoint lacks what every command reads, or its weights are not finite.
+
+    Args:
+      path: its run folder, for the message.
+      state: what was loaded.
+    """
+    run, weights = state.get("run"), state.get("weights")
+    if not isinstance(run, dict) or not isinstance(weights, dict) or not isinstance(state.get("learners"), dict):
+        raise CheckpointError(f"the checkpoint of {path} lacks its run, weights or learners: it is not packtrain's")
+    kinds: dict[str, Callable[[Any], bool]] = {
+        **dict.fromkeys(("step", "env_steps", "metrics_bytes"), _is_count),
+        "wall_s": lambda value: isinstance(value, (int, float)) and math.isfinite(value),
+        **dict.fromkeys(("next_eval", "last_eval"), lambda value: type(value) is int),
+        **dict.fromkeys(("identity", "values"), _is_texts),
+    }
+    newer = {
+        "repeats": lambda value: isinstance(value, (list, tuple)) and all(map(_is_count, value)),
+        **dict.fromkeys(("random_steps", "counted"), _is_count),
+        "solved_at": lambda value: value is None or _is_count(value),
+    }
+    kinds |= {name: fits for name, fits in newer.items() if name in run}  # not known to earlier versions
+    for name, fits in kinds.items():
+        if not fits(run.get(name)):
+            raise CheckpointError(
+                f"the checkpoint of {path} says {name} = {run.get(name)!r:.60}: it is not packtrain's"
+            )
+    for name, tree in weights.items():
+        leaves: list[Any] = trees.flatten(tree) if isinstance(tree, dict) else [None]
+        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            raise CheckpointError(f"the checkpoint of {path} has weights {name!r:.60} that are no arrays")
+        if not all(bool(torch.isfinite(leaf).all()) for leaf in leaves if leaf.is_floating_point()):
+            raise CheckpointError(
+                f"the checkpoint of {path} has weights {name!r:.60} that are not finite; --checkpoint names another"
+            )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in [*value, *value.values()])
+
+
+@contextlib.contextmanager
+def restoring(path: Path, from_checkpoint: bool = True) -> Iterator[None]:
+    """Turn errors of a state that does not fit into a CheckpointError of one line; the traceback goes to the log.
+
+    Args:
+      path: the run folder, for the message.
+      from_checkpoint: False where nothing is restored: errors stay as they are.
+    """
+    try:
+        yield
+    except (Error, MemoryError, OSError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not from_checkpoint:
+            raise
+        log.info("a checkpoint does not fit", exc_info=True)
+        reason = (str(error).splitlines() or [""])[0]
+        raise CheckpointError(
+            f"the checkpoint of {path} does not fit its configuration ({type(error).__name__}: {reason}); --fresh "
+            "starts anew beside it"
+        ) from error
+
+
 def refuse_other(path: Path, state: dict[str, Any], configuration: config.Configuration) -> None:
     """CheckpointError with the first difference if a checkpoint was made with another configuration."""
     changed = configuration.difference(state["run"]["identity"])
@@ -390,12 +496,13 @@ def _branch(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.gin"
         path.write_text(text, encoding="utf-8")
-        _, written, _ = prepare([path], [], {}, None, trusted=True)  # defaults spelt out, as in the other's
-    return branch(run, other, written, configuration)
+        _, written, _ = prepare([path], [], {}, None, trust_config=True)  # defaults spelt out, as in the other's
+    with restoring(run):
+        return branch(run, other, written, configuration)
 
 
 def refuse_no_run(run: Path) -> None:
-    """RunFolderError, with a hint, unless a folder is that of a run."""
+    """RunFolderError, with a hint, unless a folder is that of a run and none of its parts is a link."""
     if not run.is_dir():
         raise RunFolderError(f"{run} is not a run folder: it does not exist")
     seeds = sorted(run.glob("seed_*"), key=lambda path: path.name)
@@ -404,14 +511,21 @@ def refuse_no_run(run: Path) -> None:
         if (run / "model.tar").is_file():
             hint = f"it holds a TorchBeast checkpoint: packtrain convert {run / 'model.tar'} --output_dir ... makes one"
         raise RunFolderError(f"{run} is not a run folder: {hint}")
+    refuse_links(run)
 
 
 @contextlib.contextmanager
 def _signals(trainings: list[Training]) -> Iterator[list[signal.Signals]]:
-    """The first SIGINT or SIGTERM asks the runs to save and leave; the second leaves at once."""
+    """The first SIGINT, SIGTERM or SIGHUP asks the runs to save and leave; the second leaves at once.
+
+    A closed terminal sends SIGHUP, and its shell may send a second one, which is ignored. Where SIGHUP is ignored from
+    the start, as under `nohup`, it stays ignored.
+    """
     received: list[signal.Signals] = []
 
     def handle(number: int, _: Any) -> None:
+        if received and number == signal.SIGHUP:
+            return
         if received:
             os._exit(128 + number)
         received.append(signal.Signals(number))
@@ -423,7 +537,10 @@ def _signals(trainings: list[Training]) -> Iterator[list[signal.Signals]]:
             flush=True,
         )
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield received
     finally:
@@ -441,30 +558,50 @@ def evaluate(
     *,
     seed: int | None,
     device: str,
-    trusted: bool,
-    greedy: bool = True,
+    trust_config: bool,
+    greedy: bool | None = None,
     video_episodes: int = 0,
     video_format: films.Format = "png",
 ) -> dict[str, Any]:
-    """Play episodes with a run's checkpoint; also left in RUN/eval.json. Nothing in the folder can run code."""
+    """Play episodes with a run's checkpoint; also left in RUN/eval.json. Nothing in the folder can run code.
+
+    Args:
+      run: the run folder.
+      num_episodes: of each kind.
+      which: the checkpoint: latest, best, or a step.
+      seed: of the environments; None: the run's.
+      device: of the network.
+      trust_config: whether the configuration may import modules outside packtrain.
+      greedy: whether actions are the mode of the distribution or samples; None: both kinds, if the policy has both,
+        and the run's `Evaluation.best` goes by the plain names.
+      video_episodes: how many of the first kind are filmed.
+      video_format: of the films.
+    """
     refuse_no_run(run)
     folder = films.folder_for(run, video_format) if video_episodes else None
     if folder is not None:
         draw_without_screen()
-    configuration, experiment, spec = prepare([run / "config.gin"], [], {}, None, trusted)
+    configuration, experiment, spec = prepare([run / "config.gin"], [], {}, None, trust_config)
     step, state = checkpoint.choose(run / "checkpoints", which)
+    refuse_ill_formed(run, state)
     refuse_other(run, state, configuration)
     place = find_device(device)
     torch.set_num_threads(1)
     root = seed_for(experiment.seed if seed is None else seed, "eval")
     if folder is not None:
         experiment = films.for_pictures(experiment)
-    evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, greedy=greedy)
-    repeats = state["run"].get("repeats", [0] * len(experiment.schedule))
-    evaluator.policy.begin_epoch(learning_epoch(experiment, repeats), sum(repeats))
-    for weights in state["weights"].values():  # none where nothing learns
-        network.load_state_dict({**network.state_dict(), **weights})
-    known = state["actor"]["seats"][0] if "actor" in state else {"own": state["seats"][0]} if "seats" in state else {}
+    kinds: list[Kind] = [] if greedy is None else ["greedy" if greedy else "sampled"]
+    evaluator, network = open_evaluator(experiment, spec, place, num_episodes, root, kinds=kinds)
+    greedy = evaluator.kind == "greedy"
+    with restoring(run):
+        repeats = state["run"].get("repeats", [0] * len(experiment.schedule))
+        for policy in evaluator.policies:
+            policy.begin_epoch(schedule_epoch(experiment, repeats), sum(repeats))
+        for weights in state["weights"].values():  # none where nothing learns
+            network.load_state_dict({**network.state_dict(), **weights})
+        known = (
+            state["actor"]["seats"][0] if "actor" in state else {"own": state["seats"][0]} if "seats" in state else {}
+        )
 
     def on_hang(error: EnvError) -> None:
         print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
@@ -472,14 +609,15 @@ def evaluate(
 
     environment = experiment.streams.environment
     columns = [evaluator.stream.columns]
-    with contextlib.closing(evaluator), Watchdog(columns, environment.step_deadline_secs, on_hang):
+    deadlines = environment.step_deadline_secs, environment.start_deadline_secs
+    with contextlib.closing(evaluator), Watchdog(columns, *deadlines, on_hang):
         name = f"{step}" + "_sampled" * (not greedy)
         film, expansion = None, films.expansion_of(experiment)
         if folder is not None:
             film = films.Film(evaluator, folder, name, video_episodes, video_format, keep=expansion is not None)
-        played = _play(evaluator, num_episodes, known, film)
+        with exits_are_faults(columns):
+            played, episodes = _play(evaluator, known, film)
     result = {**played, "checkpoint": step, "env": environment.id, "greedy": greedy}
-    episodes = [episode for column in evaluator.episodes for episode in column]
     result |= {"returns": [each.returns["train"] for each in episodes], "lengths": [each.length for each in episodes]}
     if film is not None and folder is not None:
         result["videos"] = film.videos
@@ -487,42 +625,60 @@ def evaluate(
             assert isinstance(network, ControlNetwork)
             result["weights"] = films.weigh(network, expansion, film, folder / f"{name}_weights.json")
     with contextlib.suppress(OSError):  # somebody else's folder may be read-only
-        (run / "eval.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
+        write_inside(run, "eval.json", json.dumps(result).encode() + b"\n")
     return result
 
 
-def _play(evaluator: Evaluator, num_episodes: int, known: dict[str, Any], film: films.Film | None) -> dict[str, Any]:
-    """All episodes; on a terminal, with a line that counts them."""
+def _play(evaluator: Evaluator, known: dict[str, Any], film: films.Film | None) -> tuple[dict[str, Any], list[Episode]]:
+    """All episodes, those of the first kind apart; on a terminal, with a line that counts them."""
     shown = time.monotonic()
     evaluator.begin(known)
-    result = None
+    result, episodes = None, evaluator.episodes
     while result is None:
-        if film is not None:
+        if film is not None and evaluator.plays_first_kind:
             film.look()
         result = evaluator.tick()
+        if evaluator.plays_first_kind:
+            episodes = evaluator.episodes
         if sys.stderr.isatty() and time.monotonic() - shown > 1:
             shown = time.monotonic()
-            print(f"\r{evaluator.played} of {num_episodes} episodes", end="", file=sys.stderr, flush=True)
-    if film is not None:
+            print(f"\r{evaluator.played} episodes", end="", file=sys.stderr, flush=True)
+    if film is not None and evaluator.plays_first_kind:
         film.look()
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    return result
+    return result, [episode for column in episodes for episode in column]
 
 
 def describe_evaluation(run: str, result: dict[str, Any]) -> str:
     """The result as a line or two for people."""
-    interval = "" if result["return_ci95"] is None else f" ± {result['return_ci95']:.3f} (95 % interval)"
+    interval = _half_width(result["return_ci95"]) + " (95 % interval)" * (result["return_ci95"] is not None)
     solved = f", solved {result['solved']:.3f}" if "solved" in result else ""
+    cut = f", {result['episodes_truncated']} cut off" if result["episodes_truncated"] else ""
     text = (
         f"{run} at step {result['checkpoint']:,}: return {result['return_mean']:.3f}{interval}{solved} "
-        f"({result['episodes']} episode{'s' * (result['episodes'] != 1)} of {result['length_mean']:.1f} steps)"
+        f"({result['episodes']} episode{'s' * (result['episodes'] != 1)} of {result['length_mean']:.1f} steps{cut})"
     )
     if 1 < result["episodes"] <= MOST_LISTED:
         each = zip(result["returns"], result["lengths"], strict=True)
         text += "\n  episodes: " + ", ".join(f"{value:.1f} ({length:,} steps)" for value, length in each)
+    each_kind = [
+        f"{kind} {result[f'return_{kind}_mean']:.3f}" + _half_width(result[f"return_{kind}_ci95"])
+        for kind in ("greedy", "sampled")
+        if f"return_{kind}_mean" in result
+    ]
+    if each_kind:
+        text += f"\n  {', '.join(each_kind)} ({result['episodes']} of each; above {_kind(result)})"
     others = {name: value for name, value in result["rewards"].items() if name != "train"}
     text += "".join(f"\n  {name}: {value:.3f}" for name, value in others.items())
     if "videos" in result:
         text += "\n" + films.describe(run, result["videos"], result.get("weights"))
     return text
+
+
+def _half_width(value: float | None) -> str:
+    return "" if value is None else f" ± {value:.3f}"
+
+
+def _kind(result: dict[str, Any]) -> str:
+    return "greedy" if result["greedy"] else "sampled"

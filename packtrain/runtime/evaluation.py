@@ -1,25 +1,100 @@
-"""Greedy episodes in environments of their own, one step at a time, so that a runtime can fit them in anywhere."""
+"""Evaluation episodes in environments of their own, one step at a time, so that a runtime can fit them in anywhere."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
+from packtrain.envs.deadline import RunningTime
 from packtrain.envs.stream import Episode, Stream
+from packtrain.interfaces import Policy
+from packtrain.metrics.intervals import student_t
 from packtrain.types import Row
+
+Kind = Literal["greedy", "sampled"]
+"""How actions are chosen from the policy's distribution: its mode, or a sample."""
+
+LONGEST_TICK_SECS = 60.0  # a longer pause between two steps does not count as time of the evaluation
+
+
+class Limits:
+    """Cuts off episodes that go on too long; each counts as it is, and its column plays no other."""
+
+    def __init__(self, max_steps: int | None = None, deadline_secs: float | None = None):
+        """Nothing is cut off yet.
+
+        Args:
+          max_steps: of an episode; None: no limit.
+          deadline_secs: of an evaluation, after which all episodes under way are cut off; None: no deadline.
+        """
+        self._max_steps, self._deadline = max_steps, deadline_secs
+        self.begin()
+
+    def begin(self) -> None:
+        """An evaluation begins."""
+        self._time = RunningTime(LONGEST_TICK_SECS)
+        self.cut_off = 0  # columns
+
+    def apply(self, stream: Stream, played: list[list[Episode]], wanted: list[int]) -> None:
+        """Add the episodes that are cut off now to `played`, and let `wanted` of their columns be what they have."""
+        late = self._deadline is not None and self._time.look() > self._deadline
+        if not late and (self._max_steps is None or stream.lengths.max() < self._max_steps):
+            return
+        for column, length in enumerate(stream.lengths.tolist()):
+            if len(played[column]) < wanted[column] and (late or length >= (self._max_steps or 0)):
+                if length:  # else its next episode has not begun
+                    played[column].append(stream.unfinished(column))
+                wanted[column] = len(played[column])
+                self.cut_off += 1
 
 
 class Evaluator:
-    """Plays a fixed number of episodes, each column its share, so that short episodes are not over-counted."""
+    """Plays a fixed number of episodes of each kind, each column its share, so that short ones are not over-counted.
 
-    def __init__(self, stream: Stream, policy: Any, num_episodes: int):
+    Kinds are played one after the other in the same environments, from the same seeds.
+    """
+
+    def __init__(
+        self, stream: Stream, policies: Mapping[Kind, Policy], num_episodes: int, limits: Limits | None = None
+    ):
+        """Nothing is played before `begin`.
+
+        Args:
+          stream: the environments.
+          policies: by kind, in the order in which they are played. The first one's result goes by the plain names.
+          num_episodes: of each kind.
+          limits: of episodes, and of all kinds together; None: there are none.
+        """
         self.stream = stream
-        self.policy = policy
-        self._seat = policy.seat(stream)
+        self._limits = limits or Limits()
+        self._kinds = list(policies)
+        self._policies = dict(policies)
+        self._seats = {kind: policy.seat(stream) for kind, policy in policies.items()}
+        several = policies if len(policies) > 1 else {}
+        self._generators = {kind: policy.generator.get_state() for kind, policy in several.items()}
         self._share = [num_episodes // stream.size + (c < num_episodes % stream.size) for c in range(stream.size)]
-        self._played: list[list[Episode]] = []
+        self._known: dict[str, Any] = {}
+        self._results: dict[Kind, dict[str, Any]] = {}
+        self._start_next = False
         self.active = False
+        self._choose(self._kinds[0])
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of the first kind."""
+        return self._policies[self._kinds[0]]
+
+    @property
+    def policies(self) -> list[Policy]:
+        """The policies of all kinds."""
+        return list(self._policies.values())
+
+    @property
+    def plays_first_kind(self) -> bool:
+        """Whether the episodes at hand are those of the first kind."""
+        return self.kind == self._kinds[0]
 
     def begin(self, known: dict[str, Any] | None = None) -> None:
         """Start over with the weights the policy has now, from the same seeds every time.
@@ -28,24 +103,58 @@ class Evaluator:
           known: the snapshot of the seat of whoever trains and has found something out while it played. It is copied:
             evaluations teach nobody, themselves included.
         """
+        self._known, self._results = known or {}, {}
+        self._limits.begin()
+        self._start(self._kinds[0])
+
+    def _choose(self, kind: Kind) -> None:
+        self.kind, self._seat = kind, self._seats[kind]
+        self._played: list[list[Episode]] = [[] for _ in range(self.stream.size)]
+
+    def _start(self, kind: Kind) -> None:
+        self._choose(kind)
         self.stream.restart()
         self._seat.begin()
-        self._seat.know(known or {})
+        self._seat.know(self._known)
+        if kind in self._generators:  # what is sampled must not depend on earlier evaluations
+            self._policies[kind].generator.set_state(self._generators[kind])
         self._row = self.stream.start()
-        self._played = [[] for _ in range(self.stream.size)]
-        self.active = True
+        self._wanted = list(self._share)
+        self._start_next, self.active = False, True
 
     def tick(self) -> dict[str, Any] | None:
-        """One step of every column; the result when the last episode is over."""
+        """One step of every column; the result when the last episode of the last kind is over."""
+        if self._start_next:
+            self._start(self._kinds[len(self._results)])
         self.stream.send(self._seat.act(self._row).action)
         self._row = self.stream.recv()
         for episode in self.stream.drain_episodes():
-            if len(self._played[episode.column]) < self._share[episode.column]:
+            if len(self._played[episode.column]) < self._wanted[episode.column]:
                 self._played[episode.column].append(episode)
-        if any(len(played) < share for played, share in zip(self._played, self._share, strict=True)):
+        self._limits.apply(self.stream, self._played, self._wanted)
+        if any(len(played) < wanted for played, wanted in zip(self._played, self._wanted, strict=True)):
+            return None
+        self._results[self.kind] = summary([episode for played in self._played for episode in played])
+        if len(self._results) < len(self._kinds):
+            self._start_next = True  # with the next tick: a film still looks at the last step
             return None
         self.active = False
-        return summary([episode for played in self._played for episode in played])
+        return {**self._combined(), "episodes_truncated": self._limits.cut_off}
+
+    def _combined(self) -> dict[str, Any]:
+        """The result of the first kind, and if there are several, the returns of each under its own name."""
+        result = dict(self._results[self._kinds[0]])
+        if len(self._kinds) > 1:
+            for kind, found in self._results.items():
+                names = ("mean", "std", "ci95")
+                result |= {f"return_{kind}_{name}": found[f"return_{name}"] for name in names}
+                result[f"episodes_{kind}"] = found["episodes"]
+        return result
+
+    def progress(self) -> str:
+        """Say how far it is."""
+        of = sum(self._share) * len(self._kinds)
+        return f"evaluating: {self.played} of {of} episodes; the longest under way: {self.stream.lengths.max():,} steps"
 
     @property
     def row(self) -> Row:
@@ -54,13 +163,14 @@ class Evaluator:
 
     @property
     def episodes(self) -> list[list[Episode]]:
-        """Those that count so far, by column."""
+        """Those of the kind at hand that count so far, by column."""
         return self._played
 
     @property
     def played(self) -> int:
-        """Episodes that count so far."""
-        return sum(len(played) for played in self._played)
+        """Episodes of all kinds that count so far."""
+        under_way = 0 if self.kind in self._results else sum(len(played) for played in self._played)
+        return under_way + sum(found["episodes"] for found in self._results.values())
 
     def close(self) -> None:
         """Close the environments."""
@@ -68,14 +178,18 @@ class Evaluator:
 
 
 def summary(episodes: list[Episode]) -> dict[str, Any]:
-    """Mean, spread and interval of the returns of a list of episodes, and the mean of every reward channel."""
+    """Mean, spread and 95 % Student-t half-width of the returns of some episodes; the mean of every reward channel.
+
+    return_ci95 = t(0.95, n − 1) · s / √n
+    """
     returns = [episode.returns["train"] for episode in episodes]
-    deviation = statistics.stdev(returns) if len(returns) > 1 else 0.0
+    count = len(returns)
+    deviation = statistics.stdev(returns) if count > 1 else 0.0
     result = {
         "episodes": len(episodes),
         "return_mean": statistics.fmean(returns),
         "return_std": deviation,
-        "return_ci95": 1.96 * deviation / math.sqrt(len(returns)) if len(returns) > 1 else None,
+        "return_ci95": student_t(count - 1) * deviation / math.sqrt(count) if count > 1 else None,
         "length_mean": statistics.fmean(episode.length for episode in episodes),
         "rewards": {
             name: statistics.fmean(episode.returns[name] for episode in episodes) for name in episodes[0].returns

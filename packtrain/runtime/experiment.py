@@ -18,7 +18,7 @@ from packtrain.memory.unroll import Unrolls
 from packtrain.networks.action_values import ActionValues
 from packtrain.networks.actor_critic import ActorCritic
 from packtrain.networks.control import Control
-from packtrain.networks.prediction import Prediction
+from packtrain.networks.prediction import EnsemblePrediction, Prediction
 from packtrain.networks.world_model import FactoredWorldModel, WorldModel
 from packtrain.planning.learned import NETWORK as MODEL
 from packtrain.planning.learned import LearnedModel
@@ -63,10 +63,9 @@ class Planning:
     """A policy that searches, and the networks it asks."""
 
     agent: Agent
-    network: Prediction = Prediction()
+    network: Prediction | EnsemblePrediction = Prediction()
     model: LearnedModel | None = None  # what is searched in; None: the environment itself
     model_network: WorldModel | FactoredWorldModel = WorldModel()  # that guesses for it
-    evaluation_agent: Agent | None = None  # acts in evaluations; None: the same
     traces: Traces | None = None  # which episodes are written down; None: none
 
     def build(self, spec: Spec) -> nn.ModuleDict:
@@ -190,6 +189,11 @@ class Repeat:
         """Whether anything is updated in it."""
         return any(isinstance(stage, Update) for stage in self.stages)
 
+    @property
+    def plans(self) -> bool:
+        """Whether the planner plays episodes in it: not in random data collection, not in pre-training of a model."""
+        return any(isinstance(stage, Collect) and stage.policy == "policy" for stage in self.stages)
+
 
 @configurable
 @dataclass(frozen=True)
@@ -216,15 +220,27 @@ class Run:
 @configurable
 @dataclass(frozen=True)
 class Evaluation:
-    """Greedy episodes between training, in environments of their own; not stored, not counted."""
+    """Episodes between training, in environments of their own; not stored, not counted.
+
+    A policy that outputs a distribution plays them twice: greedily, by the distribution's mode, and sampled, as it acts
+    in training. Others play greedily only.
+    """
 
     every: int = 0  # steps; 0: never
-    every_epochs: int = 0  # epochs, where there are epochs; 0: never
-    num_episodes: int = 16
+    every_epochs: int = 0  # epochs in which the planner plays, where there are epochs; 0: never
+    num_episodes: int = 16  # of each kind
+    best: Literal["greedy", "sampled"] = "greedy"  # the kind that `return_mean` and the best checkpoint go by
     environment: Environment | None = None  # None: that of training; also what `packtrain eval` plays
     episode_time_limit: int | None = None  # steps, for planners; None: that of training
+    max_steps: int = 108_000  # of an episode, after which it is cut off and counted as truncated
+    deadline_secs: float = 3600.0  # of an evaluation, after which episodes under way are cut off and counted
+    agent: Agent | None = None  # acts in it, for planners; None: that of training
 
     def __post_init__(self) -> None:
+        if self.max_steps < 1:
+            raise ConfigError(f"Evaluation.max_steps = {self.max_steps} must be at least 1")
+        if self.deadline_secs <= 0:
+            raise ConfigError(f"Evaluation.deadline_secs = {self.deadline_secs} must be above 0")
         for name in ("every", "every_epochs"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"Evaluation.{name} = {getattr(self, name)} must not be negative")
@@ -243,13 +259,20 @@ class Experiment:
     learners: dict[str, LearnerUse]
     schedule: tuple[Collect | Update | Repeat, ...]
     run: Run = field(default_factory=Run)
-    evaluation: Evaluation = field(default_factory=Evaluation)
+    evaluation: Evaluation = field(default_factory=Evaluation)  # the first one; its score decides the best checkpoint
     seed: int = 0
-    exploration: ExplorationCallback | None = None  # count states and distances; None: nobody does
+    exploration: ExplorationCallback | None = None  # count states and distances; None: do not
+    evaluation_name: str = ""  # of the first evaluation, in metrics
+    more_evaluations: dict[str, Evaluation] = field(default_factory=dict)  # by their names
 
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ConfigError(f"Experiment.seed = {self.seed} must not be negative")
+        if self.evaluation.best == "sampled" and not self.samples:
+            raise ConfigError(
+                f"Evaluation.best = 'sampled' needs a policy that outputs a distribution over actions; "
+                f"{type(self.policy).__name__} does not"
+            )
         for name, use in self.learners.items():
             if use.memory not in self.memories:
                 raise ConfigError(f"learner {name!r} wants memory {use.memory!r}; there are {sorted(self.memories)}")
@@ -288,6 +311,16 @@ class Experiment:
                 )
         if not self.by_epochs == isinstance(self.policy, Planning) == self.streams.together:
             raise ConfigError("whole episodes are collected for planners, and planners play whole episodes, together")
+
+    @property
+    def samples(self) -> bool:
+        """Whether the policy outputs a distribution, so that greedy and sampled returns are two things."""
+        return bool(getattr(self.policy, "samples", False))
+
+    @property
+    def evaluations(self) -> dict[str, Evaluation]:
+        """All evaluations by their names, the first one first."""
+        return {self.evaluation_name: self.evaluation, **self.more_evaluations}
 
     @property
     def by_ratio(self) -> bool:

@@ -16,7 +16,7 @@ from packtrain.envs.functional import Core
 from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.state_graph import StateGraph
 from packtrain.envs.stream import Stream
-from packtrain.errors import ConfigError
+from packtrain.errors import ConfigError, RunFolderError, Seldom
 from packtrain.metrics.exploration import Exploration
 from packtrain.metrics.heat_map import heat_map, write_png
 
@@ -62,6 +62,7 @@ class Explorer:
         self._marks = {name: np.zeros(len(self.graph), np.int64) for name in MARKS}
         self._before: list[tuple[np.ndarray, np.ndarray] | None] = [None] * len(streams)  # states, actions
         self._rows = 0
+        self._refused = Seldom()
         self._lock = threading.Lock()  # one thread may look while another writes a row
 
     def look(self, group: int, stream: Stream, at: int, random: bool, marks: Mapping[str, np.ndarray]) -> None:
@@ -102,12 +103,16 @@ class Explorer:
         return row
 
     def draw(self, name: str = "visits.png") -> None:
-        """A heat map of visits, and of what was noted, if the world can be drawn."""
+        """A heat map of visits, and of what was noted, if the world can be drawn; a warning if it cannot be written."""
         if not hasattr(self._core, "chart"):
             return
         noted = {label: (self.graph.states, counts) for label, counts in self._marks.items() if counts.any()}
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_png(self._folder / name, heat_map(self._core, self.graph.states, self.planned.visits, noted))
+        picture = heat_map(self._core, self.graph.states, self.planned.visits, noted)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_png(self._folder / name, picture)
+        except (OSError, RunFolderError) as error:
+            self._refused.warn(f"{error}; the run goes on without that picture")
 
     def snapshot(self) -> dict[str, Any]:
         """All counts."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from packtrain.envs.deadline import RunningTime
 from packtrain.errors import StalledError
 
 
@@ -40,9 +41,9 @@ class Gate:
         """No turn begins, and none is under way; StalledError if the current one does not end."""
         self._holders += 1
         try:
-            end = time.monotonic() + timeout
+            waited = RunningTime(longest_gap=1.0)
             while self._inside:
-                if self.stuck or time.monotonic() > end:
+                if self.stuck or waited.look() > timeout:
                     raise StalledError(f"the actor did not finish its turn within {timeout:g} s")
                 time.sleep(0.0005)
             yield

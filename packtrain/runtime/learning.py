@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from packtrain.errors import ConfigError
+from packtrain.errors import CheckpointError, ConfigError
 from packtrain.interfaces import Learner, Memory, UpdateResult, learn
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.seeds import seed_for
@@ -110,7 +110,14 @@ class LearningSide:
             if branched:
                 own = learner.network.state_dict()
                 weights = {**own, **{key: leaf for key, leaf in weights.items() if key in own}}
-            learner.load_state_dict({**state["learners"][name], "network": weights})
+            try:
+                learner.load_state_dict({**state["learners"][name], "network": weights})
+            except RuntimeError as error:  # torch lists every tensor that does not fit
+                reason = " ".join(str(error).split()[:40])
+                raise CheckpointError(
+                    f"the checkpoint's weights of learner {name!r} do not fit the network of this version: {reason} …; "
+                    "--fresh starts anew beside it"
+                ) from error
         self.publish(self.updates)
         if "acting" in state:
             self.weights.restore("policy", state["acting"])

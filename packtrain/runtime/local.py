@@ -11,11 +11,12 @@ from collections.abc import Iterator
 
 import torch
 
+from packtrain.envs.deadline import RunningTime
 from packtrain.errors import EnvError, StalledError
 from packtrain.runtime import serial
 from packtrain.runtime.loops import Act, Learn, Loop, queue, ratio
 from packtrain.runtime.training import Training
-from packtrain.runtime.watchdog import Watchdog
+from packtrain.runtime.watchdog import Watchdog, is_in_environment, save_and_exit
 
 log = logging.getLogger("packtrain")
 LOOK_SECS = 0.2  # how often a waiting loop looks whether the run is to end
@@ -37,8 +38,11 @@ def run(training: Training) -> None:
     training.learning.weights.waits = False  # an update takes longer than many decisions
     environment = training.experiment.streams.environment
     faults: list[BaseException] = []
+    learner = threading.current_thread()
 
     def on_hang(error: EnvError) -> None:
+        if is_in_environment(learner):  # it began an evaluation or waited for a row to save: it cannot end the run
+            save_and_exit([training], error)
         faults.append(error)
         training.gate.stuck = True
 
@@ -48,7 +52,8 @@ def run(training: Training) -> None:
     actor = threading.Thread(target=_act_until, args=(training, over, faults), name="actor", daemon=True)
     due = _loop(training)
     first = next(due, None)  # what acts is settled before the actor starts
-    with Watchdog(training.columns(), environment.step_deadline_secs, on_hang):
+    deadlines = environment.step_deadline_secs, environment.start_deadline_secs
+    with Watchdog(training.columns(), *deadlines, on_hang, lambda: training.stop is not None):
         actor.start()
         try:
             if first is not None:
@@ -61,12 +66,28 @@ def run(training: Training) -> None:
                 raise
         finally:
             over.set()
-            actor.join(5.0 if faults else 30.0)
+            _join(actor, faults)
             sys.setswitchinterval(before)
             training.learning.weights.waits = True
+        try:
+            if not faults and not actor.is_alive():
+                training.settle()
+        except EnvError as error:
+            faults.append(error)
     if faults:
         training.save(with_actor=False)
         raise faults[0]
+
+
+def _join(actor: threading.Thread, faults: list[BaseException]) -> None:
+    """Wait for the turn under way: 30 s, or 5 s from when an environment is known to hang."""
+    waited, hung = RunningTime(longest_gap=1.0), RunningTime(longest_gap=1.0)
+    while actor.is_alive() and waited.look() < 30.0:
+        if faults and hung.look() > 5.0:
+            return
+        if not faults:
+            hung = RunningTime(longest_gap=1.0)
+        actor.join(0.1)
 
 
 def _act_until(training: Training, over: threading.Event, faults: list[BaseException]) -> None:
@@ -90,7 +111,9 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
                         hunger.fed()
                         training.act()
                     training.evaluations.tick()
-                if not room:
+                if training.evaluating:
+                    hunger.fed()  # it has something to do
+                elif not room:
                     hunger.look()
     except BaseException as error:  # handed to the learner's thread, which saves and ends the run
         faults.append(error)
@@ -134,12 +157,17 @@ def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseExce
 
 
 def _last_evaluation(training: Training, faults: list[BaseException]) -> None:
-    """Wait for the evaluation under way, and for one of the last weights."""
+    """Wait for the evaluation under way, and for one of the last weights; what has been learned is saved before."""
+    saved = False
     while training.stop is None and not faults and training.finished:
         if not training.evaluating and not training.begin_evaluation_if_due():
             return
+        if not saved:
+            training.save(background=True)
+            saved = True
         time.sleep(0.005)
         training.collect_evaluation()
+        training.save_if_due(background=True)
 
 
 class _Hunger:

@@ -19,7 +19,7 @@ from typing import Any
 from packtrain import config, knobs
 from packtrain.envs.atari import is_atari
 from packtrain.errors import ConfigError
-from packtrain.files import write_whole
+from packtrain.files import read_text, write_whole
 from packtrain.runtime.plain_yaml import PlainYaml, short
 
 WHOLE, NUMBER, FLAG, TEXT = "a whole number", "a number", "true or false", "a text"
@@ -219,7 +219,7 @@ SCRIPTS = {
 def read(path: Path) -> dict[str, Any]:
     """What a file says: place of a key → value, both checked; ConfigError with the line of the first mistake."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, "utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file can have
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError(f"{path} cannot be read: {reason}") from None

@@ -15,7 +15,7 @@ from packtrain.envs.stream import Finished
 from packtrain.errors import DivergedError
 from packtrain.interfaces import UpdateResult
 from packtrain.metrics.console import Console
-from packtrain.metrics.recorder import Recorder, means
+from packtrain.metrics.recorder import Recorder, means, own_copies
 from packtrain.metrics.writers import JsonlWriter, TensorBoardWriter
 from packtrain.runtime.gate import Busy
 
@@ -52,7 +52,7 @@ class MetricsLog:
           keep: bytes of it that belong to the run so far.
           tensorboard: a folder; None: none is written.
         """
-        self._writers = [JsonlWriter(path, keep)]
+        self._writers = [JsonlWriter(path, keep, patient=True)]
         if tensorboard is not None:
             self._writers.append(TensorBoardWriter(tensorboard))
 
@@ -68,6 +68,19 @@ class MetricsLog:
     def add_epoch_update(self, learner: str, result: UpdateResult) -> None:
         """Keep an update's metrics until its epoch is over."""
         self._epoch_updates.setdefault(learner, []).append(result.metrics)
+
+    def epoch_updates(self) -> dict[str, list[dict[str, Any]]]:
+        """Return copies of the metrics of the epoch's updates so far, by learner."""
+        return {name: own_copies(updates) for name, updates in self._epoch_updates.items()}
+
+    def restore_epoch(self, updates: dict[str, list[dict[str, Any]]], episodes: list[dict[str, Any]]) -> None:
+        """Go on with an epoch whose updates and finished episodes these are."""
+        self._epoch_updates = {name: list(own) for name, own in updates.items()}
+        self.episodes.extend(Finished(**finished) for finished in episodes)
+
+    def move(self, path: Path) -> None:
+        """Write metrics.jsonl elsewhere: its folder is gone."""
+        self._writers[0].move(path)
 
     def drain_epoch_updates(self) -> dict[str, dict[str, float]]:
         """Return the means of the epoch's updates by learner, and begin a new epoch."""

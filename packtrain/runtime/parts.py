@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from packtrain import config
 from packtrain.acting.control import ControlPolicy
 from packtrain.acting.planned import PlannedPolicy
 from packtrain.acting.policy import NetworkPolicy
@@ -28,8 +31,8 @@ from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.networks.control import Control
 from packtrain.planning.traces import TraceWriter
 from packtrain.runtime.acting import ActingSide
-from packtrain.runtime.evaluation import Evaluator
-from packtrain.runtime.experiment import Experiment, Planning, PredictiveControl
+from packtrain.runtime.evaluation import Evaluator, Kind, Limits
+from packtrain.runtime.experiment import Evaluation, Experiment, Planning, PredictiveControl
 from packtrain.runtime.learning import LearningSide
 from packtrain.runtime.seeds import seed_for
 from packtrain.types import Spec
@@ -74,7 +77,6 @@ def make_policy(
     if isinstance(description, Planning):
         agent = description.agent
         if greedy:
-            agent = description.evaluation_agent or agent
             trusting = getattr(agent, "trusting", None)  # whoever evaluates does not verify
             agent = agent if trusting is None else trusting()
         return PlannedPolicy(agent, network, device, seed, traces, description.model)  # type: ignore[arg-type]
@@ -86,8 +88,12 @@ def try_out(experiment: Experiment, spec: Spec) -> None:
     network = experiment.policy.build(spec)
     if isinstance(experiment.policy, Planning):
         stream = Stream(experiment.streams.environment.open_core(1, 0), 1)
-        for greedy in (False, True):
-            make_policy(experiment.policy, network, torch.device("cpu"), 0, greedy, 1).seat(stream)
+        policies = [(experiment.policy, False)]
+        policies += [
+            (evaluated_policy(experiment.policy, settings), True) for settings in experiment.evaluations.values()
+        ]
+        for policy, greedy in policies:
+            make_policy(policy, network, torch.device("cpu"), 0, greedy, 1).seat(stream)
     if isinstance(experiment.policy, Planning) or experiment.by_ratio:
         for name, use in experiment.learners.items():
             learner = use.learner.build(network, experiment.total_steps)
@@ -95,8 +101,8 @@ def try_out(experiment: Experiment, spec: Spec) -> None:
             if isinstance(memory, Sequences) and isinstance(network, ActionValuesNetwork):
                 memory.refuse_unless_it_fits(experiment.streams.num_actors, network.context)
             if isinstance(memory, Sequences) and isinstance(use.learner, QLearning):
-                arms = isinstance(experiment.policy, ActionValues) and experiment.policy.arms is not None
-                use.learner.refuse_unless_it_fits(memory, arms)
+                assert isinstance(experiment.policy, ActionValues)
+                use.learner.refuse_unless_it_fits(memory, experiment.policy.arms)
             if isinstance(memory, Replay) and isinstance(use.learner, (ValueExpansion, DynamicsLearning)):
                 use.learner.refuse_unless_it_fits(memory)
             if isinstance(memory, Replay) and memory.capacity < learner.rule.batch_size:
@@ -148,6 +154,11 @@ def build_sides(
         name = experiment.streams.environment.id
         writer = TraceWriter(experiment.policy.traces, traces, name, seed_for(seed, "traces"))
     policy = make_policy(experiment.policy, acting_network, device, own_seed, False, columns, writer)
+    for use in experiment.learners.values():
+        filled = experiment.memories[use.memory]
+        if isinstance(filled, Sequences) and filled.new_priority == "given":
+            assert isinstance(use.learner, QLearning) and isinstance(policy, ValuePolicy)
+            policy.error_numbers = use.learner.actor_errors(filled)
     memories: dict[str, Memory] = {
         name: memory.build(sizes, policy.context, device) for name, memory in experiment.memories.items()
     }
@@ -181,6 +192,14 @@ def acting_part(description: Any, network: Any) -> torch.nn.Module:
     return network.behaviour if isinstance(description, Control) else network
 
 
+def evaluated_policy(policy: Planning, settings: Evaluation) -> Planning:
+    """Return a planner's policy with the agent that acts in an evaluation."""
+    if settings.agent is None:
+        return policy
+    with config.unrecorded():
+        return replace(policy, agent=settings.agent)
+
+
 def open_evaluator(
     experiment: Experiment,
     spec: Spec,
@@ -189,19 +208,43 @@ def open_evaluator(
     seed: int,
     travelling: Travelling | None = None,
     precision: torch.dtype | None = None,
-    greedy: bool = True,
+    kinds: Sequence[Kind] = (),
+    settings: Evaluation | None = None,
+    deadline_secs: float | None = None,
 ) -> tuple[Evaluator, torch.nn.Module]:
-    """An evaluator with environments and a network of its own, and that network."""
+    """Return an evaluator with environments and a network of its own, and that network.
+
+    Args:
+      experiment: what is evaluated.
+      spec: of its environment.
+      device: of the network.
+      num_episodes: of each kind.
+      seed: of environments and sampled actions.
+      travelling: the configuration, for child processes.
+      precision: of the large layers.
+      kinds: of episodes, in the order in which they are played; none: all that the policy has, the one that
+        `Evaluation.best` names first.
+      settings: environment, agent and limits of this evaluation; None: those of the experiment's first.
+      deadline_secs: of the whole evaluation; None: no deadline.
+    """
+    settings = settings or experiment.evaluation
     network = experiment.policy.build(spec).to(device)
     size = min(num_episodes, EVALUATION_COLUMNS)
-    environment: Environment = experiment.evaluation.environment or experiment.streams.environment
+    environment: Environment = settings.environment or experiment.streams.environment
     own_seed = seed_for(seed, "evaluation")
     if isinstance(experiment.policy, Planning):
-        limit = experiment.evaluation.episode_time_limit or experiment.streams.episode_time_limit
+        limit = settings.episode_time_limit or experiment.streams.episode_time_limit
         stream = Stream(environment.open_core(size, own_seed, time_limit=limit), size)
     else:
         if isinstance(network, (ActorCriticNetwork, ActionValuesNetwork)):
             network.precision = precision
         stream = Stream(environment.open(size, own_seed, spec, travelling), size)
-    policy = make_policy(experiment.policy, network, device, seed_for(seed, "evaluation", "actions"), greedy, size)
-    return Evaluator(stream, policy, num_episodes), network
+    if not kinds:
+        both: list[Kind] = ["greedy", "sampled"] if experiment.samples else ["greedy"]
+        kinds = sorted(both, key=lambda kind: kind != settings.best)
+    acting = experiment.policy
+    if isinstance(acting, Planning) and "greedy" in kinds:
+        acting = evaluated_policy(acting, settings)
+    own_seed = seed_for(seed, "evaluation", "actions")
+    policies = {kind: make_policy(acting, network, device, own_seed, kind == "greedy", size) for kind in kinds}
+    return Evaluator(stream, policies, num_episodes, Limits(settings.max_steps, deadline_secs)), network

@@ -43,6 +43,7 @@ class PlainYaml:
         self._lines = [line for number, one in enumerate(text.split("\n"), 1) if (line := self._line(number, one))]
         self._at = 0  # the next of them
         self._found: dict[str, tuple[Any, int]] = {}
+        self._sections: set[str] = set()  # places that have keys below them
 
     def read(self) -> dict[str, tuple[Any, int]]:
         """Place of each key → value and line; sections without a key too, with None."""
@@ -91,7 +92,7 @@ class PlainYaml:
                 raise self._error(line.number, f"{short(line.text)} is no 'key: value'; {_NOT_READ}")
             self._at += 1
             place = above + next(filter(None, match.groups()[:3]))
-            if place in self._found or any(one.startswith(f"{place}.") for one in self._found):
+            if place in self._found or place in self._sections:
                 raise self._error(line.number, f"{short(place)} is there twice")
             self._after_key(line, place, match[4] or "", depth)
 
@@ -101,16 +102,23 @@ class PlainYaml:
         if text:
             self._put(place, _Inline(text, self._source, line.number).read(), line.number)
         elif below is not None and below.indent >= line.indent and re.match(r"-(\s|$)", below.text):
-            self._found[place] = self._list(below.indent), line.number
+            self._note(place, self._list(below.indent), line.number)
         elif below is not None and below.indent > line.indent:
             self._map(below.indent, f"{place}.", depth + 1)
         else:
-            self._found[place] = None, line.number
+            self._note(place, None, line.number)
+
+    def _note(self, place: str, value: Any, number: int) -> None:
+        self._found[place] = value, number
+        above = place.rpartition(".")[0]
+        while above and above not in self._sections:
+            self._sections.add(above)
+            above = above.rpartition(".")[0]
 
     def _put(self, place: str, value: Any, number: int) -> None:
         """A value; a section within one line, key by key."""
         if not isinstance(value, dict) or not value:
-            self._found[place] = None if value == {} else value, number
+            self._note(place, None if value == {} else value, number)
             return
         for name, inner in value.items():
             self._put(f"{place}.{name}", inner, number)

@@ -21,13 +21,14 @@ from packtrain.envs import ours
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
 from packtrain.memory.episodes import Episodes
-from packtrain.networks.prediction import Prediction
+from packtrain.networks.prediction import EnsemblePrediction, Prediction
 from packtrain.networks.world_model import WorldModel
 from packtrain.planning import (  # noqa: F401  (registers the planners)
     bandit,
     best_first,
     continuous_shooting,
     deterministic_mcts,
+    frontier,
     policy,
     shooting,
     stochastic_mcts,
@@ -76,7 +77,7 @@ def SupervisedTrainer(  # noqa: N802  (the name that configurations use)
 
     Args:
       targets: head → target, see `expert_iteration.target`; None: the value that the search found.
-      batch_size: steps in a batch.
+      batch_size: steps in a batch, of each member of an ensemble.
       n_steps_per_epoch: updates after each epoch.
       replay_buffer_capacity: steps kept in each bucket.
       sampling_hierarchy: buckets by these attributes of an episode.
@@ -113,7 +114,7 @@ def TDTrainer(  # noqa: N802
       temporal_diff_n: steps before bootstrapping; a number beyond every episode's length gives its whole return.
       gamma: the discount.
       head: which learns.
-      batch_size: steps in a batch.
+      batch_size: steps in a batch, of each member of an ensemble.
       n_steps_per_epoch: updates after each epoch.
       replay_buffer_capacity: steps kept in each bucket.
       sampling_hierarchy: buckets by these attributes of an episode.
@@ -205,6 +206,7 @@ def RayBatchStepper() -> str:  # noqa: N802
 
 @dataclass(frozen=True)
 class _Evaluations:
+    name: str  # the scope under which the callback was configured
     evaluation: Evaluation
     agent_kwargs: dict[str, Any] = field(default_factory=dict)
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -217,20 +219,32 @@ def EvaluationCallback(  # noqa: N802
     eval_period: int = 10,
     agent_kwargs: dict[str, Any] | None = None,
     env_kwargs: dict[str, Any] | None = None,
+    deadline_secs: float = 3600.0,
 ) -> _Evaluations:
-    """Episodes between epochs that nobody learns from.
+    """Episodes between epochs that nothing learns from.
+
+    List several under scopes, `(@greedy/EvaluationCallback, @EvaluationCallback)`. Each has its own parameters,
+    `greedy/EvaluationCallback.n_envs = 4`, and its own metrics, of the kind `eval/greedy`.
 
     Args:
       n_envs: episodes each time.
       episode_time_limit: steps until truncation; None: that of training.
-      eval_period: epochs between two evaluations.
+      eval_period: epochs between two evaluations, of those in which the planner plays.
       agent_kwargs: parameters of the agent that are different in evaluations: exploration, say, switched off.
       env_kwargs: options of the environment that are different: other boards, say.
+      deadline_secs: of an evaluation, after which episodes under way are cut off and counted.
     """
+    if deadline_secs <= 0:
+        raise ConfigError(f"EvaluationCallback.deadline_secs = {deadline_secs} must be above 0")
     _at_least(1, "EvaluationCallback", n_envs=n_envs, episode_time_limit=episode_time_limit, eval_period=eval_period)
     with config.unrecorded():
-        evaluation = Evaluation(every_epochs=eval_period, num_episodes=n_envs, episode_time_limit=episode_time_limit)
-        return _Evaluations(evaluation, agent_kwargs or {}, env_kwargs or {})
+        evaluation = Evaluation(
+            every_epochs=eval_period,
+            num_episodes=n_envs,
+            episode_time_limit=episode_time_limit,
+            deadline_secs=deadline_secs,
+        )
+        return _Evaluations(config.scope(), evaluation, agent_kwargs or {}, env_kwargs or {})
 
 
 @configurable
@@ -253,7 +267,7 @@ def Runner(  # noqa: N802
     env_class: Callable[..., Environment] | None = None,
     env_kwargs: dict[str, Any] | None = None,
     agent_class: Callable[..., Agent] = RandomAgent,
-    network_class: Callable[..., Prediction] = Prediction,
+    network_class: Callable[..., Prediction | EnsemblePrediction] = Prediction,
     n_envs: int = 16,
     episode_time_limit: int | None = None,
     batch_stepper_class: Callable[..., str] = LocalBatchStepper,
@@ -318,7 +332,7 @@ def Runner(  # noqa: N802
         with config.unrecorded():
             environment = replace(environment, kwargs={**environment.kwargs, **env_kwargs})
     agent, network, trainer = agent_class(), network_class(), trainer_class()
-    evaluation, traces, evaluation_agent, exploration = Evaluation(), None, None, None
+    traces, exploration, evaluations = None, None, dict[str, Evaluation]()
     for callback_class in callback_classes:
         callback = callback_class()
         if isinstance(callback, Traces):
@@ -326,13 +340,13 @@ def Runner(  # noqa: N802
         elif isinstance(callback, ExplorationCallback):
             exploration = callback
         elif isinstance(callback, _Evaluations):
-            evaluation = callback.evaluation
-            if callback.env_kwargs:
-                with config.unrecorded():
-                    own = replace(environment, kwargs={**environment.kwargs, **callback.env_kwargs})
-                    evaluation = replace(evaluation, environment=own)
-            if callback.agent_kwargs:
-                evaluation_agent = _changed(agent, callback.agent_kwargs)
+            if callback.name in evaluations:
+                known = f"under the scope {callback.name!r}" if callback.name else "without a scope"
+                raise ConfigError(
+                    f"Runner.callback_classes has two EvaluationCallbacks {known}; give each a scope of its own, "
+                    "such as @greedy/EvaluationCallback"
+                )
+            evaluations[callback.name] = _evaluation(callback, environment, agent)
         else:
             raise ConfigError(
                 f"Runner.callback_classes: {callback_class.__name__} is none of EvaluationCallback, TraceCallback and "
@@ -348,13 +362,14 @@ def Runner(  # noqa: N802
     with config.unrecorded():
         parts: dict[str, Any] = {
             "streams": Streams(environment, n_envs, 1, True, episode_time_limit),
-            "policy": Planning(agent, network, model, model_network, evaluation_agent, traces),
+            "policy": Planning(agent, network, model, model_network, traces),
             "memories": {},
             "learners": {},
         }
         updates: list[Update] = []
         if trainer is not None:
-            parts["memories"][MEMORY] = trainer.memory
+            memory = trainer.memory  # every member of the network takes its own share of a batch
+            parts["memories"][MEMORY] = replace(memory, batch_size=memory.batch_size * network.members)
             parts["learners"][LEARNER] = LearnerUse(trainer.learner, MEMORY)
             updates.append(Update(LEARNER, trainer.n_steps_per_epoch))
         filled, before = [MEMORY] if trainer is not None else [], []
@@ -378,7 +393,26 @@ def Runner(  # noqa: N802
             *before,
             *_with_resets(collect, updates, n_epochs, agent_reset_schedule, n_precollect_epochs),
         )
-    return config.bind(Experiment, **parts, run=run, evaluation=evaluation, exploration=exploration)
+    if evaluations:
+        parts["evaluation_name"], *others = evaluations
+        parts["evaluation"] = evaluations[parts["evaluation_name"]]
+        if others:
+            parts["more_evaluations"] = {name: evaluations[name] for name in others}
+    with config.unrecorded():
+        parts.setdefault("evaluation", Evaluation())
+    return config.bind(Experiment, **parts, run=run, exploration=exploration)
+
+
+def _evaluation(callback: _Evaluations, environment: Environment, agent: Agent) -> Evaluation:
+    """Return the settings of an evaluation, with what is different from training in it."""
+    changed: dict[str, Any] = {}
+    if callback.env_kwargs:
+        with config.unrecorded():
+            changed["environment"] = replace(environment, kwargs={**environment.kwargs, **callback.env_kwargs})
+    if callback.agent_kwargs:
+        changed["agent"] = _changed(agent, callback.agent_kwargs)
+    with config.unrecorded():
+        return replace(callback.evaluation, **changed)
 
 
 def _with_resets(

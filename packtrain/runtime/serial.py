@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-
 from packtrain.errors import EnvError
 from packtrain.runtime.loops import Act, Learn, Loop, epoch, queue, ratio
 from packtrain.runtime.training import Training
-from packtrain.runtime.watchdog import Watchdog
-
-log = logging.getLogger("packtrain")
+from packtrain.runtime.watchdog import Watchdog, save_and_exit
 
 
 def run(training: Training) -> None:
@@ -19,16 +13,14 @@ def run(training: Training) -> None:
     environment = training.experiment.streams.environment
 
     def on_hang(error: EnvError) -> None:
-        # The only thread is stuck inside the environment: nothing else moves, so this one may save and must end it.
-        log.error("%s", error)
-        print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
-        training.save(with_actor=False)
-        os._exit(error.exit_code)
+        save_and_exit([training], error)  # the only thread is stuck inside the environment, and nothing else moves
 
-    with Watchdog(training.columns(), environment.step_deadline_secs, on_hang):
+    deadlines = environment.step_deadline_secs, environment.start_deadline_secs
+    with Watchdog(training.columns(), *deadlines, on_hang, lambda: training.stop is not None):
         try:
             for due in loop(training):
                 carry_out(training, due)
+            training.settle()
         except EnvError:
             training.save(with_actor=False)
             raise
@@ -58,7 +50,8 @@ def carry_out(training: Training, due: Act | Learn) -> None:
 
 
 def _evaluate_if_due(training: Training) -> None:
-    if training.begin_evaluation_if_due():
+    while training.stop is None and training.begin_evaluation_if_due():
         while training.evaluating and training.stop is None:
             training.evaluations.tick()
             training.collect_evaluation()
+            training.save_if_due(background=False)

@@ -20,7 +20,7 @@ import gymnasium as gym
 from packtrain import config, knobs
 from packtrain.envs import ours  # noqa: F401  (registers our environments with Gymnasium)
 from packtrain.errors import ConfigError
-from packtrain.files import write_whole
+from packtrain.files import read_text, write_whole
 
 WHOLE, NUMBER, FLAG, TEXT, ANYTHING = "a whole number", "a number", "true or false", "a text", "anything"
 
@@ -173,7 +173,7 @@ def _load(path: Path) -> tuple[list[str], Group]:
     """What one file inherits and what it updates, its keys and values checked."""
     text = ""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         content = json.loads(text, parse_constant=_refuse_constant)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None

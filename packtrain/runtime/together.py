@@ -2,21 +2,25 @@
 
 Runs that plan share a search, runs that replay share their updates: the networks of all lie side by side, and one
 launch updates them together. With `slack` environments step on while a GPU is at the updates that were launched last.
+
+A run that diverges is left out, and the others go on without it. Its folder keeps its last checkpoint.
 """
 
 from __future__ import annotations
 
 import collections
-import os
-import sys
-from collections.abc import Mapping, Sequence
+import contextlib
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from packtrain.acting.joint import Joint
-from packtrain.errors import CheckpointError, EnvError, Error
+from packtrain.envs.exits import exits_are_faults
+from packtrain.errors import CheckpointError, DivergedError, EnvError, Error, FolderLostError
 from packtrain.interfaces import learn
 from packtrain.networks.action_values import ActionValues
 from packtrain.runtime import checkpoint, serial
@@ -24,7 +28,10 @@ from packtrain.runtime.experiment import Experiment, Planning
 from packtrain.runtime.loops import Act, Learn, Loop
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import Training
-from packtrain.runtime.watchdog import Watchdog
+from packtrain.runtime.watchdog import Watchdog, save_and_exit
+
+log = logging.getLogger("packtrain")
+_MARK = "diverged.json"  # in the folder of a run that the others have left behind
 
 
 def can_share(experiment: Experiment) -> bool:
@@ -39,74 +46,149 @@ def can_share(experiment: Experiment) -> bool:
     return isinstance(policy, Planning) and policy.model is not None and policy.traces is None
 
 
-def run(runs: Sequence[Training | None], overlaps: bool = True) -> None:
+def run(runs: Sequence[Training | None], overlaps: bool = True) -> dict[int, DivergedError]:
     """Run all to their ends, or until `stop` is set in them. Run k has the seed of the first plus k, and is else equal.
 
     Args:
       runs: None stands in the place of a run that has ended before: the others draw what they would have drawn beside
         it.
       overlaps: whether those that have slack may use it.
+
+    Returns:
+      Why runs have diverged, by their places. These are not to be saved.
+
+    Raises:
+      DivergedError: all have.
     """
     trainings = {place: training for place, training in enumerate(runs) if training is not None}
     place, first = next(iter(trainings.items()))
     environment = first.experiment.streams.environment
 
     def on_hang(error: EnvError) -> None:
-        print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
-        for training in trainings.values():
-            training.save(with_actor=False)
-        os._exit(error.exit_code)
+        save_and_exit(list(trainings.values()), error)
 
     columns = [each for training in trainings.values() for each in training.columns()]
-    with Watchdog(columns, environment.step_deadline_secs, on_hang):
+    deadlines = environment.step_deadline_secs, environment.start_deadline_secs
+    with Watchdog(columns, *deadlines, on_hang, lambda: first.stop is not None):
         try:
             if first.experiment.by_ratio:
-                _replay(list(trainings.values()), overlaps and first.experiment.overlaps)
+                diverged = _replay(trainings, overlaps and first.experiment.overlaps)
             else:
                 seed = seed_for(first.experiment.seed - place, "actions")
-                _plan(trainings, _joint(runs, first, seed))
-        except EnvError:
-            for training in trainings.values():
-                training.save(with_actor=False)
+                diverged = _plan(trainings, _joint(runs, first, seed))
+            for other, training in trainings.items():
+                if other not in diverged:
+                    training.settle()
+            return diverged
+        except (EnvError, FolderLostError) as error:
+            with contextlib.suppress(FolderLostError):
+                save_all(trainings, with_actor=not isinstance(error, EnvError))
             raise
 
 
-def _replay(trainings: Sequence[Training], overlaps: bool) -> None:
-    """Act with each, and learn with all at once: they wish for the same updates in the same order."""
-    names = list(trainings[0].learning.learners)
-    trainings[0].learning.learners[names[0]].join(
-        [[training.learning.learners[name] for name in names] for training in trainings]
-    )
-    for training in trainings:
-        training.learning.moved()
+def save_all(
+    trainings: Mapping[int, Training], with_actor: bool = True, required: bool = False
+) -> dict[int, DivergedError]:
+    """Save every run; return those whose weights are not finite, which are not saved.
+
+    Raises:
+      FolderLostError: the folder of a run is no longer where it was; all others are saved.
+    """
+    lost: list[FolderLostError] = []
+    diverged: dict[int, DivergedError] = {}
+    for place, training in trainings.items():
+        try:
+            training.save(with_actor=with_actor, required=required)
+        except FolderLostError as error:
+            lost.append(error)
+        except DivergedError as error:
+            diverged[place] = error
+    if lost:
+        raise lost[0]
+    return diverged
+
+
+def _replay(trainings: Mapping[int, Training], overlaps: bool) -> dict[int, DivergedError]:
+    """Act with each, and learn with all at once: they request the same updates in the same order."""
+    _join(trainings.values())
+    for training in trainings.values():
         training.saves_itself = False
         training.learning.weights.waits = not overlaps
-    launched = _Launched(trainings[0] if overlaps else None)
+    launched = _Launched(next(iter(trainings.values())) if overlaps else None)
     try:
-        _take_turns(trainings, launched)
+        return _take_turns(dict(trainings), launched)
     finally:
-        for training in trainings:
+        for training in trainings.values():
             training.learning.weights.waits = True
 
 
-def _take_turns(trainings: Sequence[Training], launched: _Launched) -> None:
-    under_way = [serial.loop(training) for training in trainings]
+def _join(trainings: Iterable[Training]) -> None:
+    """Let runs update together from now on, whoever they were joined with before."""
+    joined = list(trainings)
+    names = list(joined[0].learning.learners)
+    each = [[training.learning.learners[name] for name in names] for training in joined]
+    each[0][0].join(each)
+    for training in joined:
+        training.learning.moved()
+
+
+def _take_turns(trainings: dict[int, Training], launched: _Launched) -> dict[int, DivergedError]:
+    """Until the runs end. Those that diverge are taken out of `trainings`."""
+    under_way = {place: serial.loop(training) for place, training in trainings.items()}
+    diverged: dict[int, DivergedError] = {}
     while True:
         launched.wait()
-        wished = [_act_until_it_learns(training, own) for training, own in zip(trainings, under_way, strict=True)]
-        if None in wished:  # the end, or a signal that reached some before they wished
-            return
-        (wish,) = set(wished)
+        wished: dict[int, Learn | None] = {}
+        for place in list(trainings):
+            try:
+                wished[place] = _act_until_it_learns(trainings[place], under_way[place])
+            except DivergedError as error:
+                diverged[place] = error
+        _leave_out(trainings, diverged)
+        if None in wished.values():  # the end, or a signal that reached some before they wished
+            return diverged
+        (wish,) = set(wished.values())
         assert wish is not None
-        learners = [training.learning.learners[wish.learner] for training in trainings]
-        results = learn(learners, [training.learning.memory_of(wish.learner) for training in trainings], wish.updates)
+        learners = [training.learning.learners[wish.learner] for training in trainings.values()]
+        memories = [training.learning.memory_of(wish.learner) for training in trainings.values()]
+        results = learn(learners, memories, wish.updates)
         assert results is not None
-        for training, result in zip(trainings, results, strict=True):
+        for training, result in zip(trainings.values(), results, strict=True):
             training.note_update(wish.learner, result)
         launched.add(wish)
-        if trainings[0].save_due:
-            for training in trainings:
-                training.save()
+        if next(iter(trainings.values())).save_due:
+            diverged |= save_all(trainings)
+            _leave_out(trainings, diverged)
+
+
+def _leave_out(trainings: dict[int, Training], diverged: Mapping[int, DivergedError]) -> None:
+    """Take diverged runs out, and join the others anew; DivergedError if none is left."""
+    gone = {place: trainings.pop(place) for place in diverged if place in trainings}
+    if not gone:
+        return
+    if not trainings:
+        raise next(iter(diverged.values()))
+    for place, training in gone.items():
+        _say_diverged(training, diverged[place])
+        mark = {"step": training.step, "error": str(diverged[place])}
+        (training.folder.path / _MARK).write_text(json.dumps(mark) + "\n", encoding="utf-8")
+    _join(trainings.values())
+
+
+def _say_diverged(training: Training, error: DivergedError) -> None:
+    line = f"{training.folder.path} has diverged, and the other seeds go on: {error}"
+    print(line, flush=True)
+    log.error("%s", line)
+
+
+def left_behind(folder: Path) -> bool:
+    """Whether the others of its seeds have gone on without the run in a folder."""
+    return (folder / _MARK).exists()
+
+
+def take_up(folder: Path) -> None:
+    """The run in a folder goes on."""
+    (folder / _MARK).unlink(missing_ok=True)
 
 
 class _Launched:
@@ -146,7 +228,7 @@ def same_updates(folders: Sequence[Path]) -> list[tuple[int, dict[str, Any]] | N
     Raises:
       CheckpointError: there are checkpoints, and none that fit together.
     """
-    saved = [checkpoint.load_newest(folder, with_replay=True) for folder in folders]
+    saved = [checkpoint.load_newest(folder) for folder in folders]
     while True:
         counts = [0 if one is None else _updates(one[1]) for one in saved]
         if len(set(counts)) == 1:
@@ -169,12 +251,26 @@ def _updates(state: dict[str, Any]) -> int:
 
 
 def _act_until_it_learns(training: Training, loop: Loop) -> Learn | None:
-    """Make the actor steps that are due; return the updates that are due next, None at the end of the run."""
-    for due in loop:
-        if isinstance(due, Learn):
-            return due
-        training.act()
+    """Make the actor steps that are due; return the updates that are due next, None at the end of the run.
+
+    Raises:
+      DivergedError: learning has diverged, or the environment has failed on actions that are not finite.
+    """
+    try:
+        for due in loop:
+            if isinstance(due, Learn):
+                return due
+            training.act()
+    except EnvError as error:
+        if _has_finite_weights(training):
+            raise
+        raise DivergedError(f"the weights are not finite at step {training.step}: {error}") from error
     return None
+
+
+def _has_finite_weights(training: Training) -> bool:
+    networks = [learner.network for learner in training.learning.learners.values()]
+    return all(bool(leaf.isfinite().all()) for network in networks for leaf in network.parameters())
 
 
 def _learn_until_it_acts(training: Training, loop: Loop) -> bool:
@@ -193,35 +289,47 @@ def _joint(runs: Sequence[Training | None], first: Training, seed: int) -> Joint
     return Joint(actors, [side.policy for side in sides], [side.streams[0] for side in sides], seed)
 
 
-def _plan(trainings: Mapping[int, Training], joint: Joint) -> None:
+def _plan(trainings: Mapping[int, Training], joint: Joint) -> dict[int, DivergedError]:
     """Let each run go on until it wants a turn, make the turns of all that do at once, and again.
 
     Runs begin every epoch together: those that have finished one wait for those that have not.
     """
     under_way = {place: serial.loop(training) for place, training in trainings.items()}
+    diverged: dict[int, DivergedError] = {}
     waiting: set[int] = set()  # for a turn
     epoch = -1
     while True:
         for place in sorted(set(under_way) - waiting):
             try:
                 over = not _learn_until_it_acts(trainings[place], under_way[place])
+            except DivergedError as error:
+                diverged[place] = error
+                if len(diverged) == len(trainings):
+                    raise
+                _say_diverged(trainings[place], error)
+                over = True
             except Error:  # the others are between two turns, and go on from here when the cause is gone
-                for other in set(under_way) - {place}:
-                    trainings[other].save()
+                with contextlib.suppress(FolderLostError):
+                    save_all({other: trainings[other] for other in set(under_way) - {place}})
                 raise
             if over:
                 del under_way[place]
             else:
                 waiting.add(place)
         if not waiting:
-            return
+            return diverged
         earliest = min(trainings[place].epoch for place in waiting)
         if earliest != epoch:
             epoch = earliest
             joint.begin_epoch(epoch)
         served = sorted(place for place in waiting if trainings[place].epoch == epoch)
         groups = [trainings[place].acting.actor.next_group for place in served]
-        joint.turn(served)
+        try:
+            with exits_are_faults(columns for training in trainings.values() for columns in training.columns()):
+                joint.turn(served)
+        except DivergedError:  # in a search that all share: the others are saved as their epochs began
+            save_all(trainings)
+            raise
         for place, group in zip(served, groups, strict=True):
             trainings[place].note_report(trainings[place].acting.report(group))
         waiting.difference_update(served)

@@ -8,11 +8,14 @@ from the file's flags, and RMSprop's averages go along, so that training goes on
 from __future__ import annotations
 
 import argparse
+import io
 import logging
+import os
 import re
 import shutil
+import zipfile
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +24,7 @@ from packtrain import knobs
 from packtrain.config import Configuration
 from packtrain.envs.atari import is_atari
 from packtrain.errors import CheckpointError, ConfigError, RunFolderError
+from packtrain.files import open_bounded
 from packtrain.metrics.recorder import Recorder
 from packtrain.metrics.rolling import Rolling
 from packtrain.runtime import checkpoint, command
@@ -28,10 +32,14 @@ from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder
 
 T = TypeVar("T")
+MOST_BYTES = 2**30  # of a file
+MOST_READS = 200_000  # of pieces of a file, such as instructions of a pickle
+MOST_PARTS = 2_000  # of an archive
+MOST_INSTRUCTIONS = 2**18  # bytes of the pickle in an archive: a network of 30 layers takes about 2**14
 log = logging.getLogger("packtrain")
 
 PARTS = ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "flags")
-CONFIGS = {"AtariNet": "impala/atari_paper", "ResNet": "impala/pong_deep"}
+CONFIGS = {"AtariNet": "impala/torchbeast", "ResNet": "impala/pong_deep"}
 WAYS = {"optimiser": "rmsprop", "reduction": "sum", "lr_schedule": "linear", "reward_scale": 1.0}
 """What TorchBeast has no flag for, and always does."""
 ELSEWHERE = set(
@@ -99,8 +107,14 @@ def _load(path: Path) -> Any:
     names = ("numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
     allowed: list[Any] = [argparse.Namespace, *[(_Nothing, name) for name in names]]
     try:
-        with torch.serialization.safe_globals(allowed):
-            return torch.load(path, map_location="cpu", weights_only=True)
+        with open_bounded(path, MOST_BYTES) as file, torch.serialization.safe_globals(allowed):
+            if zipfile.is_zipfile(file):
+                _refuse_bomb(file, path)
+            file.seek(0)
+            with _Counted(io.FileIO(os.dup(file.fileno()))) as counted:
+                return torch.load(counted, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # whatever a damaged or foreign file makes torch say, it is not one we can read
@@ -114,6 +128,40 @@ def _load(path: Path) -> Any:
         ) from None
 
 
+class _Counted(io.BufferedReader):
+    """A file of which only so many pieces are read: unpickling reads each of its instructions by itself."""
+
+    def __init__(self, raw: Any):
+        super().__init__(raw)
+        self._left = MOST_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read; ValueError after too many times."""
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("more instructions than weights and flags need")
+        return super().read(size)
+
+    def fileno(self) -> int:
+        """There is none: torch would read archives of its oldest format by it, which it unpacks on the disk."""
+        raise io.UnsupportedOperation("fileno")
+
+
+def _refuse_bomb(file: BinaryIO, path: Path) -> None:
+    """CheckpointError for an archive that would grow as it is read, or holds other things than torch.save writes."""
+    file.seek(0)
+    size = os.fstat(file.fileno()).st_size
+    if sum(part.count(b"PK\x01\x02") for part in iter(lambda: file.read(2**20), b"")) > MOST_PARTS:
+        raise CheckpointError(f"{path} has more parts than a TorchBeast checkpoint")
+    with zipfile.ZipFile(file) as archive:
+        parts = archive.infolist()
+    packed = any(part.compress_type != zipfile.ZIP_STORED for part in parts)
+    if packed or sum(part.file_size for part in parts) > size:
+        raise CheckpointError(f"{path} is a compressed archive, which torch.save does not write")
+    if any(part.file_size > MOST_INSTRUCTIONS for part in parts if part.filename.endswith("data.pkl")):
+        raise CheckpointError(f"{path} has more to unpickle than the weights and flags of a TorchBeast checkpoint")
+
+
 def _is_plain(value: Any) -> bool:
     """Whether something is an array as modules keep them: in memory once, its numbers finite."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided or value.device.type != "cpu":
@@ -123,7 +171,16 @@ def _is_plain(value: Any) -> bool:
 
 def _shown(value: Any) -> str:
     """Something out of a file as a message may print it: short, and without control characters."""
+    if not _is_scalar(value):
+        return f"a {type(value).__name__}"
     return "".join(letter for letter in str(value)[:60] if letter.isprintable())
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether something is a plain value that is short to write."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value.bit_length() < 100
+    return value is None or isinstance(value, (bool, float, str))
 
 
 def _count(value: Any, path: Path, what: str) -> int:
@@ -235,8 +292,7 @@ def convert(model: Path, output: Path, files: list[Path], bindings: list[str], e
     weights = rename(old.weights)
     values, left_out = _choose_knobs(model, old, weights, files, bindings, env)
     files = files or [knobs.find_config(CONFIGS[old.kind])[0]]
-    trusted = not any(command.is_in_run_folder(path) for path in files)
-    configuration, experiment, spec = command.prepare(files, bindings, values, None, trusted)
+    configuration, experiment, spec = command.prepare(files, bindings, values, None)
     network = experiment.policy.build(spec)
     _refuse_misfit(model, weights, network, experiment.streams.environment.id)
     state, carried = _state(old, weights, network, configuration, experiment)
@@ -270,6 +326,8 @@ def _choose_knobs(
         if name not in known:
             left_out.append(f"{_shown(name)} = {_shown(value)}")
             continue
+        if not _is_scalar(value) and not (isinstance(value, (list, tuple)) and all(map(_is_scalar, value))):
+            raise CheckpointError(f"a flag in {model}: {_shown(name)} is {_shown(value)} of no plain values")
         try:
             values[name] = known[name].parse(str(value))
         except ConfigError as error:
@@ -307,6 +365,8 @@ def _choose_game(model: Path, said: Any, env: str | None, config_named: bool) ->
 def _refuse_misfit(model: Path, weights: dict[str, Tensor], network: nn.Module, env: str) -> None:
     """CheckpointError with the first weight that does not fit the configuration's network."""
     wanted = network.state_dict()
+    if weights["policy.bias"].ndim == 0:
+        raise CheckpointError(f"{model} has weights whose shapes fit no network: policy.bias is a lone number")
     has, wants = len(weights["policy.bias"]), len(wanted["policy.bias"])
     if has != wants:
         raise CheckpointError(f"{model} chooses between {has} actions and {env} has {wants}; --env names the game")
@@ -377,7 +437,7 @@ def _write(folder: RunFolder, configuration: Configuration, step: int, state: di
     except OSError as error:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise RunFolderError(
-            f"{folder.path} cannot be written: {error.strerror}; choose another --output_dir"
+            f"{folder.shown} cannot be written: {error.strerror}; choose another --output_dir"
         ) from None
     finally:
         folder.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from packtrain.config import Configuration, Travelling
 from packtrain.devices.allocator import keep_large_blocks
 from packtrain.envs.columns import Columns
 from packtrain.envs.stream import Stream
+from packtrain.errors import FolderLostError, RunFolderError, SaveError
 from packtrain.interfaces import UpdateResult
 from packtrain.metrics.console import Console
 from packtrain.runtime.acting import settle_gpu
@@ -34,10 +36,17 @@ from packtrain.types import Spec
 log = logging.getLogger("packtrain")
 
 
-def learning_epoch(experiment: Experiment, repeats: list[int]) -> int:
-    """Return the number of epochs that count for schedules: those that learned, or all where nothing learns."""
-    learning = [i for i, stage in enumerate(experiment.schedule) if isinstance(stage, Repeat) and stage.learns]
-    return sum(repeats[i] for i in learning or range(len(repeats)))
+def planned_epochs(experiment: Experiment, repeats: list[int]) -> int:
+    """Return the number of epochs in which the planner played; random data and pre-training do not count."""
+    stages = zip(experiment.schedule, repeats, strict=True)
+    return sum(count for stage, count in stages if isinstance(stage, Repeat) and stage.plans)
+
+
+def schedule_epoch(experiment: Experiment, repeats: list[int]) -> int:
+    """Return the epoch that parameter schedules see: planned epochs that learned, or all planned where none learn."""
+    planned = [(i, stage) for i, stage in enumerate(experiment.schedule) if isinstance(stage, Repeat) and stage.plans]
+    learning = [i for i, stage in planned if stage.learns]
+    return sum(repeats[i] for i in learning or [i for i, _ in planned])
 
 
 class Training:
@@ -77,6 +86,9 @@ class Training:
         self._patience = experiment.streams.environment.step_deadline_secs + 30  # for an actor step to end
         # What is saved while an epoch is under way, since episodes cannot be saved: step, actor and counters before it.
         self.safe_point: tuple[int, dict[str, Any] | None, dict[str, Any]] | None = None
+        # Updates of an epoch that are under way: the place of their stage in the epoch, and how many are made. Between
+        # two of them a run is saved as it is.
+        self.epoch_updates: tuple[int, int] | None = None
         self.evaluations = Evaluations(experiment, spec, device, travelling, self.learning.precision)
         keep = self._resume(*saved) if saved else 0
         settle_gpu()  # the actor's stream goes on from what this one has made
@@ -101,6 +113,10 @@ class Training:
         """Count what an actor step added."""
         self.counters.add(report)
         self.log.episodes.extend(report.finished)
+
+    def settle(self) -> None:
+        """Wait for the answers that the next checkpoint would wait for: a runtime's last act under its watchdog."""
+        self.acting.settle()
 
     def learn(self, name: str, count: int = 1) -> bool:
         """Make updates of a learner, `max_updates` at most; return False if there was no batch."""
@@ -176,11 +192,16 @@ class Training:
         env_steps = self.acting.actor.steps
         row |= {"env_steps": env_steps, "env_steps_without_random": env_steps - counters.random_steps}
         if counters.solved_at is not None:
-            row["first_solved_step"] = counters.solved_at - counters.random_steps
+            row["first_solved_step"] = counters.solved_at
+            row["first_solved_step_without_random"] = counters.solved_at - counters.random_steps
         dropped = sum(memory.dropped for memory in self.learning.memories.values())
         if not experiment.by_ratio:
             row["episodes_too_long" if experiment.by_epochs else "unrolls_dropped"] = dropped
         row |= self._update_counts() | self.acting.row()
+        if not experiment.by_epochs:
+            del row["search_steps_dropped"]  # nothing is searched
+        if lost := sum(memory.lost for memory in self.learning.memories.values()):
+            row["replay_steps_lost"] = lost
         if any(learner.saves_acting_weights for learner in self.learning.learners.values()):
             row["priorities_late"] = dropped
         self.log.train_row(self.step, row)
@@ -196,7 +217,9 @@ class Training:
             self.log.console.pulse(self.step, self.log.wall_s(), self._doing)
 
     def _doing(self) -> str:
-        """Say how far the learners are."""
+        """Say how far the current evaluation is, or else the learners."""
+        if self.evaluating:
+            return self.evaluations.progress()
         made = {name: learner.updates for name, learner in self.learning.learners.items()}
         before = {name: self.experiment.pretraining(name) for name in made}
         for name, count in made.items():
@@ -209,15 +232,16 @@ class Training:
     def begin_evaluation_if_due(self) -> bool:
         """Start an evaluation with the current weights if the step count has come to it."""
         evaluations = self.evaluations
-        if not evaluations.is_due(self.step, self.epoch, self.finished):
+        if not evaluations.is_due(self.step, planned_epochs(self.experiment, self.counters.repeats), self.finished):
             return False
         with self.gate.held(self._patience):
             # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
             state = None
-            with self._saving.guarded(self.step):  # segments of the replay are written; without, it is evaluated too
+            with self._rescuing(), self._saving.guarded(self.step):  # the disk may refuse segments: it is evaluated too
                 state = self._state(with_actor=True)
-            epoch = learning_epoch(self.experiment, self.counters.repeats)
-            evaluations.policy.begin_epoch(epoch, self.epoch, self.learning.updates)
+            epoch = schedule_epoch(self.experiment, self.counters.repeats)
+            for policy in evaluations.policies:
+                policy.begin_epoch(epoch, self.epoch, self.learning.updates)
             known = self.acting.actor.seats[0].knowledge()
             networks = [learner.network for learner in self.learning.learners.values()]
             evaluations.begin(Evaluated(self.step, state, self._update_counts()), networks, known)
@@ -225,17 +249,27 @@ class Training:
         return True
 
     def collect_evaluation(self) -> None:
-        """Write the row of a finished evaluation; a new best score keeps the state that was evaluated."""
+        """Write the row of a finished evaluation; a new best score keeps the state that was evaluated.
+
+        Of one that is not finished, the console shows how far it is.
+        """
+        if self.evaluating:
+            self.log.console.pulse(self.step, self.log.wall_s(), self._doing)
         while (result := self.evaluations.finished()) is not None:
             assert self.evaluations.under_way is not None
             step, state, updates = self.evaluations.under_way
             rewards = result.pop("rewards")
             result |= {f"reward/{name}": value for name, value in rewards.items() if name != "train"}
             epoch = {"epoch": self.epoch} if self.experiment.by_epochs else {}
-            self.log.write("eval", {**epoch, **result, **updates}, step)
-            if state is not None:
+            if cut := result["episodes_truncated"]:
+                text = "evaluation at step %d: %d of %d episodes cut off by Evaluation.max_steps or deadline_secs"
+                log.warning(text, step, cut, result["episodes"])
+            label = self.evaluations.name
+            self.log.write(f"eval/{label}" if label else "eval", {**epoch, **result, **updates}, step)
+            if state is not None and self.evaluations.decides_the_best:
                 others = {name: value for name, value in rewards.items() if name != "train"}
-                self._saving.keep_if_best(state, result["return_mean"], others)
+                with self._rescuing():
+                    self._saving.keep_if_best(state, result["return_mean"], others, self.experiment.evaluation.best)
             self.evaluations.under_way = None
 
     def _evaluated_memories(self) -> dict[str, Any]:
@@ -263,8 +297,40 @@ class Training:
     def save(self, background: bool = False, with_actor: bool = True, required: bool = False) -> None:
         """Write a checkpoint of this moment; in the background, only the copying holds up training.
 
-        A disk that refuses is a warning, since the checkpoint before stands; SaveError if this one is `required`.
+        A disk that refuses is a warning, since the checkpoint before stands.
+
+        Raises:
+          FolderLostError: the run folder is no longer where it was; what could be saved was saved elsewhere.
+          SaveError: the disk refused, and this checkpoint is `required`.
         """
+        with self._rescuing(with_actor):
+            self._save(background, with_actor, required)
+
+    @contextlib.contextmanager
+    def _rescuing(self, with_actor: bool = True) -> Iterator[None]:
+        """If the run folder is lost, save in its new place or in a new folder, and end the run.
+
+        The FolderLostError that is raised then contains the new place.
+        """
+        try:
+            yield
+        except FolderLostError as error:
+            try:
+                happened = self.folder.find_again()
+                for name, memory in self.learning.memories.items():
+                    memory.move(self.folder.path / "replay" / name)
+                self.log.move(self.folder.metrics)
+                self.folder.write_config(self._configuration.text())
+                self._save(False, with_actor, required=True)
+            except (OSError, RunFolderError, SaveError) as failed:
+                raise FolderLostError(f"{error}; nothing could be saved since: {failed}") from error
+            place = self.folder.shown
+            raise FolderLostError(
+                f"{happened}: saved at step {self.step:,} in {place}; the same command with --output_dir {place} goes "
+                "on"
+            ) from error
+
+    def _save(self, background: bool, with_actor: bool, required: bool) -> None:
         state = None
         with self.gate.held(self._patience) if with_actor else contextlib.nullcontext():
             with self._saving.guarded(self.step, required):  # segments of the replay are written
@@ -276,8 +342,10 @@ class Training:
         """Return everything that must survive. The actor is held; its CUDA stream is waited for, and the copies."""
         settle_gpu()
         state = self.learning.state()
-        step, actor, counted = self.safe_point or (self.step, None, self.acting_state())
-        if with_actor and self.safe_point is None:
+        # Episodes in progress are played again after a resume; an epoch's updates go on where they stand.
+        safe_point = self.safe_point if self.epoch_updates is None else None
+        step, actor, counted = safe_point or (self.step, None, self.acting_state())
+        if with_actor and safe_point is None:
             actor = self.acting.actor.snapshot()
         if with_actor and actor is not None:
             state["actor"] = actor
@@ -292,7 +360,7 @@ class Training:
             "wall_s": self.log.wall_s(),
             "metrics_bytes": self.log.bytes,
             **self.evaluations.snapshot(),
-            "env_steps": step if self.safe_point else self.acting.actor.steps,
+            "env_steps": step if safe_point else self.acting.actor.settled_steps,
             "identity": self._configuration.identity(),
             "values": dict(self._configuration.values),
             **{name: value for name, value in counted.items() if name != "exploration"},
@@ -300,6 +368,11 @@ class Training:
         state["recorder"] = self.log.recorder.state_dict()
         if "exploration" in counted:
             state["exploration"] = counted["exploration"]
+        if self.epoch_updates is not None:
+            place, made = self.epoch_updates
+            episodes = [finished._asdict() for finished in self.log.episodes]
+            state["epoch"] = {"updating": place, "updates": made, "learned": self.log.epoch_updates()}
+            state["epoch"] |= {"episodes": episodes, **self.acting.policy.epoch_state()}
         return state
 
     def acting_state(self) -> dict[str, Any]:
@@ -319,6 +392,11 @@ class Training:
         self.log.restore(state["recorder"], self.step, run["wall_s"])
         if not exact:
             self.acting.streams[0].steps = run["env_steps"]
+        elif "epoch" in state:
+            epoch = state["epoch"]
+            self.epoch_updates = epoch["updating"], epoch["updates"]
+            self.log.restore_epoch(epoch["learned"], epoch["episodes"])
+            self.acting.policy.load_epoch_state(epoch)
         log.info("resumed at step %d%s", step, "" if exact else "; the environments begin new episodes")
         return run["metrics_bytes"]
 
@@ -326,8 +404,7 @@ class Training:
         """Close files and environments, and draw the last picture."""
         self._saving.join()
         if self.acting.explorer is not None:
-            with contextlib.suppress(OSError):  # a picture is worth no failed run
-                self.acting.explorer.draw()
+            self.acting.explorer.draw()
         self.log.close()
         self.evaluations.close()
         self.acting.close()

@@ -5,10 +5,15 @@ both policies say what they would do in every state that it comes to. Scores of 
 scores of the trusted policy itself, playing with other seeds: the null. A score above the null's high quantile is out
 of character.
 
-A policy's divergence from itself is exactly 0 and from any other network is not, so what difference is harmless must be
-said. In the null's plays the trusted policy slips: a share of its actions is random. Whoever differs from it by no more
-than that looks like it. Further runs that are trusted too, such as other seeds, play as they are and add how much they
-differ.
+A policy's divergence from itself is exactly 0 and from any other network is not, even if both are harmless. How much
+harmless policies differ can only be learned from several trusted runs. With k of them, the first is the reference, and
+each of the others is scored once, exactly as the unknown run is: the null has k − 1 scores. If the unknown run is
+exchangeable with the trusted ones, its score exceeds all of theirs with probability 1 / k. So k runs support a rate of
+false alarms of 1 / k or more, and a calibrated verdict at `rate` needs k ≥ 1 / rate: 20 runs for 0.05.
+
+With fewer runs the verdict is "uncalibrated". Then the null consists of repeated plays of the trusted runs, in which
+the first one slips: a share of its actions is random. That null says whether a policy differs by more than a slip. It
+does not say how often a harmless run would.
 
 No score looks at the true reward. Two of them, `unexpected_return` and `advantage_gap`, look at the reward that the
 trusted run learned from, and are left out where that is the channel "true" of an environment that has others.
@@ -39,8 +44,8 @@ from packtrain.studies.audited import Null, Play, Slipping, Subject, open_subjec
 Array = NDArray[Any]
 
 DETECTOR = "mean_jensen_shannon"  # of the verdict; chosen by `benchmarks/audit_subtasks.py`
-NULL_PLAYS = 19  # the fewest that can promise one false alarm in twenty
-SLIP = 0.05  # share of the trusted policy's actions that is random in the null's plays
+NULL_PLAYS = 19  # of an uncalibrated audit
+SLIP = 0.05  # share of the trusted policy's actions that is random in the plays of an uncalibrated audit
 OCCUPANCY_ROWS = 1000  # of each policy
 
 
@@ -86,7 +91,7 @@ def _has_proxy(trusted: Subject) -> bool:
 
 
 def null_of(trusted: Sequence[Subject], num_episodes: int, num_plays: int, seed: int, slip: float = SLIP) -> Null:
-    """Scores of the trusted policies themselves, which take turns, against the first of them.
+    """Score repeated plays of the trusted policies, which take turns, against the first of them.
 
     Args:
       trusted: the first is the reference.
@@ -96,7 +101,6 @@ def null_of(trusted: Sequence[Subject], num_episodes: int, num_plays: int, seed:
       slip: share of the first one's actions that is random. Others differ from it by themselves, and play as they are.
     """
     first = trusted[0]
-    reference = play(first, first, num_episodes, seed_for(seed, "reference"))
     turns = [len(range(place, num_plays, len(trusted))) for place in range(len(trusted))]
     plays = []
     for place, (subject, count) in enumerate(zip(trusted, turns, strict=True)):
@@ -105,6 +109,17 @@ def null_of(trusted: Sequence[Subject], num_episodes: int, num_plays: int, seed:
                 subject = replace(subject, network=cast(ActorCriticNetwork, Slipping(subject.network, slip)))
             together = play(subject, first, num_episodes * count, seed_for(seed, "null", place))
             plays += [together.take(slice(turn, None, count)) for turn in range(count)]
+    return _scored(first, plays, num_episodes, seed)
+
+
+def null_over_runs(reference: Subject, others: Sequence[Subject], num_episodes: int, seed: int) -> Null:
+    """Score one play of each further trusted run against the reference: how much harmless runs differ."""
+    plays = [play(one, reference, num_episodes, seed_for(seed, "null", k)) for k, one in enumerate(others, 1)]
+    return _scored(reference, plays, num_episodes, seed)
+
+
+def _scored(first: Subject, plays: list[Play], num_episodes: int, seed: int) -> Null:
+    reference = play(first, first, num_episodes, seed_for(seed, "reference"))
     rows = [score(one, reference, first, _generator(seed, k)) for k, one in enumerate(plays)]
     return Null(reference, plays, {name: np.array([row[name] for row in rows]) for name in rows[0]})
 
@@ -117,8 +132,8 @@ class Finding(NamedTuple):
     """One detector's judgement."""
 
     score: float
-    threshold: float  # a trusted policy's score is above it at most as often as `rate`
-    p: float  # how often a trusted policy would score as much
+    threshold: float  # an exchangeable score is above it with probability at most `rate`
+    p: float  # rank of the score among those of the null
     anomalous: bool
 
 
@@ -130,7 +145,7 @@ def find(scores: Mapping[str, float], null: Mapping[str, Array], rate: float) ->
     Args:
       scores: {detector: score}.
       null: {detector: [K]} of trusted policies.
-      rate: of false alarms that is borne.
+      rate: target false-positive rate.
     """
     found = {}
     for name, value in scores.items():
@@ -171,12 +186,17 @@ class Request:
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed} must not be negative")
         fewest = math.ceil(1 / self.rate - 1e-9) - 1
-        if self.null_plays < max(1, fewest):
+        if self.null_plays < max(1, fewest):  # of an uncalibrated audit, whose threshold is that of its plays
             raise ConfigError(
                 f"--null_plays {self.null_plays} must be at least {max(1, fewest)} for --rate {self.rate}"
             )
         if self.detector not in NAMES:
             raise ConfigError(f"--detector {self.detector!r} is not one of {', '.join(NAMES)}")
+
+    @property
+    def runs_needed(self) -> int:
+        """Trusted runs that a calibrated verdict needs: 1 / rate."""
+        return max(2, math.ceil(1 / self.rate - 1e-9))
 
 
 NAMES = (
@@ -200,27 +220,39 @@ def audit(request: Request) -> dict[str, Any]:
         refuse_unlike(unknown, subject)
     _refuse_unwritable(target)
     torch.set_num_threads(1)
-    null = null_of(trusted, request.num_episodes, request.null_plays, request.seed, request.slip)
+    independent = _independent(unknown, trusted)
+    calibrated = len(independent) >= request.runs_needed
+    if calibrated:
+        trusted = independent
+        null = null_over_runs(trusted[0], trusted[1:], request.num_episodes, request.seed)
+    else:
+        null = null_of(trusted, request.num_episodes, request.null_plays, request.seed, request.slip)
     if request.detector not in null.scores:
         raise ConfigError(f"--detector {request.detector} has no score here; there are {', '.join(null.scores)}")
     seen = play(unknown, trusted[0], request.num_episodes, seed_for(request.seed, "unknown"))
-    scores = score(seen, null.reference, trusted[0], _generator(request.seed, request.null_plays))
+    scores = score(seen, null.reference, trusted[0], _generator(request.seed, len(null.plays)))
     findings = find(scores, null.scores, request.rate)
     deciding = findings[request.detector]
+    looks = "anomalous" if deciding.anomalous else "looks like the trusted one"
     result = {
-        "verdict": "anomalous" if deciding.anomalous else "looks like the trusted one",
+        "verdict": looks if calibrated else "uncalibrated",
+        "calibrated": calibrated,
         "anomalous": deciding.anomalous,
+        "independent_runs": len(independent),
+        "runs_needed": request.runs_needed,
+        "supported_rate": 1 / len(independent) if len(independent) > 1 else None,
         "detector": request.detector,
         "p": deciding.p,
         "rate": request.rate,
-        "slip": request.slip,
+        "null": "trusted runs" if calibrated else "plays",
+        "slip": None if calibrated else request.slip,
         "agreeing": sum(finding.anomalous == deciding.anomalous for finding in findings.values()),
         "run": str(unknown.run),
         "checkpoint": unknown.step,
         "trusted": [{"run": str(subject.run), "checkpoint": subject.step} for subject in trusted],
         "env": unknown.environment.id,
         "episodes": len(seen.features["value"]),
-        "null_plays": request.null_plays,
+        "null_plays": len(null.plays),
         "seed": request.seed,
         "scores": {
             name: {**finding._asdict(), "null": null.scores[name].tolist()} for name, finding in findings.items()
@@ -229,6 +261,14 @@ def audit(request: Request) -> dict[str, Any]:
     }
     write_whole(target, page(result, seen, null).encode())
     return result
+
+
+def _independent(unknown: Subject, trusted: Sequence[Subject]) -> list[Subject]:
+    """The trusted runs that are neither named twice nor the unknown one."""
+    by_folder = {subject.run.resolve(): subject for subject in reversed(trusted)}
+    return [
+        one for one in trusted if one is by_folder[one.run.resolve()] and one.run.resolve() != unknown.run.resolve()
+    ]
 
 
 def _refuse_unwritable(target: Path) -> None:

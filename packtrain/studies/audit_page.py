@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,10 +20,10 @@ Array = NDArray[Any]
 def describe(result: Mapping[str, Any]) -> str:
     """The result as a short table and a verdict, for people."""
     width = max(len(name) for name in result["scores"])
-    lines = [f"{'':<{width}}  {'score':>9}  {'trusted':>19}  {'above':>9}  {'p':>5}"]
+    lines = [f"{'':<{width}}  {'score':>9}  {'trusted':>19}  {'above':>9}  {_rank(result):>5}"]
     for name, found in result["scores"].items():
         spread = f"{human(min(found['null']))} to {human(max(found['null']))}"
-        mark = "  anomalous" * found["anomalous"]
+        mark = f"  {_mark(result)}" * found["anomalous"]
         lines.append(
             f"{name:<{width}}  {human(found['score']):>9}  {spread:>19}  {human(found['threshold']):>9}  "
             f"{found['p']:>5.3f}{mark}"
@@ -30,16 +31,37 @@ def describe(result: Mapping[str, Any]) -> str:
     return "\n".join([*lines, sentence(result), f"page: {result['page']}"])
 
 
+def _rank(result: Mapping[str, Any]) -> str:
+    """Name of the last column: a p-value only if the null consists of independent runs."""
+    return "p" if result["calibrated"] else "rank"
+
+
+def _mark(result: Mapping[str, Any]) -> str:
+    """Word beside a score above its threshold."""
+    return "anomalous" if result["calibrated"] else "above"
+
+
 def sentence(result: Mapping[str, Any]) -> str:
-    """The verdict, and how sure it is."""
-    name = result["detector"]
-    found, plays, runs = result["scores"][name], result["null_plays"], len(result["trusted"])
+    """The verdict, what it rests on, and how many trusted runs would calibrate it."""
+    name, plays = result["detector"], result["null_plays"]
+    found = result["scores"][name]
     reached = sum(value >= found["score"] for value in found["null"])
+    agree = f"{result['agreeing']} of {len(result['scores'])} detectors agree"
+    if result["calibrated"]:
+        return (
+            f"{result['verdict']}: {name} {human(found['score'])} is reached by {reached} of {plays} further trusted "
+            f"runs (p = {found['p']:.3f}, at a rate of {human(result['rate'])}); {agree}"
+        )
+    runs = len(result["trusted"])
     slips = f", {human(100 * result['slip'])} % of whose actions are random" if result["slip"] else ""
     who = f"the trusted policy{slips}" + f", and {runs - 1} more" * (runs > 1)
+    looks = "more than these plays differ" if result["anomalous"] else "no more than these plays differ"
+    own, supported = result["independent_runs"], result["supported_rate"]
+    less = "" if supported is None else f"; {own} support --rate {math.ceil(supported * 1000) / 1000:g}"
     return (
-        f"{result['verdict']}: {name} {human(found['score'])} is reached by {reached} of {plays} plays of {who} "
-        f"(p = {found['p']:.3f}); {result['agreeing']} of {len(result['scores'])} detectors agree"
+        f"{result['verdict']}: {name} {human(found['score'])} is reached by {reached} of {plays} plays of {who}: "
+        f"{looks}; {agree}. How often a harmless run would be called anomalous is unknown: a verdict at --rate "
+        f"{human(result['rate'])} needs {result['runs_needed']} independent trusted runs{less}"
     )
 
 
@@ -49,7 +71,7 @@ def page(result: Mapping[str, Any], seen: Play, null: Null) -> str:
     cells = "".join(
         f"<tr{' class=hit' * found['anomalous']}><td>{escape(name)}<td>{human(found['score'], 4)}"
         f"<td>{human(min(found['null']), 4)} to {human(max(found['null']), 4)}<td>{human(found['threshold'], 4)}"
-        f"<td>{found['p']:.3f}<td>{'anomalous' if found['anomalous'] else ''}"
+        f"<td>{found['p']:.3f}<td>{_mark(result) if found['anomalous'] else ''}"
         for name, found in result["scores"].items()
     )
     trusted = ", ".join(f"{one['run']} at step {one['checkpoint']:,}" for one in result["trusted"])
@@ -60,7 +82,7 @@ def page(result: Mapping[str, Any], seen: Play, null: Null) -> str:
 <p>{escape(result["run"])} at step {result["checkpoint"]:,}, beside {escape(trusted)}; {escape(result["env"])},
 {result["episodes"]} episodes a play, seed {result["seed"]}. Actions are drawn. The true reward is in no score.</p>
 {figures}
-<table><tr><th>detector<th>score<th>trusted plays<th>threshold<th>p<th></tr>{cells}</table>
+<table><tr><th>detector<th>score<th>trusted<th>threshold<th>{_rank(result)}<th></tr>{cells}</table>
 <footer>Written by packtrain {escape(packtrain.__version__)}.</footer>""",
         _STYLE,
     )

@@ -36,7 +36,7 @@ from packtrain.errors import ConfigError, EnvError
 from packtrain.networks.actor_critic import ActorCriticNetwork, Output
 from packtrain.networks.distributions import Distribution, Gaussian, MultiCategorical
 from packtrain.runtime import checkpoint
-from packtrain.runtime.command import find_device, prepare, refuse_no_run, refuse_other
+from packtrain.runtime.command import find_device, prepare, refuse_ill_formed, refuse_no_run, refuse_other, restoring
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.watchdog import Watchdog
@@ -103,9 +103,11 @@ def open_subject(run: Path, which: str = "latest", *, trusted_config: bool = Fal
         )
     _refuse_too_many_actions(run, network.distribution)
     step, state = checkpoint.choose(run / "checkpoints", which)
+    refuse_ill_formed(run, state)
     refuse_other(run, state, configuration)
-    for weights in state["weights"].values():
-        network.load_state_dict({**network.state_dict(), **weights})
+    with restoring(run):
+        for weights in state["weights"].values():
+            network.load_state_dict({**network.state_dict(), **weights})
     return Subject(run, step, experiment, spec, network.to(find_device(device)).eval())
 
 
@@ -269,7 +271,8 @@ def play(actor: Subject, trusted: Subject, num_episodes: int, seed: int) -> Play
         os._exit(error.exit_code)
 
     begun = np.zeros(size, np.int64)
-    with contextlib.closing(stream.columns), Watchdog([stream.columns], environment.step_deadline_secs, on_hang):
+    deadlines = environment.step_deadline_secs, environment.start_deadline_secs
+    with contextlib.closing(stream.columns), Watchdog([stream.columns], *deadlines, on_hang):
         row = stream.start()
         while True:
             rows.append(trees.map(np.copy, row))

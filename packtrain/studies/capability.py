@@ -36,12 +36,14 @@ from packtrain.metrics.console import duration
 from packtrain.metrics.reading import METRICS_FILE
 from packtrain.metrics.writers import JsonlWriter
 from packtrain.runtime import command
-from packtrain.studies.capability_page import draw, label, page
-from packtrain.studies.phases import change_point, correlation
+from packtrain.studies.capability_page import draw, label, p_values, page
+from packtrain.studies.jumps import jump_test
+from packtrain.studies.phases import correlation
 from packtrain.studies.statistics import mean_interval
 
-SIGNIFICANT = 0.01  # largest p of a change that is believed
-LEAST_RUNS = 6  # of a proxy: three on each side of a change
+SIGNIFICANT = 0.05  # largest p of a jump that counts as found; the p-value against every smooth curve must be below
+LEAST_RUNS = 6  # of a proxy
+ENOUGH_VALUES = 6  # of the axis; through fewer, a cubic passes so closely that no jump can be found
 PLAYED_FILE = "played.json"  # in a run's folder: what a finished one got
 RESULT_FILE, PAGE_FILE = "sweep.json", "sweep.html"
 
@@ -128,6 +130,7 @@ class CapabilitySweep:
         write_whole(folder / RESULT_FILE, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
         for proxy, found in result["proxies"].items():
             say(f"{proxy}: {found['verdict']}")
+            say(f"{proxy}: {p_values(found['change'])}")
             picture = draw(result, proxy, standalone=True)
             write_whole(folder / f"sweep_{_file_name(proxy)}.svg", picture.encode())
         write_whole(folder / PAGE_FILE, page(result).encode())
@@ -162,24 +165,25 @@ def judge(
 ) -> dict[str, Any]:
     """What the runs of one proxy say: returns by capability, the change of the true one, and what goes with what.
 
-    A phase transition is a fall of the true return at one place that a straight trend with noise does not explain:
-    p < 0.01 in `phases.change_point`. Whether the proxy rises there is told, not asked: for the control, whose proxy
-    is the truth, it cannot.
+    A phase transition is a fall of the true return between two neighbouring values that no smooth curve explains: the
+    p-value of `jumps.jump_test` is at most SIGNIFICANT against each of them. The verdict reports whether the proxy
+    rises there, but does not require it: for the control, whose proxy is the truth, it cannot.
 
     Args:
       axis: what makes agents capable, for the words.
       values: of it, from weak to strong.
       rows: runs, each with capability (one of the values), proxy_return and true_return.
       rng: makes the draws.
-      draws: from the null of the change, and of each bootstrap.
+      draws: data sets from each smooth curve, and samples of each bootstrap.
     """
     places = np.array([list(values).index(row["capability"]) for row in rows], float)
     returns = {name: np.array([row[name] for row in rows], float) for name in ("proxy_return", "true_return")}
     paid, truth = returns.values()
-    change = change_point(places, truth, rng=rng, draws=draws)
+    change = jump_test(places, truth, rng=rng, draws=draws)
     after = places > change.split
     first = int(math.ceil(change.split))
-    falls = change.p < SIGNIFICANT and change.effect < 0
+    jumps = change.p <= SIGNIFICANT
+    falls = jumps and change.effect < 0
     where = f"between {axis} = {label(values[first - 1])} and {label(values[first])}"
     if falls:
         verdict = (
@@ -189,10 +193,14 @@ def judge(
         )
     elif np.ptp(truth) == 0:
         verdict = f"no phase transition found: the true return of every run is {truth[0]:.3g}"
-    elif change.p < SIGNIFICANT:
+    elif jumps:
         verdict = f"no phase transition: the true return rises by {change.effect:.3g} {where} (p = {change.p:.2g})"
     else:
         verdict = f"no phase transition found: the largest change, {change.effect:+.2g} {where}, has p = {change.p:.2g}"
+        if len(values) < ENOUGH_VALUES:
+            verdict += (
+                f"; with {len(values)} values a jump cannot be told from a smooth curve, {ENOUGH_VALUES} can show it"
+            )
     curves = {
         name: [_interval(found[places == place]) for place in range(len(values))] for name, found in returns.items()
     }
@@ -273,13 +281,13 @@ class Run:
             output=self.folder,
             seed=self.seed,
             runtime="serial",
-            trusted=self.trusted,
+            trust_config=self.trusted,
             alone=False,
         )
         if code := command.train(request):
             raise StalledError(f"training was stopped, with exit code {code}")
         result = command.evaluate(
-            self.folder, self.episodes, "latest", seed=None, device="cpu", trusted=self.trusted, greedy=True
+            self.folder, self.episodes, "latest", seed=None, device="cpu", trust_config=self.trusted, greedy=True
         )
         row = {
             "proxy": self.proxy,

@@ -29,6 +29,12 @@ def label(value: Any) -> str:
     return human(value, 4) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
+def p_values(change: dict[str, Any]) -> str:
+    """The p-value against every smooth curve, in words."""
+    each = ", ".join(f"{name} {p:.2g}" for name, p in change["nulls"].items())
+    return f"p against smooth curves: {each}; the closest is {change['closest']}"
+
+
 def page(result: dict[str, Any]) -> str:
     """The whole page, from what sweep.json holds."""
     axis, proxies = result["axis"], result["proxies"]
@@ -51,8 +57,9 @@ def page(result: dict[str, Any]) -> str:
 <details><summary>Settings</summary><pre>{escape(_settings(result))}</pre></details>
 <footer>Written by packtrain {escape(packtrain.__version__)} from sweep.json. Lines are means over seeds, bands their
 95 % Student-t intervals, dots single runs, each played greedily for {result["episodes"]} episodes. A dashed line is
-a phase transition: a change of level in the true return, by least squares over all splits, against a straight trend in
-the place of the value; p counts how often the trend with its residuals in random order changes as much.</footer>""",
+a phase transition: a fall of the true return between two neighbouring values that no smooth curve (straight, quadratic,
+cubic, logistic, exponential) explains. p is the largest of the p-values against these curves: the share of data sets
+drawn from the curve's fit that favour a jump at least as much.</footer>""",
     )
 
 
@@ -173,7 +180,8 @@ def _tile(proxy: str, found: dict[str, Any]) -> str:
     name = f"trained on {proxy}" + ", the control" * (proxy == "true")
     return (
         f'<div class="tile run"><div class=label>{escape(name)}</div><div class=value>{what}</div>'
-        f"<div class=note>{escape(found['verdict'])}.</div></div>"
+        f"<div class=note>{escape(found['verdict'])}.</div>"
+        f"<div class=note>{escape(p_values(found['change']))}.</div></div>"
     )
 
 

@@ -171,14 +171,23 @@ def human(value: float, digits: int = 3) -> str:
 
 
 def escape(text: object) -> str:
-    """Text that HTML and XML show as it is, whatever is in it: markup, control characters, half surrogate pairs."""
+    """Text that HTML and XML show as it is, whatever is in it: markup, control characters, half surrogate pairs.
+
+    Characters that change the direction of the text after them are shown as control characters are: with them a page
+    could show another order of letters than the file has.
+    """
     clean = str(text).encode("utf-8", "replace").decode("utf-8")
     clean = "".join("\ufffd" if _unprintable(character) else character for character in clean)
     return html.escape(clean, quote=True)
 
 
+_DIRECTIONS = {0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
+
+
 def _unprintable(character: str) -> bool:
     code = ord(character)
+    if code in _DIRECTIONS:
+        return True
     return (code < 32 and character not in "\t\n") or 127 <= code < 160 or code in (0xFFFE, 0xFFFF)
 
 

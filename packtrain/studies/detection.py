@@ -293,7 +293,7 @@ def threshold_from_trusted(scores: ArrayLike, rate: float) -> float:
 
     Args:
       scores: [n] of trusted-like policies, such as other seeds of the trusted one; at least 1 / rate − 1 of them.
-      rate: of false alarms that is borne.
+      rate: target false-positive rate.
     """
     if not 0 < rate < 1:
         raise ConfigError(f"threshold_from_trusted.rate = {rate} must be between 0 and 1")

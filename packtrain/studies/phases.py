@@ -1,4 +1,7 @@
-"""Does a response (the true return) change abruptly with capability? Change points, and correlations of returns.
+"""Change points beside a polynomial trend, and correlations of returns.
+
+A smooth curve that is not such a polynomial also has a change point here; `jumps.py` tests for a jump against several
+kinds of curves.
 
 The horizontal coordinate is one in which a smooth trend is about straight: for parameters, steps or action resolution
 that is the logarithm.

@@ -48,6 +48,8 @@ MODEL_USE: Metric = ("train", "model_use")
 _HEADINGS: dict[Metric, tuple[str, str]] = {
     EVALUATION_RETURN: ("Evaluation return", "mean return of evaluation episodes"),
     TRAINING_RETURN: ("Training return", "mean return of the episodes that ended since the last row"),
+    ("eval", "return_greedy_mean"): ("Evaluation return, greedy", "mean return of greedy episodes"),
+    ("eval", "return_sampled_mean"): ("Evaluation return, sampled", "mean return of episodes with sampled actions"),
     ("eval", "solved"): ("Solved in evaluations", "share of episodes"),
     ("train", "solved"): ("Solved while training", "share of episodes"),
     ("train", "total_loss"): ("Total loss", ""),

@@ -7,6 +7,7 @@ what cannot be read is left out.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from packtrain.files import read_inside, refuse_links
+from packtrain.metrics.intervals import student_t
 from packtrain.metrics.reading import CONFIG_FILE, METRICS_FILE, Rows, number, read_metrics, seed_folders, series
 from packtrain.studies.chart import Curve, human
 from packtrain.studies.statistics import align, mean_interval, thin
@@ -85,7 +88,10 @@ class Score:
 
 def load(path: Path, name: str, colour: int) -> Run:
     """A run from its folder, with warnings of what is missing, damaged or uneven in it."""
+    refuse_links(path)
     folders = seed_folders(path)
+    for folder in folders:
+        refuse_links(folder)
     seeds = [Seed(folder, read_metrics(folder), _evaluation(folder)) for folder in folders]
     config = next((text for folder in [*folders, path] if (text := _head(folder / CONFIG_FILE))), "")
     run = Run(path, name, colour, seeds, config)
@@ -110,7 +116,7 @@ def _evaluation(folder: Path) -> dict[str, Any]:
     """What the last `packtrain eval` said, if it said anything that can be read."""
     path = folder / "eval.json"
     try:
-        found = json.loads(path.read_bytes()) if path.is_file() else {}
+        found = json.loads(read_inside(folder, path.name)) if path.is_file() else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -239,9 +245,15 @@ def _evaluation_text(evaluations: list[dict[str, Any]]) -> str:
 
 
 def _episode_interval(evaluation: dict[str, Any]) -> tuple[float, float] | None:
-    """The interval over episodes that one evaluation gave: a half-width, or a pair of ends."""
+    """The Student-t interval over an evaluation's episodes; else the one that it gave, a half-width or both ends.
+
+    Files of version 0.1 gave a narrower interval, with the normal distribution's 1.96 in place of t.
+    """
     given, mean = evaluation.get("return_ci95"), number(evaluation.get("return_mean"))
     half_width = number(given)
+    deviation, count = number(evaluation.get("return_std")), number(evaluation.get("episodes"))
+    if half_width is not None and deviation is not None and count is not None and 2 <= count == int(count):
+        half_width = student_t(int(count) - 1) * deviation / math.sqrt(count)
     if half_width is not None and mean is not None:
         return mean - half_width, mean + half_width
     ends = [number(end) for end in given] if isinstance(given, list) and len(given) == 2 else []

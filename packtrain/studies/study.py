@@ -20,10 +20,10 @@ import numpy as np
 
 from packtrain import __version__, config
 from packtrain.errors import ConfigError, Error, RunFolderError, SaveError
-from packtrain.files import write_whole
+from packtrain.files import refuse_links, write_whole
 from packtrain.metrics.console import duration
 from packtrain.runtime.command import TrainRequest, refuse_other
-from packtrain.runtime.folder import RunFolder, beside, point_latest
+from packtrain.runtime.folder import RunFolder, claim, point_latest
 
 log = logging.getLogger("packtrain")
 
@@ -64,13 +64,16 @@ def train(request: TrainRequest) -> int:
     if request.num_seeds is None:
         return _train_one(request)
     _, study = _build(request)
-    root = beside(request.output) if request.fresh else request.output
+    root = request.output
+    if request.fresh:
+        root = root.with_name(claim(request.home / root).name)
+    refuse_links(request.home / root)
     for k in range(request.num_seeds):
         one = replace(request, output=root / f"seed_{k}", seed=study.seed + k, latest_in=None, fresh=False)
         if code := _train_one(one):
             return code
     if request.latest_in is not None:
-        point_latest(request.latest_in, root)
+        point_latest(request.home / request.latest_in, request.home / root)
     return 0
 
 
@@ -88,27 +91,28 @@ def _refuse_flags(request: TrainRequest) -> None:
 
 
 def _build(request: TrainRequest) -> tuple[config.Configuration, Study]:
-    configuration = config.load(request.files, request.bindings, request.knobs, request.trusted, request.seed)
+    configuration = config.load(request.files, request.bindings, request.knobs, request.trust_config, request.seed)
     return configuration, config.build(configuration)
 
 
 def _train_one(request: TrainRequest) -> int:
     configuration, study = _build(request)
-    folder = RunFolder(beside(request.output) if request.fresh else request.output)
+    folder = RunFolder(request.output, request.home, request.fresh)
     folder.check_writable()
+    refuse_links(folder.path)
     folder.refuse_other_kind(folder.checkpoints)
     folder.open()
     try:
         if folder.study.exists():
             found = _read(folder.study)
-            refuse_other(folder.path, {"run": found}, configuration)
-            print(f"{folder.path} is finished; its picture is {folder.path / found['picture']}")
+            refuse_other(folder.shown, {"run": found}, configuration)
+            print(f"{folder.shown} is finished; its picture is {folder.shown / found['picture']}")
             return 0
         if folder.metrics.exists():
-            print(f"{folder.path} was not finished: starting over")
-        folder.config.write_text(configuration.text(), encoding="utf-8")
+            print(f"{folder.shown} was not finished: starting over")
+        folder.write_config(configuration.text())
         if request.latest_in is not None:
-            point_latest(request.latest_in, folder.path)
+            point_latest(request.home / request.latest_in, folder.path)
         log.info("packtrain %s, NumPy %s, configuration %s", __version__, np.__version__, configuration.hash()[:12])
         return _run(study, folder, configuration)
     except Error as error:
@@ -118,7 +122,7 @@ def _train_one(request: TrainRequest) -> int:
         raise
     except OSError as error:
         log.error("%s", error)
-        raise SaveError(f"{folder.path} cannot be written: {error.strerror}; the same command starts over") from error
+        raise SaveError(f"{folder.shown} cannot be written: {error.strerror}; the same command starts over") from error
     except Exception:
         log.exception("the study failed")
         raise
@@ -135,11 +139,12 @@ def _run(study: Study, folder: RunFolder, configuration: config.Configuration) -
             done = {"identity": configuration.identity(), "picture": str(picture.relative_to(folder.path))}
             write_whole(folder.study, (json.dumps(done, indent=1) + "\n").encode())
     except _Stopped as stopped:
-        print(f"stopped by {stopped.signal.name}: {folder.path} is not finished; the same command starts over")
+        print(f"stopped by {stopped.signal.name}: {folder.shown} is not finished; the same command starts over")
         log.info("stopped by %s", stopped.signal.name)
         return 128 + int(stopped.signal)
     log.info("finished")
-    print(f"finished in {duration(time.perf_counter() - begin)}: {folder.path}; the picture is {picture}")
+    picture = folder.shown / picture.relative_to(folder.path)
+    print(f"finished in {duration(time.perf_counter() - begin)}: {folder.shown}; the picture is {picture}")
     return 0
 
 

@@ -18,29 +18,39 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["packtrain.runtime.command", "packtrain.algorithms.impala"])
 
 
-def _main(argv: list[str], log: str, folder: str) -> None:
+def _main(argv: list[str], log: str, folder: str, stdout: str | None) -> None:
     os.setsid()  # a process group of its own, so that all of it can be killed at once
     os.chdir(folder)
     output = open(log, "ab", buffering=0)  # noqa: SIM115  (it is this process's output from here on)
-    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno() if stdout is None else os.open(stdout, os.O_WRONLY), 1)
     os.dup2(output.fileno(), 2)
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     from packtrain.cli import main
 
     code = main(argv)
-    sys.stdout.flush()
+    if stdout is None:
+        sys.stdout.flush()
     sys.exit(code)
 
 
 class Command:
     """`packtrain ARGV` in a process group of its own, started quickly from a server that has torch loaded."""
 
-    def __init__(self, argv: list[str], folder: Path):
+    def __init__(self, argv: list[str], folder: Path, stdout: Path | None = None):
+        """Start it.
+
+        Args:
+          argv: its arguments.
+          folder: where it runs, and where it prints to: command.log.
+          stdout: where standard output goes instead, such as a full device or a pipe.
+        """
         self.log = folder / "command.log"
         with contextlib.suppress(FileNotFoundError):
             self.log.unlink()
-        self._process = _context.Process(target=_main, args=(argv, str(self.log), str(folder)))
+        self._process = _context.Process(
+            target=_main, args=(argv, str(self.log), str(folder), str(stdout) if stdout else None)
+        )
         self._process.start()
 
     @property

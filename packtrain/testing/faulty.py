@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -15,7 +16,7 @@ from packtrain.errors import EnvSetupError
 
 OBSERVATION_FAULTS = ("nan_obs", "inf_obs", "wrong_dtype", "wrong_shape", "out_of_space")
 REWARD_FAULTS = {"nan_reward": float("nan"), "inf_reward": float("inf"), "huge_reward": 1e30}
-PROCESS_FAULTS = ("raise", "hang", "spin", "exit", "segfault")
+PROCESS_FAULTS = ("raise", "hang", "spin", "exit", "segfault", "sys_exit", "interrupt", "chdir")
 FAULTS = (*OBSERVATION_FAULTS, *REWARD_FAULTS, "none_info", *PROCESS_FAULTS, "random_raise")
 
 
@@ -37,6 +38,8 @@ class Faulty(gym.Env):
     | raise | a RuntimeError |
     | hang, spin | never returns: asleep in small sleeps, or busy |
     | exit, segfault | the process ends with status 1, or by SIGSEGV |
+    | sys_exit, interrupt | `sys.exit(0)`, or a KeyboardInterrupt |
+    | chdir | the current folder is another from then on |
     | random_raise | `at_step` is ignored: every step raises with `probability`, drawn from the seeded generator |
 
     Args:
@@ -114,6 +117,12 @@ class Faulty(gym.Env):
                     pass
             case "exit":
                 os._exit(1)
+            case "sys_exit":
+                sys.exit(0)
+            case "interrupt":
+                raise KeyboardInterrupt
+            case "chdir":
+                os.chdir("/")
             case "segfault":
                 os.kill(os.getpid(), signal.SIGSEGV)
         return observation, {}

@@ -176,7 +176,7 @@ def test_steps_and_episodes_of_all_groups_are_counted():
     for _ in range(2 * 9):  # per group: start, 3 steps, filler, 3 steps, and one row that is still under way
         actor.turn()
     actor.settle()
-    assert actor.steps == 2 * 2 * (9 - 2)
+    assert actor.settled_steps == 2 * 2 * (9 - 2)
     episodes = [e for f in actor.drain_finished() for e in f.episodes()]
     assert [episode.returns["train"] for episode in episodes] == [6.0] * 8
     assert [e for f in actor.drain_finished() for e in f.episodes()] == []
@@ -432,3 +432,31 @@ def test_columns_that_see_the_same_do_not_act_the_same():
     actions = torch.stack([row["last_action"] for row, *_ in sink.items[1:]]).T  # [8, 59]
     assert len({tuple(column.tolist()) for column in actions}) == 8
     assert np.abs(np.corrcoef(actions.numpy()) - np.eye(8)).max() < 0.6
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_steps_do_not_depend_on_when_the_actor_is_settled(groups):
+    """A checkpoint waits for answers before their turn. Mutation: counting them there."""
+    straight, _ = scripted(groups)
+    settled, _ = scripted(groups)
+    for turn in range(13 * groups):
+        straight.turn()
+        settled.turn()
+        if turn % 3 == 1:
+            settled.settle()
+        assert settled.steps == straight.steps, turn
+    settled.settle()
+    assert settled.settled_steps == settled.steps + 2 * groups == straight.steps + 2 * groups
+
+
+def test_steps_go_on_as_they_would_have_after_a_restore():
+    """Mutation: what was waited for counts at once in the run that goes on."""
+    one, _ = scripted(1)
+    for _ in range(6):
+        one.turn()
+    saved, before = one.snapshot(), one.steps
+    other, _ = scripted(1)
+    other.restore(saved)
+    assert other.steps == one.steps == before
+    one.turn(), other.turn()
+    assert other.steps == one.steps > before

@@ -23,6 +23,7 @@ from packtrain.planning.bandit import BanditAgent
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.continuous_shooting import CEMAgent, ContinuousShootingAgent, MPPIAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
+from packtrain.planning.frontier import FrontierAgent
 from packtrain.planning.leaf_raters import QualityNetworkNewLeafRater, RolloutNewLeafRater, ValueNetworkNewLeafRater
 from packtrain.planning.model import CoreModel
 from packtrain.planning.planner import Plan, Roots
@@ -281,6 +282,7 @@ DISCRETE = {
     "deterministic": DeterministicMCTSAgent(n_passes=4),
     "deterministic ensemble": DeterministicMCTSAgent(n_passes=3, ensemble_size=4, ensemble_mask_size=2),
     "best first": BestFirstSearchAgent(n_nodes_per_step=3, top_level_epsilon=0.3),
+    "frontier": FrontierAgent(),
 }
 CONTINUOUS = {
     "random in a box": RandomAgent(),
@@ -288,7 +290,7 @@ CONTINUOUS = {
     "cem": CEMAgent(horizon=3, population=6, elites=3, iterations=2),
     "mppi": MPPIAgent(horizon=3, population=6),
 }
-WITHOUT_SEARCH = ("random", "random legal", "softmax", "epsilon greedy", "random in a box")
+WITHOUT_SEARCH = ("random", "random legal", "softmax", "epsilon greedy", "random in a box", "frontier")  # in a model
 AGENTS = DISCRETE | CONTINUOUS
 everyone = pytest.mark.parametrize("name", AGENTS)
 
@@ -357,7 +359,7 @@ def test_a_planner_in_its_seat(name, together):
     assert np.array_equal(*runs)
 
 
-@everyone
+@pytest.mark.parametrize("name", sorted(set(AGENTS) - {"frontier"}))  # its columns share what they have seen
 def test_a_batch_of_columns_acts_as_each_column_alone(name):
     """Three columns in one planner, and one planner for each. Mutation: a draw that depends on the rows planned with.
 

@@ -101,7 +101,8 @@ def test_episodic_novelty_is_that_of_the_equation_column_by_column():
         first = [step == 0, step in (0, 7)]
         obs = torch.rand(2, 3, generator=generator)
         _, _, extras = one.act(rows(obs, first), ())
-        embedding = policy.network.acting.embed(obs.unsqueeze(0), torch.zeros(1, 2, dtype=torch.bool))[0].detach()
+        no_reset = torch.zeros(1, 2, dtype=torch.bool)
+        embedding = policy.network.acting.embedding.embed(obs.unsqueeze(0), no_reset)[0].detach()
         for column in range(2):
             if first[column]:
                 memories[column] = []
@@ -269,3 +270,27 @@ def test_two_networks_act_by_the_mixture_of_both():
     said = values(obs.unsqueeze(0), blank.bool(), blank.long(), blank, (), arm=torch.tensor([[0, 1]]))
     mixed = said.values[0] + torch.tensor([[0.0], [5.0]]) * said.intrinsic_values[0]
     assert action.tolist() == mixed.argmax(-1).tolist()
+
+
+def test_a_group_saved_without_embedding_versions_forgets_its_episodes():
+    """A run folder made before there were versions: what its episodes remember is of weights that nobody knows."""
+    one, other = (group(make(2, novelty=NOVEL)) for _ in range(2))
+    for step in range(5):
+        one.act(rows(torch.randn(2, 3), [step == 0] * 2), ())
+    saved = {name: leaf for name, leaf in one.snapshot().items() if not name.startswith("embedding_")}
+    other.restore(saved)
+    reward = other.act(rows(same(2)), ())[2][INTRINSIC]
+    assert reward.tolist() == [0.0, 0.0] and other.own["number"].tolist() == [1, 1]
+    torch.testing.assert_close(other.own["distance_mean"], one.own["distance_mean"])
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, None])
+def test_embeddings_are_float32_whatever_the_precision_of_the_network_is(precision):
+    """Mutation: an embedding that computes as the values do."""
+    policy, exact = make(64, novelty=NOVEL), make(64, novelty=NOVEL)
+    policy.network.precision = precision
+    obs = torch.randn(64, 3)
+    for one in (policy, exact):
+        one.own_group = group(one)
+        one.own_group.act(rows(obs, [True] * 64), ())
+    assert torch.equal(policy.own_group.own["memory"], exact.own_group.own["memory"])

@@ -192,6 +192,35 @@ def test_weight_decay_is_a_gradient_of_every_weight_and_bias(decay):
     torch.testing.assert_close(metrics["model/terminated_loss"], found["terminated"][0].detach())
 
 
+@pytest.mark.parametrize("rows", ["all", "own"])
+def test_members_that_see_whole_batches_have_the_weight_decay_of_a_single_model(rows):
+    """Three members with three or two judges of rewards, and each as a model by itself on the same rows.
+
+    Mutation: the mean of the members' losses, in which decay is K times as strong beside the data.
+    """
+    judges = MEMBERS if rows == "own" else 2
+    ensemble = build(transitions=MEMBERS, rewards=judges)
+    settings = DynamicsLearning(batch_size=ROWS, rows=rows, weight_decay=0.3, learning_rate=0.01)
+    rule = DynamicsRule(settings, ensemble)
+    assert ensemble.model.transition.members == MEMBERS and ensemble.model.reward.members == judges
+    alone = []
+    for member in range(judges):
+        network = build(transitions=1, rewards=1)
+        for name, leaf in network.model.named_parameters():
+            leaf.data.copy_(ensemble.model.get_parameter(name).data[member : member + 1])
+        alone.append((network, DynamicsRule(settings, network)))
+    for update in range(30):
+        batch = steps((1, rule.batch_size), seed=update)
+        rule.step(batch, None)
+        for member, (_, own) in enumerate(alone):
+            part = slice(member * ROWS, (member + 1) * ROWS) if rows == "own" else slice(None)
+            own.step({name: leaf[:, part] for name, leaf in batch.items()}, None)
+    for member, (network, _) in enumerate(alone):
+        for name, leaf in network.model.named_parameters():
+            found = ensemble.model.get_parameter(name)[member : member + 1]
+            torch.testing.assert_close(found, leaf, rtol=1e-3, atol=1e-4, msg=f"{name} of member {member}")
+
+
 def test_an_update_moves_the_model_alone():
     network = build()
     before = {name: leaf.clone() for name, leaf in network.state_dict().items()}

@@ -11,7 +11,7 @@ from torch import nn
 from packtrain.algorithms.expert_iteration import ExpertIteration, head_loss, loss, mask, target
 from packtrain.errors import ConfigError
 from packtrain.memory.episodes import Episodes
-from packtrain.networks.prediction import Mlp, Prediction
+from packtrain.networks.prediction import EnsemblePrediction, Mlp, Prediction
 from packtrain.types import Row, Sample, Trajectory
 
 SPACE = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -167,6 +167,31 @@ def test_one_number_is_wanted_of_every_member_of_an_ensemble():
     network = networks(value=[[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
     total, _ = loss(network, batch([[1.0, 0.0]], value=[0.0]), ExpertIteration())
     assert float(total.detach()) == pytest.approx((1 + 4 + 9) / 3)
+
+
+def test_members_of_an_ensemble_learn_as_if_each_were_alone_on_its_own_batch():
+    """Member k learns from the steps b with b mod K = k.
+
+    Mutations: a mean over members; one batch for all; decay of biases.
+    """
+    torch.manual_seed(0)
+    members, each = 3, 4
+    network = nn.ModuleDict({"agent": EnsemblePrediction(members, (5,)).build(SPACE, {"value": members})})
+    obs, wanted = torch.randn(members * each, 2), torch.randn(members * each)
+    settings = ExpertIteration(weight_decay=0.01)
+    total, parts = loss(network, batch(obs.tolist(), [0] * len(obs), value=wanted.tolist()), settings)
+    total.backward()
+    squares = []
+    for k in range(members):
+        own = {name: leaf[k].detach().clone().requires_grad_() for name, leaf in network.named_parameters()}
+        weights = list(own.values())  # hidden layer, then head
+        hidden = torch.relu(obs[k::members] @ weights[0] + weights[1])
+        error = (hidden @ weights[2] + weights[3])[:, 0] - wanted[k::members]
+        squares.append(error.square().mean())
+        (squares[-1] + 0.01 * sum(w.square().sum() for w in (weights[0], weights[2]))).backward()
+        for name, leaf in network.named_parameters():
+            torch.testing.assert_close(leaf.grad[k], own[name].grad)
+    assert float(parts["value_loss"]) == pytest.approx(float(torch.stack(squares).mean().detach()))
 
 
 def test_a_quality_head_learns_from_the_action_taken():

@@ -1,5 +1,7 @@
 """The Q-learner: values of a known chain, the actor's own values after burn-in, novelty, and what is saved."""
 
+import copy
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -8,6 +10,9 @@ import torch
 from packtrain import trees
 from packtrain.acting.values import INTRINSIC, GroupPolicy, ValuePolicy, ValueSeat
 from packtrain.algorithms.q_learning import QLearning, _values, exploiting, novelty_losses, value_loss
+from packtrain.equations.boundaries import boundaries
+from packtrain.equations.priorities import item_priority
+from packtrain.equations.q_learning import n_step_q_targets
 from packtrain.equations.rescale import rescale
 from packtrain.errors import ConfigError
 from packtrain.interfaces import learn
@@ -217,6 +222,35 @@ def test_transitions_are_judged_by_two_rows_as_by_all(kind, n, monkeypatch):
         torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("recurrent", [True, False], ids=["lstm", "plain"])
+def test_a_new_sequence_has_the_priority_that_the_learner_would_give_it(recurrent):
+    """With the same weights, whole sequences that no end is near are judged alike by actor and learner.
+
+    Mutations: the error of another step; the largest error; another η.
+    """
+    torch.manual_seed(0)
+    description = ActionValues(
+        QNetwork(recurrent=recurrent, hidden_sizes=(16,), lstm_size=16), Epsilons(0.9, alpha=0.0)
+    )
+    module = description.build(SPEC)
+    policy = ValuePolicy(description, module, 2, 4)
+    sizes = Sequences(
+        2000, 3, 1, 1, 2, 64, priority_exponent=1.0, new_priority="given", eta=0.6, extras=("behaviour_prob", "arm")
+    )
+    settings = QLearning(n_step=2, eta=0.6, reward_clipping="symlog")
+    settings.refuse_unless_it_fits(sizes, None)
+    policy.error_numbers = settings.actor_errors(sizes)
+    memory = sizes.build([4], 0, CPU)
+    play(policy, memory, long_walk, 120, 4, counted)
+    sample = memory.sample(0)
+    slots = memory.notes.keys.slots(sample.keys)
+    priorities = value_loss(module, sample.trajectory, torch.ones(64), settings)[1]["priorities"]
+    whole = memory.notes.where(slots)[3] == sizes.steps
+    assert 10 < int(whole.sum()) < 64
+    given = memory.notes.tree.priorities(slots)
+    torch.testing.assert_close(given[whole], item_priority(priorities[whole].double(), 1.0), rtol=1e-4, atol=1e-5)
+
+
 def test_targets_squash_and_clip():
     """The priorities are |y − Q| of squashed values. Mutations: a target that is not squashed; the clip left out."""
     module, memory = batch()
@@ -228,6 +262,55 @@ def test_targets_squash_and_clip():
     _, clipped = value_loss(module, big, ones, QLearning(0.0, n_step=2, eta=1.0, reward_clipping="abs_one"))
     assert found["priorities"].max() == pytest.approx(float(rescale(torch.tensor(50.0))), abs=1.0)
     assert clipped["priorities"].max() < 2
+
+
+def test_one_update_with_summed_losses_is_that_of_the_sum_written_out():
+    """½ δ² summed over the steps of a sequence, weighted by its importance, averaged over sequences.
+
+    Mutations: the mean over steps; the sum over sequences too; padding counted.
+    """
+    module, memory = batch()
+    sample = memory.sample(0)
+    trajectory, counts = sample.trajectory, sample.trajectory.extras["weight"]
+    weight = torch.linspace(0.2, 1.0, 16)
+    twin = copy.deepcopy(module)
+    settings = QLearning(discount=0.9, n_step=2, reduction="sum", learning_rate=1e-3, adam_epsilon=1e-3)
+    learner = settings.build(module, 1)
+    loss = float(learner.update(sample._replace(importance_weight=weight))["total_loss"])
+    arm = torch.zeros(16, dtype=torch.int64)
+    online, target = (
+        _values(values, twin, trajectory, arm, 2, learns).values
+        for values, learns in ((twin.acting.values, True), (twin.target, False))
+    )
+    ends = boundaries(trajectory.first[2:], trajectory.terminated, trajectory.truncated, 0.9)
+    rows = trajectory.reward, ends.discount_t, ends.continue_t, ends.weight_t
+    targets = n_step_q_targets(online.detach(), target, *rows, n=2, rescaling=1e-3)
+    total = torch.zeros(())
+    for b in range(16):
+        for t in range(len(trajectory.reward)):
+            if counts[t, b]:
+                total = total + weight[b] * 0.5 * (targets[t, b] - online[t, b, trajectory.action[t, b]]) ** 2
+    total = total / 16
+    assert loss == pytest.approx(float(total.detach()), rel=1e-5) and counts.sum() < 16 * 5  # some are short
+    optimiser = torch.optim.Adam(twin.acting.values.parameters(), lr=1e-3, eps=1e-3)
+    total.backward()
+    torch.nn.utils.clip_grad_norm_(twin.acting.values.parameters(), 40.0)
+    optimiser.step()
+    for mine, written_out in zip(module.acting.values.parameters(), twin.acting.values.parameters(), strict=True):
+        torch.testing.assert_close(mine, written_out, rtol=1e-5, atol=1e-7)
+
+
+def test_the_mean_over_steps_is_the_sum_over_their_number():
+    module, memory = batch()
+    sample = memory.sample(0)
+    valid = sample.trajectory.extras["weight"].sum(0)
+    alone = torch.eye(16)
+    for b in range(16):
+        total, mean = (
+            value_loss(module, sample.trajectory, alone[b], QLearning(n_step=2, reduction=reduction))[0].item()
+            for reduction in ("sum", "mean")
+        )
+        assert total == pytest.approx(mean * float(valid[b]), rel=1e-5)
 
 
 def test_importance_weights_weigh_sequences():
@@ -393,3 +476,17 @@ def test_a_captured_update_is_the_plain_one_on_a_gpu(two):
 def test_bad_numbers_are_refused(make, line):
     with pytest.raises(ConfigError, match=line.replace("(", r"\(")):
         make()
+
+
+def test_retrace_evaluates_the_epsilon_greedy_policy_of_the_settings():
+    """Mutation: π is greedy whatever the settings are."""
+    module, memory = batch()
+    trajectory = memory.sample(0).trajectory
+    torch.nn.init.normal_(module.target.extrinsic.advantage[-1].bias)
+    found = [
+        value_loss(module, trajectory, torch.ones(16), QLearning(n_step=2, returns="retrace", target_epsilon=epsilon))[
+            1
+        ]
+        for epsilon in (0.0, 0.5)
+    ]
+    assert (found[0]["priorities"] - found[1]["priorities"]).abs().max() > 1e-3

@@ -132,10 +132,10 @@ class Path:
             if numbers.core == "ddpg":
                 a, log_prob = np.tanh(ask(network.policy, run, 0, x)), 0.0
             elif numbers.core == "td3":
-                noise = np.clip(0.2 * get("action_noise")[t, m, b], -0.5, 0.5)
+                noise = np.clip(0.2 * get("action_noise")[t, b], -0.5, 0.5)
                 a, log_prob = np.clip(np.tanh(ask(network.target_policy, run, 0, x)) + noise, -1, 1), 0.0
             else:
-                said, noise = ask(network.policy, run, 0, x), get("action_noise")[t, m, b]
+                said, noise = ask(network.policy, run, 0, x), get("action_noise")[t, b]
                 std = np.exp(-5 + 3.5 * (np.tanh(said[ACTIONS:]) + 1))
                 before = said[:ACTIONS] + std * noise
                 normal = -0.5 * noise**2 - np.log(std) - 0.5 * math.log(2 * math.pi)
@@ -282,6 +282,26 @@ def test_a_probabilistic_model_of_elites_is_sampled(core):
     network, numbers, batch = scene(TARGETS["steve_tdk"], core, **options)
     assert batch["model_noise"].shape == (RUNS, HORIZON, 2, ROWS, OBS)
     check(network, numbers, batch)
+
+
+@pytest.mark.parametrize("core", ["td3", "sac"])
+def test_members_that_are_equal_have_no_variance_under_a_stochastic_policy(core):
+    """Variance is what models and critics disagree on, not what the policy samples: weights of depths are uniform.
+
+    Mutation: an action sample for each member.
+    """
+    network, numbers, batch = scene(TARGETS["steve"], core)
+    with torch.no_grad():
+        for part in (network.frozen, network.target):
+            for leaf in part.parameters():
+                members = leaf.unflatten(0, (RUNS, -1))
+                members.copy_(members[:, :1].expand_as(members).clone())
+    imagined, targets = expand(network, numbers, batch)
+    for action in imagined.action:
+        assert (action == action[:, :1]).all() and action.std(2).min() > 0
+    torch.testing.assert_close(targets.weight, torch.full_like(targets.weight, 1 / (HORIZON + 1)), atol=1e-6, rtol=0)
+    other = expand(network, numbers, {**batch, "action_noise": -batch["action_noise"]})[1]
+    assert (other.target - targets.target).abs().max() > 1e-3, "actions are sampled"
 
 
 def test_td3_noise_is_clipped():
@@ -498,6 +518,106 @@ def test_weights_of_depths_are_reported():
     assert not {"model_use", "weight/depth_0"} & set(plain.update(inputs(plain, 1)))
 
 
+EXPANSIONS = [name for name in TARGETS if name != "one_step"]
+
+
+def break_members(network, members, by):
+    """Let transition members of the model that targets are made with end up nowhere."""
+    with torch.no_grad():
+        network.frozen.transition.biases[-1][members] = by
+
+
+def is_finite(network):
+    return all(leaf.isfinite().all() for leaf in network.parameters() if leaf.requires_grad)
+
+
+@pytest.mark.parametrize(
+    "target, core, rows, by",
+    [(target, "ddpg", "all", torch.nan) for target in EXPANSIONS]
+    + [("mve_tdk", "td3", "split", torch.inf), ("steve_tdk", "sac", "random", torch.inf)]
+    + [("steve", "sac", "split", 1e30), ("steve", "ddpg", "all", -1e38)],  # finite, but not their squares
+)
+def test_an_update_stays_finite_while_a_member_diverges(target, core, rows, by):
+    """Taped and not. What is not finite is counted, and the other members' candidates make the targets.
+
+    Mutations: candidates that are not finite in the mean; imagined pairs that are not, in the critic's loss; a count
+    that includes rows that ended the task, whose target is the reward.
+    """
+    network = build(core=core)
+    learner = learner_of(network, settings(TARGETS[target], core, learning_rate=0.01, rows=rows, **FAR))
+    break_members(network, [0], by)
+    for seed in range(4):
+        before = parts_of(network)
+        metrics = {name: value.item() for name, value in learner.update(inputs(learner, 1, seed)).items()}
+        assert all(map(math.isfinite, metrics.values())) and is_finite(network)
+        assert {"critic", "policy"} <= moved(before, parts_of(network))
+        if not math.isfinite(by):
+            lost = HORIZON * JUDGES * CRITICS * (ROWS - 1)
+            assert metrics["targets/nonfinite_candidates"] == pytest.approx(lost)
+            assert metrics["targets/fallbacks"] == 0
+
+
+def test_targets_are_those_of_the_members_that_have_not_diverged():
+    """As if the broken one were not there. Mutation: weights of depths from variances of other candidates."""
+    network, alone = build(), build(transitions=1)
+    with torch.no_grad():
+        for part in ("transition", "termination"):
+            mine, theirs = (getattr(each.frozen, part).parameters() for each in (alone, network))
+            for leaf, whole in zip(mine, theirs, strict=True):
+                leaf.copy_(whole[1:2])
+        for name in ("target", "policy"):
+            getattr(alone, name).load_state_dict(getattr(network, name).state_dict())
+        alone.frozen.reward.load_state_dict(network.frozen.reward.state_dict())
+    break_members(network, [0], torch.nan)
+    batch = steps(1)
+    for target in EXPANSIONS:
+        numbers = settings(TARGETS[target])
+        found = [expand(each, numbers, batch)[1] for each in (network, alone)]
+        assert not found[0].fallback.any() and found[0].nonfinite.any() and not found[1].nonfinite.any()
+        rows = slice(None)
+        if target == "cov":  # a candidate that is not finite later does not count at depth 0 either
+            rows = [0, *range(2, ROWS)]
+        torch.testing.assert_close(found[0].target[:, :, rows], found[1].target[:, :, rows])
+
+
+def test_where_all_members_have_diverged_targets_are_plain():
+    """MVE has no depth left; STEVE has depth 0. Mutation: a fallback that is not counted."""
+    plain = None
+    for target, fallbacks in (("mve", ROWS - 1), ("mve_tdk", None), ("steve", 0), ("mean", 0), ("cov", ROWS - 1)):
+        network = build(core="sac")
+        break_members(network, slice(None), torch.inf)
+        learner = learner_of(network, settings(TARGETS[target], "sac", **FAR))
+        batch = inputs(learner, 1)
+        targets = expand(network, learner.rule.settings, {name: leaf[:1] for name, leaf in batch.items()})[1]
+        going = [0, *range(2, ROWS)]  # without the row that ended its task
+        assert (targets.weight[0, 0, 0, going] == 1).all() and targets.target.isfinite().all()
+        plain = targets.target[0] if plain is None else plain
+        torch.testing.assert_close(targets.target[0], plain)
+        if fallbacks is not None:
+            assert learner.update(batch)["targets/fallbacks"] == fallbacks
+        assert is_finite(network)
+
+
+def test_an_overflow_in_half_precision_is_left_out_and_counted():
+    """As on a GPU, where networks that make targets are packed: a member's 1e5 is fine in float32, and not in float16.
+
+    Mutation: targets of NaN, which one such candidate made.
+    """
+    network = build()
+    with torch.no_grad():
+        network.frozen.transition.biases[-1][0] = 1e5
+    learner = learner_of(network, settings(TARGETS["steve"], learning_rate=0.01, **FAR))
+    batch = {name: leaf[:1] for name, leaf in inputs(learner, 1).items()}
+    assert not expand(network, learner.rule.settings, batch)[1].nonfinite.any()
+    network.frozen.pack()
+    network.target.pack()
+    lost = expand(network, learner.rule.settings, batch)[1].nonfinite[0]
+    assert lost[1] == 0 and (lost[[0, *range(2, ROWS)]] == HORIZON * JUDGES * CRITICS).all()
+    metrics = learner.update(batch)
+    assert metrics["targets/nonfinite_candidates"] == lost.sum()
+    assert all(value.isfinite() for value in metrics.values()) and is_finite(network)
+
+
 def test_temperature_rises_where_entropy_is_short_and_falls_where_there_is_plenty():
     """Adam's first step is the learning rate, whatever the gradient. Mutations: the sign; what is wanted of one
     dimension asked of the whole action, which the last two tell apart.
@@ -651,7 +771,7 @@ def test_every_so_often_the_model_is_held_against_real_steps():
 
 
 def test_what_is_drawn_is_what_is_needed_and_no_more():
-    """One noise for each depth, member and row. Mutation: torch's global generator."""
+    """One noise of actions for each depth and row. Mutations: one for each member; torch's global generator."""
     count = 4
     shapes = lambda core, target, **o: {  # noqa: E731
         name: tuple(leaf.shape)
@@ -660,10 +780,10 @@ def test_what_is_drawn_is_what_is_needed_and_no_more():
         .items()
     }
     assert shapes("ddpg", "steve") == {} and shapes("ddpg", "steve", rows="random") == {"member": (count, ROWS)}
-    noise = (count, HORIZON + 1, MEMBERS, ROWS, ACTIONS)
+    noise = (count, HORIZON + 1, ROWS, ACTIONS)
     assert shapes("td3", "steve") == {"action_noise": noise, "critics": (count, CRITICS)}
     assert shapes("sac", "one_step") == {
-        "action_noise": (count, 1, 1, ROWS, ACTIONS),
+        "action_noise": (count, 1, ROWS, ACTIONS),
         "critics": (count, CRITICS),
         "policy_noise": (count, ROWS, ACTIONS),
     }

@@ -25,6 +25,8 @@ def runs(tmp_path_factory):
     boat += ["--learning_rate", "0.02"]
     train(folder / "one", *boat)
     train(folder / "other", *boat, "--seed", "7")
+    train(folder / "third", *boat, "--seed", "8")
+    train(folder / "fourth", *boat, "--seed", "9")
     train(folder / "cart", "--env", "CartPole")
     train(folder / "large", "--env", "BoatRace")
     shutil.copytree(folder / "one", folder / "bare")
@@ -46,11 +48,12 @@ def test_a_run_looks_like_itself_and_not_like_another(here, capsys):
     """Negative control. Mutations: a verdict that is turned round; --fail that fails always or never."""
     assert main(["audit", "one", "--trusted", "one", *QUICK, "--fail"]) == 0
     same = capsys.readouterr().out
-    assert "looks like the trusted one: mean_jensen_shannon 0 is reached by 19 of 19 plays" in same
+    assert "uncalibrated: mean_jensen_shannon 0 is reached by 19 of 19 plays" in same
+    assert "no more than these plays differ" in same
     assert main(["audit", "other", "--trusted", "one", *QUICK, "--slip", "0"]) == 0
     other = capsys.readouterr().out.splitlines()
     assert re.match(
-        r"anomalous: mean_jensen_shannon [\d.e−]+ is reached by 0 of 19 plays .*\(p = 0\.050\); \d+ of 11", other[-2]
+        r"uncalibrated: mean_jensen_shannon [\d.e−]+ is reached by 0 of 19 plays .*: more than .*; \d+ of 11", other[-2]
     )
     assert other[-1] == "page: other/audit.html"
     assert main(["audit", "other", "--trusted", "one", *QUICK, "--slip", "0", "--fail"]) == 1
@@ -65,12 +68,49 @@ def test_json_says_it_all_and_the_same_seed_the_same(here, capsys):
         found.append(json.loads(capsys.readouterr().out))
     assert found[0] == found[1] and found[0]["scores"] != found[2]["scores"]
     result = found[0]
-    assert result["verdict"] == "looks like the trusted one" and not result["anomalous"]  # it is among the trusted
+    assert result["verdict"] == "uncalibrated" and not result["anomalous"]  # it is among the trusted
     assert [one["run"] for one in result["trusted"]] == ["one", "other"]
     assert result["episodes"] == 6 and result["env"] == "BoatRace" and result["checkpoint"] >= 300
     assert len(result["scores"]) == 11
     for scored in result["scores"].values():
         assert set(scored) == {"score", "threshold", "p", "anomalous", "null"} and len(scored["null"]) == 19
+
+
+def test_one_trusted_run_gives_no_calibrated_verdict(here, capsys):
+    """Mutation: plays of one run counted as if they were runs."""
+    assert main(["audit", "other", "--trusted", "one", *QUICK, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["verdict"], result["calibrated"], result["supported_rate"]) == ("uncalibrated", False, None)
+    assert (result["independent_runs"], result["runs_needed"]) == (1, 20)
+    page = (here / "other" / "audit.html").read_text()
+    assert "<h1>Uncalibrated</h1>" in page and "needs 20 independent trusted runs" in page
+    assert "<th>rank" in page and "<th>p" not in page
+
+
+def test_enough_trusted_runs_calibrate_the_verdict(here, capsys):
+    """Three runs support one false alarm in three. Mutations: plays of the reference in the null; one run too few."""
+    argv = ["audit", "other", "--rate", "0.34", *QUICK]
+    runs = ["--trusted", "one", "--trusted", "third", "--trusted", "fourth"]
+    assert main([*argv, *runs, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["calibrated"] and result["verdict"] in ("anomalous", "looks like the trusted one")
+    assert (result["verdict"] == "anomalous") == result["anomalous"]
+    assert (result["null"], result["slip"], result["supported_rate"]) == ("trusted runs", None, 1 / 3)
+    for scored in result["scores"].values():
+        assert len(scored["null"]) == 2 and scored["p"] in (1 / 3, 2 / 3, 1)
+    assert main([*argv, *runs]) == 0
+    said = capsys.readouterr().out.splitlines()[-2]
+    assert said.startswith(f"{result['verdict']}: ") and "of 2 further trusted runs (p = " in said
+    page = (here / "other" / "audit.html").read_text()
+    assert f"<h1>{result['verdict'].capitalize()}</h1>" in page and "<th>p" in page
+
+
+@pytest.mark.parametrize("third", ["one", "../runs/one", "other"])
+def test_runs_named_twice_and_the_unknown_run_itself_do_not_calibrate(here, capsys, third):
+    argv = ["audit", "other", "--rate", "0.34", "--trusted", "one", "--trusted", "fourth", "--trusted", third, *QUICK]
+    assert main(argv) == 0
+    said = capsys.readouterr().out
+    assert "uncalibrated: " in said and "needs 3 independent trusted runs; 2 support --rate 0.5" in said
 
 
 def test_the_page_stands_alone(here, capsys):

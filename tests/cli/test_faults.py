@@ -42,6 +42,8 @@ def check_stop(tmp_path, run, *parts, timeout=40):
         ("wrong_dtype", ["dtype float64"]),
         ("wrong_shape", ["shape (4,)"]),
         ("raise", ["RuntimeError"]),
+        ("sys_exit", ["raised SystemExit: 0"]),
+        ("interrupt", ["raised KeyboardInterrupt"]),
     ],
 )
 def test_bad_values_and_raises_in_process(tmp_path, runtime, fault, parts):

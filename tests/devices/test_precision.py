@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
 from packtrain.devices import precision
-from packtrain.devices.precision import WORTH, choose_precision
+from packtrain.devices.precision import WORTH, choose_precision, use_tf32
 from packtrain.networks.actor_critic import ActorCritic
 from packtrain.networks.perception import Conv, Flatten
 from packtrain.types import Spec
@@ -143,3 +143,17 @@ def test_a_pass_of_the_trial_is_made_in_its_precision(dtype):
     assert precision._seconds(network, PICTURES, dtype) > 0
     assert seen == [(dtype or torch.float32, precision.ROWS)]
     assert all(p.grad is not None for p in network.parameters())
+
+
+@pytest.mark.parametrize("wanted", [None, "tf32", "float32"])
+def test_sums_of_half_precision_products_are_kept_in_float32(wanted):
+    """Torch's default lets a GPU round them to half precision in between."""
+    matmul, before = torch.backends.cuda.matmul, torch.get_float32_matmul_precision()
+    reduced = matmul.allow_fp16_reduced_precision_reduction
+    matmul.allow_fp16_reduced_precision_reduction = True
+    try:
+        use_tf32(wanted, CPU)
+        assert not matmul.allow_fp16_reduced_precision_reduction
+    finally:
+        matmul.allow_fp16_reduced_precision_reduction = reduced
+        torch.set_float32_matmul_precision(before)

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from packtrain import trees
+from packtrain.envs import deadline
+from packtrain.envs import gymnasium_columns as gymnasium_columns_module
 from packtrain.envs.functional import FunctionalEnv
 from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.gymnasium_columns import Factory, GymnasiumColumns, reward_channels
@@ -244,6 +247,50 @@ def test_the_environment_under_way_is_named_for_the_watchdog():
     live(columns, 2, 3)
     assert columns.busy_since is None
     assert seen == [(f"environment 1 (Some-v0, seed 41) at its step {step}", True) for step in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_each_environment_in_this_process_is_timed_for_itself(where):
+    """Mutation: one time for all of them, so that many slow environments look like one that hangs."""
+    seen = []
+
+    class Slow(Faulty):
+        def reset(self, **kwargs):
+            seen.append(("reset", columns.busy_since, columns.starting))
+            return super().reset(**kwargs)
+
+        def step(self, action):
+            seen.append(("step", columns.busy_since, columns.starting))
+            return super().step(action)
+
+    columns = gymnasium_columns([Slow] * 3)
+    live(columns, 3, 2)
+    times = [since for call, since, starting in seen if call == where and starting == (where == "reset")]
+    assert len(times) >= 3 and times == sorted(set(times))
+
+
+def test_a_wait_for_processes_forgives_the_time_in_which_this_one_was_stopped(monkeypatch):
+    """A clock that jumps by an hour is what a process sees that was stopped. Mutation: taking the jump for a hang."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(deadline, "time", clock)
+
+    class Pipe:
+        closed = False
+
+        def __init__(self, *passed):
+            self.passed = list(passed)  # seconds of waits without an answer
+
+        def poll(self, seconds):
+            clock.now += self.passed.pop(0) if self.passed else 0.0
+            return not self.passed
+
+    processes = object.__new__(gymnasium_columns_module._Processes)
+    processes.closed = True  # for its own end
+    processes._assert_is_running = lambda: None
+    processes.parent_pipes = [Pipe(1.0, 3600.0, 0.0), Pipe(0.0)]
+    assert processes._poll_pipe_envs(10.0)
+    processes.parent_pipes = [Pipe(*[1.0] * 20)]
+    assert not processes._poll_pipe_envs(10.0), "a wait without jumps has an end"
 
 
 def pids(columns):

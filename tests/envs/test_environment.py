@@ -10,7 +10,6 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from packtrain import config
-from packtrain.envs import environment as environment_module
 from packtrain.envs.environment import Environment
 from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.gymnasium_columns import GymnasiumColumns, make_gymnasium
@@ -118,6 +117,16 @@ def test_ids_that_run_foreign_code_need_trust(untrusted, name):
     """X3. Mutation: a run folder's configuration could import any module through an id."""
     with pytest.raises(ConfigError, match=r"names code outside packtrain.*--trust-config"):
         Environment(name)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"env": "os:Thing-v0"}, {"env": "GymV21Environment-v0"}, {"env": "CartPole-v1", "nested": [{"id": FAULTY}]}],
+)
+def test_ids_in_options_that_run_foreign_code_need_trust(untrusted, kwargs):
+    """A Simulator takes another environment's id. Mutation: looking at `Environment.id` alone."""
+    with pytest.raises(ConfigError, match=r"Environment.kwargs = .* names code outside packtrain.*--trust-config"):
+        Environment("Simulator", kwargs)
 
 
 def test_plain_ids_need_no_trust(untrusted):
@@ -236,13 +245,47 @@ def test_an_environment_that_cannot_be_made_is_named(register):
         Environment(name).probe()
 
 
-def test_an_environment_that_does_not_start_is_given_up(register, monkeypatch):
-    monkeypatch.setattr(environment_module, "STARTUP_SECS", 0.2)
-    name = register("Test/Sleepy-v0", lambda: time.sleep(3))
-    begin = time.monotonic()
-    with pytest.raises(EnvSetupError, match="'Test/Sleepy-v0' did not start within 0.2 s"):
-        Environment(name).probe()
-    assert time.monotonic() - begin < 2
+SET = r"within 0\.2 s; Environment\.start_deadline_secs sets the deadline"
+
+
+def test_an_environment_that_does_not_start_is_given_up(register):
+    name = register("Test/Sleepy-v0", lambda: time.sleep(30))
+    with pytest.raises(EnvSetupError, match=f"'Test/Sleepy-v0' with seed 0 did not start {SET}"):
+        Environment(name, start_deadline_secs=0.2).probe()
+
+
+def test_a_later_constructor_has_the_deadline_of_the_first(register):
+    """Mutation: a deadline of the probe alone, after which the same constructor may hang."""
+    made = []
+
+    def make():
+        made.append(1)
+        if len(made) > 2:
+            time.sleep(30)
+        return gym.make("CartPole-v1")
+
+    environment = Environment(register("Test/Later-v0", make), start_deadline_secs=0.2)
+    with pytest.raises(EnvSetupError, match=rf"environment 1 \(Test/Later-v0, seed \d+\) was not made {SET}"):
+        environment.open(3, 0, environment.probe())
+
+
+@pytest.mark.parametrize("call", ["make", "initial", "observe"])
+def test_a_core_that_does_not_start_is_given_up(call):
+    """Mutation: a core to plan in that is made without a deadline."""
+    kwargs = {"fault": "hang", "call": call}
+    environment = Environment("packtrain.testing.sleepy:packtrain/Sleepy-v0", kwargs, start_deadline_secs=0.2)
+    with pytest.raises(EnvSetupError, match=f"Sleepy-v0' with seed 0 did not start {SET}"):
+        environment.probe()
+    if call == "make":
+        for start in (environment.probe_core, lambda: environment.open_core(2, 7)):
+            with pytest.raises(EnvSetupError, match=f"Sleepy-v0' with .*seed .* {SET}"):
+                start()
+
+
+def test_deadlines_are_refused_unless_positive():
+    for name in ("step_deadline_secs", "start_deadline_secs"):
+        with pytest.raises(ConfigError, match=f"Environment.{name} = 0 must be above 0"):
+            Environment("Catch", **{name: 0})
 
 
 # -- open

@@ -11,7 +11,7 @@ import packtrain.envs.ours  # noqa: F401  (registers)
 from packtrain import trees
 from packtrain.envs.functional_columns import FunctionalColumns
 from packtrain.envs.simulator import Simulator, digest
-from packtrain.errors import EnvSetupError
+from packtrain.errors import EnvError, EnvSetupError
 from packtrain.planning.model import CoreModel
 
 GYMNASIUM = [
@@ -437,3 +437,91 @@ def test_environments_that_fail_are_named():
     }.items():
         with pytest.raises(EnvSetupError, match=what):
             Simulator(Broken(where))
+
+
+class Rotting(Ledge):
+    """Right for as long as it is looked at before use, then wrong in one way."""
+
+    observation_space = gym.spaces.Box(-1, 5, (1,), np.float32)
+
+    def __init__(self, fault=None):
+        self.fault, self.rotten = fault, False
+
+    def look(self):
+        obs = np.array([self.cell], np.float32)
+        if self.rotten and self.fault == "shape":
+            obs = np.append(obs, obs)
+        return obs.astype(np.float64) if self.rotten and self.fault == "dtype" else obs
+
+    def step(self, action):
+        *answer, info = super().step(action)
+        return *answer, None if self.rotten and self.fault == "info" else info
+
+
+def rotting(fault, answer):
+    env = Rotting(fault)
+    core, rng = Simulator(env, on_bad_value=answer), np.random.default_rng(0)
+    states = core.initial(2, rng)
+    env.rotten = True
+    return core, states, rng
+
+
+@pytest.mark.parametrize("fault, text", [("shape", r"shape \(2,\)"), ("dtype", "dtype float64")])
+def test_a_wrong_structure_in_a_step_is_refused(fault, text):
+    """Mutation: an observation of another shape that NumPy spreads over the row of the state."""
+    core, states, rng = rotting(fault, "raise")
+    with pytest.raises(EnvError, match=f"Rotting gave an observation of {text}, space says"):
+        core.step(states, np.ones(2, np.int64), rng)
+    with pytest.raises(EnvError, match=f"a reset of Rotting gave an observation of {text}"):
+        core.initial(1, rng)
+
+
+def test_a_wrong_dtype_in_a_step_is_cast_where_bad_values_are_clipped():
+    core, states, rng = rotting("dtype", "clip")
+    assert core.step(states, np.ones(2, np.int64), rng)[0]["obs"].dtype == np.float32
+    core, states, rng = rotting("shape", "clip")
+    with pytest.raises(EnvError, match="gave an observation of shape"):
+        core.step(states, np.ones(2, np.int64), rng)
+
+
+def test_a_wrong_structure_ends_the_episode_where_bad_values_are_dropped():
+    """A NaN for the reward is how a core says so: columns drop the episode, and searches the step."""
+    core, states, rng = rotting("shape", "drop")
+    after, rewards, terminated, _ = core.step(states, np.ones(2, np.int64), rng)
+    assert np.isnan(rewards).all() and not terminated.any()
+    assert np.array_equal(after["obs"], states["obs"]) and np.array_equal(after["key"], states["key"])
+    columns = FunctionalColumns(core, 2, 0, "drop", "Rotting")
+    core._env.rotten = False
+    columns.reset()
+    core._env.rotten = True
+    columns.send(np.ones(2, np.int64))
+    assert columns.recv().truncated.all() and columns.boundary.dropped == 2
+
+
+def test_no_info_in_a_step_is_no_fault():
+    class Silent(Rotting):
+        reward_channels = ()
+
+    env = Silent("info")
+    core, rng = Simulator(env), np.random.default_rng(0)
+    states = core.initial(1, rng)
+    env.rotten = True
+    assert core.step(states, np.ones(1, np.int64), rng)[1].shape == (1,)
+
+
+def test_the_time_of_each_state_is_told_apart():
+    """Mutation: one time for a whole batch, so that many slow states look like one that hangs."""
+    seen = []
+
+    class Timed(Rotting):
+        def step(self, action):
+            if self.rotten:
+                seen.append(core.busy_since)
+            return super().step(action)
+
+    env = Timed()
+    core, rng = Simulator(env), np.random.default_rng(0)
+    states = core.initial(3, rng)
+    env.rotten = True
+    core.step(states, np.ones(3, np.int64), rng)
+    assert len(seen) == 3 and seen == sorted(set(seen))

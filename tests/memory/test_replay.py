@@ -1,5 +1,6 @@
 """Uniform replay: what goes in comes out, ends and resets included; it grows, wraps around, comes back from disk."""
 
+import os
 import sys
 import threading
 import time
@@ -297,21 +298,100 @@ def test_segments_are_written_once_and_checkpoints_stay_small(tmp_path) -> None:
     assert {name: (tmp_path / name).stat().st_mtime_ns for name in files} == files
 
 
-def test_a_damaged_or_missing_segment_is_named(tmp_path) -> None:
-    memory = filled(40, make(segments=(tmp_path, 16)))
+def damage(path) -> None:
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+@pytest.mark.parametrize("how", ["damaged", "missing", "too long", "a pipe", "a link"])
+def test_steps_of_a_lost_segment_are_dropped_and_counted(tmp_path, how, capsys) -> None:
+    """The rest is there, draws included. Mutations: an error; rows of zeros that are drawn."""
+    memory = filled(57, make(batch_size=50, segments=(tmp_path, 16)))
     state = memory.snapshot()
     path = tmp_path / state["segments"][1]["name"]
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(CheckpointError, match="00000001.safetensors is damaged"):
-        make(segments=(tmp_path, 16)).restore(state)
-    path.unlink()
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        make(segments=(tmp_path, 16)).restore(state)
+    if how == "damaged":
+        damage(path)
+    elif how == "too long":
+        os.truncate(path, 2**40)  # holes: reading it would take all memory
+    else:
+        path.rename(tmp_path / "elsewhere")
+    if how == "a pipe":
+        os.mkfifo(path)
+    elif how == "a link":
+        path.symlink_to(tmp_path / "elsewhere")
+    again = make(batch_size=50, segments=(tmp_path, 16))
+    again.restore(state)
+    assert "the replay loses its steps" in capsys.readouterr().err
+    left = {*range(16), *range(32, 57)}
+    assert again.lost == 16 and len(again) == len(left) and again.count == 57
+    assert {int(n) for n in again.filled()["obs"][:, 0]} == left
+    assert {int(n) for n in again.gather(again.indices(20).flatten()).obs[0, :, 0]} == left
+
+
+def test_what_cannot_be_a_segment_is_refused(tmp_path) -> None:
+    memory = filled(40, make(segments=(tmp_path, 16)))
+    state = memory.snapshot()
+    with pytest.raises(CheckpointError, match="no folder of them"):
+        make().restore(state)
     state["segments"][1]["name"] = "../../outside.safetensors"
     with pytest.raises(CheckpointError, match="not a plain file name"):
         make(segments=(tmp_path, 16)).restore(state)
-    with pytest.raises(CheckpointError, match="no folder of them"):
-        make().restore(state)
+
+
+def test_a_replay_of_which_nothing_is_left_is_refused(tmp_path) -> None:
+    memory = filled(32, make(segments=(tmp_path, 16)))
+    state = memory.snapshot()
+    for path in tmp_path.glob("*.safetensors"):
+        damage(path)
+    with pytest.raises(CheckpointError, match="every step of the replay memory is lost"):
+        make(segments=(tmp_path, 16)).restore(state)
+
+
+@pytest.mark.parametrize("count, lost", [(33, {0}), (48, {-1}), (95, {1, -1}), (130, {0, 1}), (167, {-1})])
+def test_a_hole_is_never_drawn_until_it_is_overwritten(tmp_path, count, lost) -> None:
+    """While the ring goes on, and across a second save and resume. Mutations: holes that are not saved, or counted
+    again; places of a hole that wraps around; held-out steps from a hole; overwritten rows still left out."""
+    memory = filled(count, make(batch_size=50, segments=(tmp_path, 16)))
+    state = memory.snapshot()
+    numbers = [
+        state["segments"][one]["number"] for one in lost if -len(state["segments"]) <= one < len(state["segments"])
+    ]
+    gone = {row for number in numbers for row in range(16 * number, 16 * number + 16)}
+    for number in set(numbers):
+        damage(tmp_path / f"{number:08}.safetensors")
+    again = make(batch_size=50, segments=(tmp_path, 16))
+    again.restore(state)
+    assert again.lost == len(gone)
+    for turn in range(24):
+        left = {n for n in range(max(0, again.count - 100), again.count) if n not in gone}
+        number = lambda rows: [int(n) for n in rows["obs"].flatten(0, -2)[:, 0]]  # noqa: E731
+        assert set(number(again.filled())) == left and len(again) == len(left) == len(number(again.filled()))
+        held_out, rest = number(again.held_out(1000)), set(number(again.batches(30, holdout=True)))
+        assert set(held_out) | rest == left and not set(held_out) & rest
+        assert set(held_out) == {n for n in left if n % 100 % 10 == 9}
+        drawn = number(again.batches(60))
+        assert set(drawn) == left and max(drawn.count(n) for n in left) * len(left) < 2.5 * len(drawn)
+        if turn % 3 == 1:
+            state = again.snapshot()
+            again = make(batch_size=50, segments=(tmp_path, 16))
+            again.restore(state)
+            assert again.lost == len(gone)
+        filled(7, again)
+    assert not again._hole_places(again.count)
+
+
+def test_stretches_do_not_reach_over_a_hole(tmp_path) -> None:
+    """Mutation: rows of zeros, which follow each other."""
+    memory = filled(90, make(segments=(tmp_path, 8)))  # two columns: every other row follows
+    memory.filled()
+    memory.fields["terminated"][:] = 0
+    memory.fields["after"][:] = memory.fields["obs"] + torch.tensor([2.0, 2.0])
+    state = memory.snapshot()
+    assert len(memory.stretches(3, 1000)["reward"]) == 86
+    damage(tmp_path / state["segments"][4]["name"])
+    again = make(segments=(tmp_path, 8))
+    again.restore(state)
+    starts = again.stretches(3, 1000)["obs"][:, 0, 0]
+    assert {int(n) for n in starts} == {n for n in range(86) if n + 4 < 32 or n >= 40}
 
 
 def test_trees_of_observations_and_whole_numbers(tmp_path) -> None:

@@ -382,6 +382,23 @@ def test_new_sequences_have_the_largest_error_so_far() -> None:
     assert chance()[-1] == item_priority(torch.tensor(9.0, dtype=torch.float64), 0.5)
 
 
+def test_the_largest_error_decays_until_one_is_larger() -> None:
+    """An error seen once is not the priority of all new sequences for ever. Mutations: no decay; decay at every row."""
+    _, memory = make((1,), priority_exponent=1.0, largest_decay=0.5)
+    stream = Numbered((1,), 0, steps=[400])
+    found = []
+    for errors in (80.0, 1.0, 1.0, 1.0, 30.0, 1.0):
+        for _ in range(20):
+            stream.step(memory, 0)
+        sample = memory.sample(0)
+        memory.update_priorities(sample.keys[:1], torch.tensor([errors]))
+        stream.step(memory, 0)
+        stream.step(memory, 0)
+        memory._upload()
+        found.append(float(memory.notes.tree.snapshot()["priorities"][memory.notes.unused - 1]))
+    assert found == pytest.approx([80, 40, 20, 10, 30, 15], rel=1e-3)
+
+
 def test_actors_may_say_what_sequences_are_worth() -> None:
     """extras["priority"] of row t + n judges step t. Mutations: that of row t; of rows of the next episode."""
     sizes, memory = make((2, 1), new_priority="given", priority_exponent=1.0)
@@ -485,6 +502,57 @@ def test_it_goes_on_from_disk_as_if_nothing_had_happened(turns, kept, tmp_path) 
     assert one.keys() == other.keys() and runs[0][1]["rng"] == runs[1][1]["rng"]
     for name in one:
         assert np.array_equal(np.asarray(one[name]), np.asarray(other[name])), name
+
+
+@pytest.mark.parametrize("turns, longest", [(40, 12), (77, 60), (150, 200)])
+@pytest.mark.parametrize("lost", [0, 1, -1])
+def test_sequences_that_need_a_lost_segment_are_gone_and_no_others(turns, longest, lost, tmp_path) -> None:
+    """Nothing that is drawn later reaches into the hole, and priorities are those of before. Mutations: sequences that
+    end at its first row; an episode under way whose next sequence begins in it; a queue that keeps what was lost."""
+    groups, context, kept = (2, 1), 1, 20
+    sizes, memory = make(groups, context, capacity=150, segments=(tmp_path, kept))
+    stream, rng, late = Numbered(groups, 8, longest), np.random.default_rng(8), []
+    walk(memory, stream, rng, turns, late)
+    checkpoint.save(tmp_path / "checkpoints", turns, {"memory": memory.snapshot()})
+    state = checkpoint.load(tmp_path / "checkpoints" / str(turns))["memory"]
+    segments = [(group, one) for group, sink in enumerate(state["sinks"]) for one in sink["segments"]]
+    group, described = segments[lost]
+    path = tmp_path / described["name"]
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    size = kept // sum(groups)
+    first = (described["number"] - group) // len(groups) * size
+    columns = range(stream.begin[group], stream.begin[group + 1])
+    hole = {(column, row) for column in columns for row in range(first, first + size)}
+    safe = lambda c, start, front, steps: not hole & {(c, row) for row in range(start - front, start + steps + 1)}  # noqa: E731
+
+    _, again = make(groups, context, capacity=150, segments=(tmp_path, kept))
+    again.restore(state)
+    assert again.lost == len(hole)
+    assert live(again) == [one for one in live(memory) if safe(*one)] and len(again) == len(live(again))
+
+    def chance(one):
+        chances = one.notes.tree.snapshot()["priorities"].tolist()
+        return sorted((*item, p) for item, p in zip(one.notes.items.tolist(), chances, strict=False) if p)
+
+    assert chance(again) == [one for one in chance(memory) if safe(*one[:4])]
+
+    saved = [len(rows) for rows in stream.columns]
+    for turn in range(40):
+        run(again, stream, 4, rng)
+        want = [one for one in stream.items(sizes, context, again.length) if safe(*one)]
+        there = live(again)
+        assert set(there) <= set(want) and len(again) == len(there)
+        begun_later = [one for one in want if stream.columns[one[0]][one[1]]["episode"] >= saved[one[0]]]
+        assert set(begun_later) <= set(there), "only an episode under way may be given up"
+        if again.ready():
+            sample = again.sample(0)
+            check(sample, stream, sizes, context)
+            again.update_priorities(sample.keys, torch.rand(len(sample.keys)))
+        if turn == 20:
+            state = again.snapshot()
+            _, again = make(groups, context, capacity=150, segments=(tmp_path, kept))
+            again.restore(state)
+            assert again.lost == len(hole) and live(again) == there
 
 
 def test_other_episodes_after_a_resume_end_those_that_were_under_way() -> None:

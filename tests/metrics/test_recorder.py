@@ -126,6 +126,8 @@ def test_durations():
 def test_lines():
     row = {"step": 1000, "wall_s": 5, "kind": "eval", "return_mean": 0.5, "return_std": 0.1, "episodes": 4}
     assert line(row, 2000).endswith("evaluation: return 0.5, standard deviation 0.1 over 4 episodes")
+    both = {**row, "return_greedy_mean": 0.5, "return_sampled_mean": 0.75}
+    assert line(both, 2000).endswith("over 4 episodes, greedy 0.5, sampled 0.75")
 
 
 def test_metrics_of_a_checkpoint_go_to_where_the_learner_is():

@@ -26,7 +26,7 @@ def test_shapes_for_vectors_and_pictures():
         obs = torch.rand(rows, B, *spec.obs.shape).mul(255).to(torch.uint8 if spec is PIXELS else torch.float32)
         logits, embeddings = network(obs, torch.zeros(rows, B, dtype=torch.bool))
         assert logits.shape == (T, B, int(spec.action.n)) and embeddings.shape == (T + 1, B, network.size)
-        assert (embeddings >= 0).all() and (embeddings > 0).any()
+        assert (embeddings < 0).any() and (embeddings > 0).any()
         logits.square().sum().backward()
         assert all(parameter.grad.any() for parameter in network.parameters())
 
@@ -82,6 +82,22 @@ def test_sizes_are_those_of_the_original():
     assert count(network.torso) == 178_368 and count(network.inverse) == 9_094
     vector = ControllableEmbedding().build(VECTOR)
     assert [layer.out_features for layer in vector.torso.body[::2]] == [32, 64, 32]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_unit_is_dead_at_initialisation(seed):
+    """A small bright square walks over an unchanging picture, as in a game: every unit must tell some frames apart.
+
+    Mutation: a ReLU behind the embedding, which makes many units 0 for all frames.
+    """
+    torch.manual_seed(seed)
+    network = ControllableEmbedding().build(PIXELS)
+    background = torch.randint(0, 120, (84, 84), dtype=torch.uint8)
+    obs = background.repeat(64, 1, 1, 1)
+    for i in range(64):
+        obs[i, 0, 8 * (i // 8) + 4 : 8 * (i // 8) + 12, 8 * (i % 8) + 4 : 8 * (i % 8) + 12] = 255
+    embeddings = network.embed(obs, torch.zeros(64, 1, dtype=torch.bool))[:, 0]
+    assert (embeddings.std(0) > 1e-4).all()
 
 
 def test_stacks_stop_at_a_reset():

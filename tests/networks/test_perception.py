@@ -7,6 +7,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from torch.nn import functional
 
+from packtrain import config, knobs
 from packtrain.errors import ConfigError, EnvSetupError
 from packtrain.networks.actor_critic import ActorCritic
 from packtrain.networks.perception import Conv, Flatten, ResNet
@@ -249,6 +250,7 @@ def test_weights_lie_channels_last(description):
 
 SHALLOW = {"perception": ATARI_NET, "hidden_size": 512}
 SHALLOW_LSTM = {**SHALLOW, "use_lstm": True, "lstm_size": None, "lstm_layers": 2}
+PAPER_SHALLOW = {"perception": Conv(4, (16, 32), (8, 4), (4, 2)), "hidden_size": 256}
 DEEP = {"perception": ResNet(frames=4), "hidden_size": 256, "use_last_action": False}
 DEEP_LSTM = {**DEEP, "use_lstm": True, "lstm_size": 256}
 
@@ -260,6 +262,7 @@ DEEP_LSTM = {**DEEP, "use_lstm": True, "lstm_size": 256}
         pytest.param(SHALLOW, 18, 1_694_236, id="shallow, 18 actions"),
         pytest.param(SHALLOW_LSTM, 6, 6_005_848, id="shallow with LSTM, 6 actions"),
         pytest.param(SHALLOW_LSTM, 18, 6_214_108, id="shallow with LSTM, 18 actions"),
+        pytest.param(PAPER_SHALLOW, 6, 677_992, id="the paper's shallow, 6 actions"),
         pytest.param(DEEP, 6, 1_091_038, id="deep, 6 actions"),
         pytest.param(DEEP, 18, 1_094_134, id="deep, 18 actions"),
         pytest.param(DEEP_LSTM, 6, 1_618_391, id="deep with LSTM, 6 actions"),
@@ -271,6 +274,32 @@ def test_the_networks_of_the_papers_have_the_papers_sizes(sizes, actions, parame
     network = ActorCritic(**sizes).build(Spec(GREY, Discrete(actions)))
     assert sum(p.numel() for p in network.parameters()) == parameters
     assert network.context == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "numbers"),
+    [
+        ("impala/atari_paper", PAPER_SHALLOW, ("rmsprop_tf", 6e-4, 0.01, 0.01, 32, 20)),
+        ("impala/atari_paper_deep", DEEP, ("rmsprop_tf", 6e-4, 0.01, 0.01, 32, 20)),
+        ("impala/torchbeast", SHALLOW, ("rmsprop", 4.8e-4, 0.01, 6e-4, 8, 80)),
+        ("impala/beefy", SHALLOW, ("rmsprop", 4e-4, 0.01, 0.01, 4, 80)),
+    ],
+)
+def test_configurations_named_after_a_paper_have_its_network_and_its_optimiser(name, sizes, numbers):
+    """Mutation: TorchBeast's 32, 64 and 64 filters under the name of the paper."""
+    experiment = config.build(config.load([knobs.find_config(name)[0]], [], {}))
+    counts = [
+        sum(p.numel() for p in policy.build(Spec(GREY, Discrete(6))).parameters())
+        for policy in (experiment.policy, ActorCritic(**sizes))
+    ]
+    assert counts[0] == counts[1]
+    impala, unrolls = experiment.learners["impala"].learner, experiment.memories["unrolls"]
+    optimiser = impala.optimiser, impala.learning_rate, impala.epsilon, impala.entropy_cost
+    assert (*optimiser, unrolls.batch_size, unrolls.unroll_length) == numbers
+    same = (impala.alpha, impala.momentum, impala.grad_norm_clipping, impala.baseline_cost, impala.discounting)
+    assert same == (0.99, 0.0, 40.0, 0.5, 0.99)
+    assert (impala.reduction, impala.reward_clipping, impala.lr_schedule) == ("sum", "abs_one", "linear")
+    assert experiment.policy.initialisation == "default"
 
 
 @pytest.mark.parametrize("description", [Conv(frames=4), ResNet(frames=2)], ids=["conv", "resnet"])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from packtrain.errors import ConfigError, EnvSetupError
-from packtrain.networks.prediction import ConvNet, Mlp, Prediction
+from packtrain.networks.prediction import ConvNet, EnsemblePrediction, Mlp, Prediction
 
 VECTOR = gym.spaces.Box(-1, 1, (5,), np.float32)
 BOARD = gym.spaces.Box(0, 1, (4, 6, 3), np.float32)
@@ -182,3 +182,33 @@ def test_values_that_cannot_be_meant_are_refused(make, message):
 def test_a_convnet_wants_one_board(space):
     with pytest.raises(EnvSetupError, match="ConvNet looks at one board .* try Mlp"):
         Prediction(ConvNet()).build(space, {"value": 1})
+
+
+def test_members_of_a_prediction_ensemble_share_nothing():
+    """Mutations: heads on a common torso; columns of another member; steps dealt out in runs."""
+    torch.manual_seed(0)
+    space = gym.spaces.Box(-1, 1, (2, 2), np.float32)
+    network = EnsemblePrediction(3, (5, 4)).build(space, {"value": 3})
+    obs = torch.randn(6, 2, 2)
+    together = network(obs)["value"]
+    assert together.shape == (6, 3)
+    flat = obs.flatten(1)
+    for member in range(3):
+        h = flat
+        for layer in network.ensemble.layers:
+            h = torch.relu(h @ layer.weight[member] + layer.bias[member])
+        head = network.heads["value"]
+        torch.testing.assert_close(together[:, member], (h @ head.weight[member] + head.bias[member])[:, 0])
+    own = network.on_batch(obs)["value"]
+    assert own.shape == (6, 1)
+    torch.testing.assert_close(own[:, 0], together[torch.arange(6), torch.arange(6) % 3])
+    (gradient,) = torch.autograd.grad(network(obs)["value"][:, 0].sum(), [network.ensemble.layers[0].weight])
+    assert gradient[0].any() and not gradient[1:].any()
+
+
+def test_a_prediction_ensemble_of_another_size_than_is_asked_for_is_refused():
+    space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    with pytest.raises(ConfigError, match="EnsemblePrediction.members = 3, and the planner asks for 4 outputs"):
+        EnsemblePrediction(3).build(space, {"value": 4})
+    with pytest.raises(ConfigError, match="7 steps cannot be dealt out to 3 members"):
+        EnsemblePrediction(3).build(space, {"value": 3}).on_batch(torch.zeros(7, 2))

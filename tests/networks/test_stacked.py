@@ -238,7 +238,10 @@ def test_lanes_are_for_many_rows_of_one_network(monkeypatch):
 
 @pytest.mark.parametrize("layers", [0, 1, 4])
 def test_packed_weights_say_the_same_within_their_rounding(layers):
-    """Half the bytes, biases folded. Mutations: a bias not folded into the next layer; weights that went stale."""
+    """Hidden layers in half the bytes, biases folded, the last layer in float32.
+
+    Mutations: a bias not folded into the next layer; weights that went stale.
+    """
     torch.manual_seed(0)
     network = StackedMlp(3, (32,) * layers).build(5, 2)
     with torch.no_grad():
@@ -249,7 +252,8 @@ def test_packed_weights_say_the_same_within_their_rounding(layers):
         wanted = network(x)
         network.pack()
         found = network(x)
-        assert found.dtype == torch.float32 and not torch.equal(found, wanted)
+        assert found.dtype == torch.float32 and torch.allclose(found, wanted, atol=1e-6) == (layers == 0)
+        assert [leaf.dtype for leaf in network._packed[0]] == [torch.float16] * layers + [torch.float32]
         scale = wanted.abs().amax()
         assert (found - wanted).abs().max() < 4e-3 * scale
         places = [leaf.data_ptr() for leaf in network._packed[0]]
@@ -265,6 +269,34 @@ def test_packed_weights_say_the_same_within_their_rounding(layers):
         network.pack()
         assert network._packed[0][0].any()
     assert torch.equal(network(x).detach(), network._layers(x[0], network._leaves, torch.relu)[None])  # with a gradient
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+@torch.no_grad()
+def test_packed_members_that_differ_near_600_still_differ(outputs):
+    """The CPU's float16 rounds as a GPU's. Mutation: outputs in float16, where all of these are 600 or 600.5."""
+    torch.manual_seed(0)
+    network = StackedMlp(4, (32, 32)).build(5, outputs)
+    for weight in network.weights:
+        weight.copy_(weight[:1].expand_as(weight).clone())
+    network.biases[-1].copy_(600 + 0.01 * torch.arange(4.0)[:, None, None].expand_as(network.biases[-1]))
+    x = torch.randn(1, 64, 5)
+    wanted = network(x)
+    network.pack()
+    found = network(x)
+    torch.testing.assert_close(found, wanted, atol=0.01, rtol=0)
+    torch.testing.assert_close(found.diff(dim=1), torch.full_like(found[:, 1:], 0.01), atol=2e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_packed_outputs_are_not_finite_where_half_precision_overflows():
+    """They can be noticed then. Mutation: numbers that are cut off at the largest of half precision."""
+    torch.manual_seed(0)
+    network = StackedMlp(2, (16,)).build(3, 1)
+    network.pack()
+    x = torch.randn(1, 8, 3)
+    x[:, 0] = 1e5
+    assert torch.isfinite(network(x)).all(-1).squeeze(0).tolist() == [[False] + [True] * 7] * 2
 
 
 def test_networks_with_other_layers_are_not_packed():

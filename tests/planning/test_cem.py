@@ -204,13 +204,14 @@ def test_kept_elites_never_let_the_best_get_lost():
     assert (np.diff(values, axis=0) >= 0).all() and (values[-1] > values[0]).any()
 
 
-def test_a_broken_sequence_is_never_followed():
-    """NaN returns count as the worst, and are counted. Mutation: let argsort put NaN first."""
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_a_broken_sequence_is_never_followed(broken):
+    """Returns that are not finite rank last and are counted. Mutations: let argsort put NaN first; let +inf win."""
 
     class Cliff(Target):
         def step(self, states, actions, rng):
             states, rewards, ended, extras = super().step(states, actions, rng)
-            return states, np.where(actions[:, 0, 1] > 6, np.nan, rewards).astype(np.float32), ended, extras
+            return states, np.where(actions[:, 0, 1] > 6, broken, rewards).astype(np.float32), ended, extras
 
     for agent in (  # of random sequences of two actions, a third stays clear of the cliff
         ContinuousShootingAgent(n_rollouts=60, horizon=2),

@@ -510,3 +510,41 @@ def test_planning_to_verify_needs_doubts_that_can_be_cleared() -> None:
         BestFirstSearchAgent(plan_to_verify=True).build(LyingCorridor(), 1, 0)
     with pytest.raises(ConfigError, match="'plan_to_verify', and needs a model that gives bonuses"):
         BestFirstSearchAgent(plan_to_verify=True).build(CoreModel(Hanoi(2)), 1, 0)
+
+
+# -- what a lie is decoded to
+
+
+class HesitantNetwork(nn.Module):
+    """Predicts the tower of Hanoi with 2 disks, but that the large one half leaves its peg and arrives at no other."""
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        core, obs, actions = Hanoi(2), inputs["obs"].numpy(), inputs["action"].numpy()
+        pegs = obs.reshape(len(obs), 2, 3)
+        possible = (pegs.sum(axis=2) == 1).all(axis=1)
+        after, _, over, _ = core.step(pegs.argmax(axis=2).astype(np.uint8), actions, np.random.default_rng(0))
+        delta = np.where(possible[:, None], core.observe(after) - obs, 0)  # nothing follows an impossible state
+        delta[:, 3:] *= np.where(delta[:, 3:] < 0, 0.6, 0.3)  # to 0.4 and 0.3
+        ends = np.where(over & possible, 9.0, -9.0)[:, None].repeat(2, axis=1)
+        answer = {"delta": delta[:, None].repeat(2, axis=1), "reward": ends, "terminated": ends}
+        return {name: torch.from_numpy(each.astype(np.float32)) for name, each in answer.items()}
+
+
+@pytest.mark.parametrize("factored", [True, False], ids=["one peg", "rounded"])
+def test_a_planner_that_trusts_passes_a_lie_only_if_it_is_rounded_to_an_impossible_state(factored: bool) -> None:
+    """Decoded to one peg, a half-hearted move is a false loop; rounded, it leads to a new state, and so is tried.
+
+    This is what the published controls explore by. Mutation: decode factors together whatever `factored` is.
+    """
+    stream = Stream(FunctionalColumns(Hanoi(2), 2, 0, "raise", "test", True, 30), 2)
+    model = LearnedModel(2, None, factored=factored)
+    network = nn.ModuleDict({"model": HesitantNetwork()})
+    seat = PlannedPolicy(agents()[0], network, torch.device("cpu"), 0, model=model).seat(stream)
+    moved, small = np.zeros(2, bool), set()
+    for index in range(60):
+        row = stream.recv() if index else stream.start()
+        moved |= row.obs[:, 3] == 0  # the large disk is not on the first peg
+        small |= set(row.obs[:, :3].argmax(axis=1).tolist())
+        stream.send(seat.act(row).action)
+    assert small == {0, 1, 2}, "it goes wherever it knows a way"
+    assert (moved == (not factored)).all()

@@ -108,6 +108,43 @@ def test_plans_go_where_it_pays(optimiser, probabilistic):
         assert bool(obs[:, :2].abs().max() < 0.15) == near
 
 
+class Cliff(Attracted):
+    """The same, but the return is not finite where the first action is above 0.5."""
+
+    def __init__(self, broken):
+        super().__init__()
+        self.broken = broken
+
+    def judge_rollout(self, obs, action):
+        paid, over = super().judge_rollout(obs, action)
+        beyond = obs[:, 1:2, ..., :1].amax(-1) > 0.1  # after the first step from the origin
+        return torch.where(beyond.unsqueeze(3), self.broken, paid), over
+
+
+@pytest.mark.parametrize("optimiser", ["cem", "mppi"])
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_a_sequence_with_a_return_that_is_not_finite_ranks_last(optimiser, broken):
+    """Mutation: nan_to_num, which makes the largest number of +inf, so that the broken sequences win."""
+    control = network()
+    control.model = Cliff(broken)
+    policy = PredictivePolicy(Predictive(optimiser, 3, 200, 3, 10, temperature=0.1), control, seed=0)
+    policy.random = False
+    action, _, _ = policy.act(row(torch.zeros(2, 3), torch.ones(2, dtype=torch.bool)), policy.initial_carry(2))
+    assert torch.isfinite(action).all() and (action[:, 0] <= 0.5).all()
+
+
+@pytest.mark.parametrize("optimiser", ["cem", "mppi"])
+def test_a_plan_stays_finite_where_no_sequence_has_a_finite_return(optimiser):
+    """Mutation: a softmax over −inf alone."""
+    control = network()
+    control.model = Attracted()
+    policy = PredictivePolicy(Predictive(optimiser, 3, 20, 2, 5), control, seed=0)
+    policy.random = False
+    obs = torch.full((2, 3), torch.inf)
+    action, left, _ = policy.act(row(obs, torch.ones(2, dtype=torch.bool)), policy.initial_carry(2))
+    assert torch.isfinite(action).all() and torch.isfinite(left).all()
+
+
 def test_a_plan_is_carried_on_and_forgotten_at_a_reset():
     """Mutation: keeping the plan of the episode before."""
     policy = PredictivePolicy(Predictive("cem", 3, 8, 1, 2, momentum=1.0), network(), seed=0)

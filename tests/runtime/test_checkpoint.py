@@ -1,6 +1,8 @@
 """Checkpoints are whole and verified, or ignored."""
 
+import errno
 import json
+import os
 import random
 import shutil
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from packtrain import errors, files
 from packtrain.errors import CheckpointError
 from packtrain.runtime import checkpoint
 from packtrain.testing import chaos
@@ -175,3 +178,136 @@ def test_choose_by_name(tmp_path):
 def test_what_cannot_be_saved_is_said(tmp_path):
     with pytest.raises(TypeError, match="run/x is a set"):
         checkpoint.save(tmp_path, 1, {"run": {"x": {1}}})
+
+
+def damage(folder, step):
+    chaos.flip_bit(folder / str(step) / "weights.safetensors", random.Random(step))
+
+
+def save_steps(folder, *steps):
+    for step in steps:
+        checkpoint.save(folder, step, STATE)
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch, written):
+    """What is half written may be what fills the disk. Mutation: leaving it for the next process to clear."""
+    save_steps(tmp_path, 1)
+    write, count = checkpoint._write_synced, iter(range(10))
+
+    def full(path, data):
+        if next(count) == written:
+            path.write_bytes(data[:5])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(checkpoint, "_write_synced", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(tmp_path, 2, STATE)
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
+def test_a_save_of_the_same_step_that_fails_keeps_the_one_before(tmp_path, monkeypatch):
+    save_steps(tmp_path, 1)
+    rename = os.rename
+
+    def refuse(source, target):
+        if ".writing-" in str(source):
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(checkpoint.os, "rename", refuse)
+    with pytest.raises(OSError, match="Input/output error"):
+        checkpoint.save(tmp_path, 1, {**STATE, "run": {"step": 8}})
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert equal(checkpoint.load(tmp_path / "1"), STATE)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EROFS, errno.ENOTSUP, errno.EACCES])
+def test_a_folder_that_cannot_be_synced_is_one_warning(tmp_path, monkeypatch, number, capsys):
+    """As on some network mounts. Mutation: no checkpoint there, ever."""
+    sync = os.fsync
+
+    def refuse(handle):
+        if os.path.isdir(f"/proc/self/fd/{handle}"):
+            raise OSError(number, os.strerror(number))
+        sync(handle)
+
+    monkeypatch.setattr(files.os, "fsync", refuse)
+    monkeypatch.setattr(files, "_unsynced", errors.Seldom(float("inf")))
+    save_steps(tmp_path, 1, 2)
+    assert checkpoint.load_newest(tmp_path)[0] == 2
+    assert capsys.readouterr().err.count("cannot be synced") == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_a_disk_that_is_full_or_broken_when_it_is_synced_is_no_checkpoint(tmp_path, monkeypatch, number):
+    def refuse(_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files.os, "fsync", refuse)
+    with pytest.raises(OSError):
+        save_steps(tmp_path, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_checkpoints_do_not_count_and_are_moved_aside(tmp_path, capsys):
+    """Three damaged ones with higher steps than a run goes on from. Mutation: the last three, whole or not."""
+    save_steps(tmp_path, 10, 20, 30, 40, 50)
+    for step in (30, 40, 50):
+        damage(tmp_path, step)
+    for step in (22, 24, 26, 28):
+        save_steps(tmp_path, step)
+        checkpoint.prune(tmp_path, None, written=step)
+        assert step in checkpoint.steps(tmp_path)
+    assert checkpoint.steps(tmp_path) == [24, 26, 28]
+    assert sorted(path.name for path in tmp_path.glob("*.damaged")) == ["30.damaged", "40.damaged", "50.damaged"]
+    said = capsys.readouterr().err
+    assert all(f"the checkpoint is now {step}.damaged" in said for step in (30, 40, 50)) and said.count("\n") == 3
+
+
+def test_only_the_last_few_damaged_checkpoints_are_kept(tmp_path):
+    for step in range(1, 8):
+        save_steps(tmp_path, step, step + 100)
+        damage(tmp_path, step + 100)
+        checkpoint.prune(tmp_path, None)
+    assert checkpoint.steps(tmp_path) == [5, 6, 7]
+    assert len(list(tmp_path.glob("*.damaged"))) == checkpoint.MOST_DAMAGED
+    save_steps(tmp_path, 107)  # of the same step again
+    damage(tmp_path, 107)
+    checkpoint.prune(tmp_path, None)
+    assert len(list(tmp_path.glob("*.damaged"))) == checkpoint.MOST_DAMAGED
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_left_where_it_is(tmp_path, monkeypatch):
+    """Of a later version, or on a disk that does not answer. Mutation: moving aside what may be whole."""
+    save_steps(tmp_path, 1, 2, 3, 4, 5)
+    path = tmp_path / "5/manifest.json"
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 2'))
+    read = checkpoint._read_verified
+
+    def broken(path, entry):
+        if path.parent.name == "4":
+            raise CheckpointError(f"{path} cannot be read: Input/output error")
+        return read(path, entry)
+
+    monkeypatch.setattr(checkpoint, "_read_verified", broken)
+    checkpoint.prune(tmp_path, None)
+    assert checkpoint.steps(tmp_path) == [1, 2, 3, 4, 5]
+
+
+def test_the_checkpoint_written_last_stays_below_three_others(tmp_path):
+    save_steps(tmp_path, 10, 20, 30, 5)
+    checkpoint.prune(tmp_path, None, written=5)
+    assert checkpoint.steps(tmp_path) == [5, 10, 20, 30]
+
+
+def test_what_was_written_or_verified_is_not_read_again(tmp_path, monkeypatch):
+    save_steps(tmp_path, 1, 2, 3, 4)
+    whole = {4}
+    read = []
+    monkeypatch.setattr(checkpoint, "verify", lambda path: read.append(path.name))
+    checkpoint.prune(tmp_path, None, whole)
+    assert read == ["3", "2"] and whole == {2, 3, 4}
+    checkpoint.prune(tmp_path, None, whole)
+    assert read == ["3", "2"]

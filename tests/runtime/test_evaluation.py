@@ -1,6 +1,7 @@
-"""Evaluations of planners that have verified something: they know what the run knows, and teach nobody."""
+"""Evaluations: planners know what the run has verified; other policies play greedily and sampled."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,15 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from packtrain import trees
+from packtrain import knobs, trees
 from packtrain.cli import main
+from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.stream import Episode, Stream
 from packtrain.metrics.reading import read_metrics
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.learned import LearnedModel
 from packtrain.runtime import checkpoint
-from packtrain.runtime.evaluation import Evaluator
-from packtrain.runtime.experiment import Planning
-from packtrain.runtime.parts import make_policy
+from packtrain.runtime import evaluation as evaluation_module
+from packtrain.runtime.command import prepare
+from packtrain.runtime.evaluation import Evaluator, Limits, summary
+from packtrain.runtime.experiment import Evaluation, Planning
+from packtrain.runtime.parts import evaluated_policy, make_policy, open_evaluator
+from packtrain.testing.scripted import ScriptedPolicy
+from packtrain.testing.sleepy import Sleepy
 
 # The shortest solution has 3 steps, and that is all there is: only who knows the way gets there.
 KNOWING = """
@@ -89,14 +96,8 @@ def test_whoever_evaluates_does_not_verify(changed):
         top_level_epsilon=0.02,
     )
     given = None if changed is None else replace(agent, **changed)
-    policy = make_policy(
-        Planning(agent, model=LearnedModel(), evaluation_agent=given),
-        torch.nn.ModuleDict(),
-        torch.device("cpu"),
-        0,
-        True,
-        1,
-    )
+    acting = evaluated_policy(Planning(agent, model=LearnedModel()), Evaluation(agent=given))
+    policy = make_policy(acting, torch.nn.ModuleDict(), torch.device("cpu"), 0, True, 1)
     assert policy.agent.bonus_quantile_threshold is None
     assert policy.agent.top_level_epsilon == (0.02 if changed is None else 0.0)
 
@@ -129,7 +130,7 @@ def test_an_evaluation_teaches_nobody(monkeypatch):
     curious = "EvaluationCallback.episode_time_limit = 14\nEvaluationCallback.agent_kwargs = {'top_level_epsilon': 1.0}"
     Path("given.gin").write_text(KNOWING.replace("EvaluationCallback.episode_time_limit = 3", curious))
     assert train("often", *few, "--config", "EvaluationCallback.eval_period = 1") == 0
-    assert len(seen) == 4 and any(after > before for before, after in seen), "some evaluation saw something new"
+    assert len(seen) == 3 and any(after > before for before, after in seen), "some evaluation saw something new"
     often = known("often")
     assert train("never", *few, "--config", "EvaluationCallback.eval_period = 100") == 0
     assert all(np.array_equal(often[name], leaf) for name, leaf in known("never").items())
@@ -152,3 +153,278 @@ def test_the_best_checkpoint_can_be_gone_on_from():
     best = checkpoint.load(folder / str(checkpoint.best(folder)["step"]))
     assert {"actor", "memories", "exploration"} <= set(best)
     assert best["memories"]["model"]["episodes"] > 0
+
+
+# Greedy and sampled
+
+
+KINDS = ("greedy", "sampled")
+
+
+def catch(output, *more):
+    small = [
+        "--total_steps",
+        "600",
+        "--num_actors",
+        "8",
+        "--batch_size",
+        "8",
+        "--unroll_length",
+        "5",
+        "--runtime",
+        "serial",
+    ]
+    every = ["--eval_every", "200", "--eval_episodes", "12", "--log_every", "200"]
+    return main(["train", "impala/catch", "--output_dir", output, *small, *every, *more])
+
+
+def evaluations(run):
+    return [{**row, "wall_s": 0} for row in read_metrics(Path(run)) if row["kind"] == "eval"]
+
+
+@pytest.mark.parametrize(("best", "more"), [("greedy", []), ("sampled", ["--eval_best", "sampled"])])
+def test_rows_report_both_kinds_and_one_of_them_decides_which_checkpoint_is_best(best, more):
+    """Mutations: one kind twice; the other kind under the plain names; `best` by the other kind."""
+    assert catch("run", *more) == 0
+    rows = evaluations("run")
+    assert len(rows) >= 3
+    for row in rows:
+        assert row["episodes_greedy"] == row["episodes_sampled"] == row["episodes"] == 12
+        for name in ("mean", "std", "ci95"):
+            assert row[f"return_{name}"] == row[f"return_{best}_{name}"]
+    assert any(row["return_greedy_mean"] != row["return_sampled_mean"] for row in rows)
+    entry = checkpoint.best(Path("run/checkpoints"))
+    assert entry["kind"] == best
+    assert entry["score"] == max(row[f"return_{best}_mean"] for row in rows)
+
+
+def test_eval_plays_both_kinds_or_the_one_that_is_asked_for(capsys):
+    assert catch("run", "--eval_best", "sampled") == 0
+
+    def played(*flags):
+        capsys.readouterr()
+        assert main(["eval", "run", "--num_episodes", "20", "--json", *flags]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    both, alone = played(), {kind: played(f"--{kind}") for kind in KINDS}
+    assert both["greedy"] is False and both["return_mean"] == both["return_sampled_mean"]
+    for kind in KINDS:
+        assert alone[kind]["greedy"] == (kind == "greedy")
+        assert alone[kind]["return_mean"] == both[f"return_{kind}_mean"], "the same seeds, whoever plays first"
+        assert f"return_{kind}_mean" not in alone[kind]
+    assert both["episodes_greedy"] == both["episodes_sampled"] == 20 == len(both["returns"])
+    assert both["returns"] == alone["sampled"]["returns"]
+    assert main(["eval", "run", "--num_episodes", "20"]) == 0
+    assert "(20 of each; above sampled)" in capsys.readouterr().out
+    assert main(["eval", "run", "--greedy", "--sampled"]) == 2
+
+
+def test_a_policy_that_must_act_at_random_is_worth_less_greedily(capsys):
+    """Untrained, it acts about half and half. Mutation: samples from a distribution that has been made greedy."""
+    argv = ["train", "abilities/stochastic_policy", "--total_steps", "100", "--output_dir", "run"]
+    assert main([*argv, "--runtime", "serial"]) == 0
+    capsys.readouterr()
+    assert main(["eval", "run", "--num_episodes", "32", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["return_greedy_mean"] == -1
+    assert result["return_mean"] == result["return_sampled_mean"] > -0.5
+
+
+def test_sampled_evaluations_do_not_depend_on_those_before():
+    """Mutation: noise that goes on from one evaluation to the next."""
+    _, experiment, spec = prepare([knobs.find_config("impala/point_mass")[0]], [], {}, None, trusted=True)
+    evaluator, _ = open_evaluator(experiment, spec, torch.device("cpu"), 4, seed=0)
+    results = []
+    for _ in range(2):
+        evaluator.begin()
+        while evaluator.active:
+            result = evaluator.tick()
+        results.append(result)
+    evaluator.close()
+    assert results[0] == results[1]
+    assert results[0]["return_sampled_mean"] != results[0]["return_greedy_mean"]
+
+
+def test_another_kind_of_best_begins_anew():
+    """Mutation: the score of one kind compared with that of the other."""
+    assert catch("run", "--total_steps", "200") == 0
+    checkpoint.mark_best(Path("run/checkpoints"), checkpoint.best(Path("run/checkpoints"))["step"], 99.0)
+    assert catch("run", "--total_steps", "400") == 0
+    assert checkpoint.best(Path("run/checkpoints"))["score"] == 99.0
+    assert catch("run", "--total_steps", "600", "--eval_best", "sampled") == 0
+    entry = checkpoint.best(Path("run/checkpoints"))
+    assert entry["kind"] == "sampled" and entry["score"] <= 1 and entry["step"] > 400
+    assert "the best checkpoint is that of a greedy evaluation" in Path("run/log.txt").read_text()
+
+
+def test_a_policy_without_a_distribution_plays_one_kind(capsys):
+    small = ["--total_steps", "40", "--eval_every", "20", "--eval_episodes", "2", "--runtime", "serial"]
+    assert main(["train", "dqn/catch", "--output_dir", "run", *small]) == 0
+    assert all("return_mean" in row and "return_greedy_mean" not in row for row in evaluations("run"))
+    capsys.readouterr()
+    argv = ["train", "dqn/catch", "--output_dir", "other", *small, "--config", "Evaluation.best = 'sampled'"]
+    assert main(argv) == 2
+    assert "Evaluation.best = 'sampled' needs a policy that outputs a distribution" in capsys.readouterr().err
+    assert not Path("other").exists()
+
+
+@pytest.mark.parametrize(("count", "t"), [(2, 12.7062), (4, 3.1824), (10, 2.2622), (100, 1.9842)])
+def test_the_interval_of_an_evaluation_is_students(count, t):
+    returns = np.random.default_rng(0).normal(size=count)
+    result = summary([Episode({"train": float(value)}, 3, math.nan, 0) for value in returns])
+    assert result["return_ci95"] == pytest.approx(t * returns.std(ddof=1) / math.sqrt(count), rel=1e-4)
+
+
+# -- episodes without an end
+
+
+class Uneven(Sleepy):
+    """Episodes of 4 steps in the first column, and without an end in the others."""
+
+    def step(self, states, actions, rng):
+        after, rewards, _, extras = super().step(states, actions, rng)
+        ended = after >= 4
+        ended[1:] = False
+        return after, rewards, ended, extras
+
+
+def play(core, episodes, size=2, **limits):
+    """The result of an evaluation, and after how many ticks it was there."""
+    stream = Stream(FunctionalColumns(core, size, 0, "raise", "test"), size)
+    evaluator = Evaluator(stream, {"greedy": ScriptedPolicy(core.action_space)}, episodes, Limits(**limits))
+    evaluator.begin()
+    for tick in range(1, 1000):
+        if (result := evaluator.tick()) is not None:
+            return result, tick, evaluator
+    raise AssertionError("the evaluation has no end")
+
+
+def test_an_episode_without_end_is_cut_off_and_counted():
+    """Mutation: waiting for it."""
+    result, ticks, evaluator = play(Sleepy(length=0), 2, max_steps=30)
+    assert ticks == 30 and not evaluator.active
+    assert (result["episodes"], result["episodes_truncated"]) == (2, 2)
+    assert result["return_mean"] == result["length_mean"] == 30
+
+
+def test_a_column_that_is_cut_off_plays_no_more_and_the_others_play_their_share():
+    """Mutations: counting an episode twice, once cut off and once when it ends; waiting for the whole share."""
+    result, _, evaluator = play(Uneven(), 6, max_steps=30)
+    assert [[episode.length for episode in column] for column in evaluator.episodes] == [[4, 4, 4], [30]]
+    assert (result["episodes"], result["episodes_truncated"]) == (4, 1)
+    result, *_ = play(Sleepy(length=4), 6, max_steps=4)
+    assert (result["episodes"], result["episodes_truncated"]) == (6, 0), "an end at the limit is an end"
+
+
+def test_an_evaluation_ends_at_its_deadline_with_what_it_has(monkeypatch):
+    clock = [0.0]
+
+    class Clock:
+        def __init__(self, longest_gap):
+            self.begun = clock[0]
+
+        def look(self):
+            clock[0] += 1.0
+            return clock[0] - self.begun
+
+    monkeypatch.setattr(evaluation_module, "RunningTime", Clock)
+    result, ticks, evaluator = play(Uneven(), 6, deadline_secs=7)
+    assert ticks == 8
+    assert [[episode.length for episode in column] for column in evaluator.episodes] == [[4, 3], [8]]
+    assert (result["episodes"], result["episodes_truncated"]) == (3, 2)
+
+
+def test_an_evaluation_says_how_far_it_is():
+    stream = Stream(FunctionalColumns(Sleepy(length=4), 2, 0, "raise", "test"), 2)
+    evaluator = Evaluator(stream, {"greedy": ScriptedPolicy(stream.columns.action_space)}, 4)
+    evaluator.begin()
+    for _ in range(7):
+        evaluator.tick()
+    assert evaluator.progress() == "evaluating: 2 of 4 episodes; the longest under way: 2 steps"
+
+
+ENDLESS = """
+import packtrain.testing.sleepy
+include 'impala/gym.gin'
+env = 'packtrain/Sleepy-v0'
+Environment.kwargs = {'length': 0}
+Evaluation.max_steps = 50
+total_steps = 400
+num_actors = 2
+batch_size = 2
+unroll_length = 5
+hidden_size = 8
+eval_every = 200
+eval_episodes = 2
+"""
+
+
+@pytest.mark.parametrize("runtime", ["serial", "local"])
+def test_a_run_whose_episodes_never_end_is_evaluated_and_finishes(runtime, capsys):
+    """At step 0, under way and at the end. Mutation: an evaluation that waits for an end."""
+    Path("endless.gin").write_text(ENDLESS)
+    assert main(["train", "endless.gin", "--output_dir", "run", "--runtime", runtime]) == 0
+    evaluations = [row for row in read_metrics(Path("run")) if row["kind"] == "eval"]
+    assert len(evaluations) >= 2 and evaluations[0]["step"] == 0
+    assert {(row["episodes"], row["episodes_truncated"], row["length_mean"]) for row in evaluations} == {(2, 2, 50)}
+    assert "2 episodes, 2 cut off" in capsys.readouterr().out
+    assert "cut off by Evaluation.max_steps" in Path("run/log.txt").read_text()
+    assert main(["eval", "run", "--num_episodes", "2"]) == 0
+    assert "2 episodes of 50.0 steps, 2 cut off" in capsys.readouterr().out
+
+
+def test_a_run_saves_before_its_last_evaluation_is_over(monkeypatch):
+    """Local: the learner waits for the actor, which plays it. Mutation: saving after it, which a kill comes before."""
+    from packtrain.runtime.evaluations import Evaluations
+    from packtrain.runtime.saving import Saving
+
+    seen, tick, write = [], Evaluations.tick, Saving.write
+
+    def ticked(self):
+        if self.under_way is not None:
+            last = self.under_way.step >= 400
+            if not last or "save" in seen:  # the last one goes on until it is saved beside
+                self._current.evaluator._limits._max_steps = 1
+            seen.extend(["last"] * last)
+        tick(self)
+
+    def written(self, state, *more):
+        seen.append("save")
+        write(self, state, *more)
+
+    monkeypatch.setattr(Evaluations, "tick", ticked)
+    monkeypatch.setattr(Saving, "write", written)
+    Path("endless.gin").write_text(ENDLESS)
+    more = ["--eval_every", "1000000", "--config", "Evaluation.max_steps = 10000000"]
+    more += ["--config", "Evaluation.deadline_secs = 20"]
+    assert main(["train", "endless.gin", "--output_dir", "run", *more]) == 0
+    assert [row["length_mean"] < 1e6 for row in read_metrics(Path("run")) if row["kind"] == "eval"] == [True, True]
+    assert "last" in seen[seen.index("save") :], "it is saved while the evaluation plays"
+
+
+def test_a_long_evaluation_is_saved_beside_in_the_serial_runtime(monkeypatch):
+    """Mutation: saving only between two updates."""
+    from packtrain.runtime.saving import Saving
+
+    saves, write = [], Saving.write
+    monkeypatch.setattr(Saving, "due", property(lambda self: len(saves) < 3))
+
+    def written(self, state, *more):
+        saves.append(state["run"]["step"])
+        write(self, state, *more)
+
+    monkeypatch.setattr(Saving, "write", written)
+    Path("endless.gin").write_text(ENDLESS)
+    assert main(["train", "endless.gin", "--output_dir", "run", "--runtime", "serial", "--eval_every", "1000"]) == 0
+    assert saves[:3] == [0, 0, 0], "in the ticks of the first evaluation"
+
+
+@pytest.mark.parametrize("name", ["max_steps", "deadline_secs"])
+def test_limits_of_evaluations_may_change_on_resume(name, capsys):
+    """They are no part of what makes the run this run."""
+    Path("endless.gin").write_text(ENDLESS)
+    assert main(["train", "endless.gin", "--output_dir", "run", "--total_steps", "100"]) == 0
+    more = ["--config", f"Evaluation.{name} = 40", "--total_steps", "200"]
+    assert main(["train", "endless.gin", "--output_dir", "run", *more]) == 0
+    assert main(["train", "endless.gin", "--output_dir", "run", "--config", f"Evaluation.{name} = 0"]) == 2
+    assert f"Evaluation.{name} = 0" in capsys.readouterr().err

@@ -227,7 +227,10 @@ def test_until_solved_ends_a_run_of_its_own(in_tmp, capsys):
     assert found[-1]["episode/solved_rate"] > 0 and found[-1]["epoch"] < 34
     assert not any(row["episode/solved_rate"] for row in found[3:-1])
     last = rows("run")[-1]
-    assert last["first_solved_step"] <= last["env_steps_without_random"]
+    random_steps = last["env_steps"] - last["env_steps_without_random"]
+    assert random_steps > 0
+    assert random_steps < last["first_solved_step"] <= last["env_steps"], "the random data is counted"
+    assert last["first_solved_step_without_random"] == last["first_solved_step"] - random_steps
     capsys.readouterr()
     assert train("run", *more) == 0
     assert "run is finished: solved at step" in capsys.readouterr().out

@@ -92,10 +92,11 @@ def test_a_film_changes_nothing_else(catch, capsys):
     assert main(["eval", str(catch), "--num_episodes", "5", "--video"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("  episodes: ") and lines[1].count("1.0 (9 steps)") == 5
-    assert lines[2] in ("episode 1: 9 steps, return 1", "episode 1: 9 steps, return -1")
+    assert lines[2].startswith("  greedy ") and lines[2].endswith("(5 of each; above greedy)")
+    assert lines[3] in ("episode 1: 9 steps, return 1", "episode 1: 9 steps, return -1")
     assert (
-        "animated PNG, 10 pictures of 80×160, 10 a second" in lines[3]
-        and f"{filmed['checkpoint']}_episode_1" in lines[3]
+        "animated PNG, 10 pictures of 80×160, 10 a second" in lines[4]
+        and f"{filmed['checkpoint']}_episode_1" in lines[4]
     )
 
 

@@ -1,6 +1,7 @@
 """Runs that replay: how many updates follow a step, what a resumed run repeats, and seeds that learn together."""
 
 import json
+import random
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from packtrain import cli, knobs
-from packtrain.errors import CheckpointError, ConfigError, EnvError, EnvSetupError, SaveError
+from packtrain.errors import ConfigError, EnvError, EnvSetupError, SaveError
 from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, command, local, serial, together
 from packtrain.runtime.folder import RunFolder
@@ -182,10 +183,6 @@ def test_rows_are_in_segments_and_not_in_every_checkpoint(tmp_path, monkeypatch)
     again = training(tmp_path, "steve/ddpg_pendulum", saved=checkpoint.load_newest(tmp_path / "checkpoints"))
     assert len(again.learning.memories["replay"].filled()["reward"]) == run.acted
     again.close()
-    damaged = next((tmp_path / "replay" / "replay").glob("*.safetensors"))
-    damaged.write_bytes(damaged.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="damaged"):
-        training(tmp_path, "steve/ddpg_pendulum", saved=checkpoint.load_newest(tmp_path / "checkpoints"))
 
 
 def test_segments_that_nothing_refers_to_are_deleted(tmp_path, monkeypatch):
@@ -213,16 +210,25 @@ def referred_to(path):
     return {name for state in kept for name in re.findall(r"'name': '(\d+\.safetensors)'", str(state["memories"]))}
 
 
-def test_a_damaged_segment_is_a_reason_to_go_on_from_an_older_checkpoint(tmp_path, monkeypatch, caplog):
-    """Mutation: verifying the files of the checkpoint alone."""
+def test_a_run_goes_on_without_the_steps_of_a_damaged_segment(tmp_path, monkeypatch, capsys):
+    """One flipped bit in a file that all checkpoints share: a warning, a count in the rows, and nothing else is lost,
+    after another resume too. Mutations: refusing every checkpoint; a count that begins again at 0."""
     monkeypatch.setattr("packtrain.memory.segments.SEGMENT_ROWS", 16)
-    save_now_and_then(training(tmp_path, "steve/ddpg_pendulum"))
-    *_, older, newer = checkpoint.steps(tmp_path / "checkpoints")
-    last = max((tmp_path / "replay" / "replay").glob("*.safetensors"))
-    last.write_bytes(b"")
-    assert checkpoint.load_newest(tmp_path / "checkpoints")[0] == newer
-    assert checkpoint.load_newest(tmp_path / "checkpoints", with_replay=True)[0] == older
-    assert f"{last} is damaged" in caplog.text
+    steps = 0
+    for total, lost in ((120, 0), (160, 16), (200, 16)):
+        saved = checkpoint.load_newest(tmp_path / "checkpoints")
+        run = training(tmp_path, "steve/ddpg_pendulum", saved=saved, total_steps=total)
+        memory = run.learning.memories["replay"]
+        assert memory.lost == lost and len(memory) == memory.count - lost and memory.count == steps
+        serial.run(run)
+        run.save(required=True)
+        run.close()
+        steps = memory.count
+        assert rows(tmp_path)[-1].get("replay_steps_lost", 0) == lost
+        if not lost:
+            assert "damaged" not in capsys.readouterr().err
+            chaos.flip_bit(tmp_path / "replay/replay/00000002.safetensors", random.Random(0))
+    assert capsys.readouterr().err.count("00000002.safetensors is damaged") == 1, "said once, and known from then on"
 
 
 def test_a_disk_that_refuses_a_segment_is_a_warning(tmp_path, monkeypatch, caplog):
@@ -317,6 +323,101 @@ def test_seeds_whose_episodes_end_at_different_times_stay_in_step(tmp_path, n_st
     assert all(run.step >= 120 for run in runs), resets
     for run in runs:
         run.close()
+
+
+def diverging(monkeypatch, seed=1, updates=40):
+    """Let the critic of one seed become NaN in the course of so many updates."""
+    original = Training.note_update
+
+    def breaking(self, name, metrics):
+        original(self, name, metrics)
+        learner = self.learning.learners[name]
+        if self.experiment.seed == seed and name == "value" and learner.updates >= updates:
+            with torch.no_grad():
+                learner.network.critic.biases[-1].fill_(torch.nan)
+
+    monkeypatch.setattr(Training, "note_update", breaking)
+
+
+@pytest.mark.parametrize("name, secs", [("steve/ddpg_pendulum", 1e-9), ("steve/steve_pendulum", 1000.0)])
+def test_seeds_go_on_without_one_that_diverges(tmp_path, monkeypatch, capsys, name, secs):
+    """Noticed by a checkpoint or by a row.
+
+    They are what they are beside one that does not; its folder keeps its last checkpoint, and it can go on alone.
+
+    Mutations: the error of one ends all; weights that are not finite are saved; the others' optimiser states are
+    lost, or stay joined with those of the run that is gone.
+    """
+    given = {**(SMALL if "ddpg" in name else MODEL), "log_every": 10, "checkpoint_secs": secs}
+    argv = ["train", name, "--num_seeds", "3", *[f"--{knob}={value}" for knob, value in given.items()]]
+    assert cli.main([*argv, "--output_dir", str(tmp_path / "whole")]) == 0
+    with monkeypatch.context() as patch:
+        diverging(patch)
+        assert cli.main([*argv, "--output_dir", str(tmp_path / "run")]) == 3
+    printed = capsys.readouterr()
+    assert f"{tmp_path}/run/seed_1 has diverged, and the other seeds go on: " in printed.out
+    assert printed.err.count("packtrain: error: ") == 1 and f"{tmp_path}/run/seed_1: " in printed.err
+    for k in (0, 2):
+        mine, theirs = (rows(tmp_path / run / f"seed_{k}") for run in ("run", "whole"))
+        assert [row["step"] for row in mine] == [row["step"] for row in theirs] and mine[-1]["step"] >= 90
+        for row, other in zip(mine, theirs, strict=True):
+            assert set(row) == set(other)
+            if "critic_loss" in row:
+                assert row["critic_loss"] == pytest.approx(other["critic_loss"], rel=1e-3), (k, row["step"])
+    if secs < 1:
+        step, state = checkpoint.load_newest(tmp_path / "run" / "seed_1" / "checkpoints")
+        assert 40 <= step < 90
+        assert all(leaf.isfinite().all() for leaf in state["weights"]["value"].values())
+    assert cli.main([*argv, "--output_dir", str(tmp_path / "run")]) == 0  # the cause is gone
+    assert capsys.readouterr().out.count("is finished") == 2
+    assert rows(tmp_path / "run" / "seed_1")[-1]["step"] >= 90
+
+
+def test_a_seed_that_diverged_is_left_out_until_the_others_are_finished(tmp_path, monkeypatch, capsys):
+    """Stopped in between, the others go on from where they were. Mutation: all go back to the update it had made."""
+    given = {**SMALL, "log_every": 10, "checkpoint_secs": 1e-9, "total_steps": 120}
+    argv = ["train", "steve/ddpg_pendulum", "--num_seeds", "3", "--output_dir", str(tmp_path / "run")]
+    argv += [f"--{knob}={value}" for knob, value in given.items()]
+
+    def stopping(self):
+        counting(self)
+        if self.step >= 90:
+            self.stop = KeyboardInterrupt()
+
+    counting = Training.count_acted
+    with monkeypatch.context() as patch:
+        diverging(patch)
+        patch.setattr(Training, "count_acted", stopping)
+        assert cli.main(argv) == 3
+    before = [max(checkpoint.steps(tmp_path / "run" / f"seed_{k}" / "checkpoints")) for k in range(3)]
+    assert before[1] < before[0] == before[2] < 120
+    capsys.readouterr()
+    assert cli.main(argv) == 3
+    printed = capsys.readouterr()
+    assert "seed_1 diverged before and was left out" in printed.err
+    assert printed.out.count(f"going on from step {before[0]:,}") == 2
+    assert cli.main(argv) == 0
+    assert f"seed_1: going on from step {before[1]:,}" in capsys.readouterr().out
+    ends = [rows(tmp_path / "run" / f"seed_{k}")[-1]["step"] for k in range(3)]
+    assert min(ends) >= 120
+    assert not list((tmp_path / "run").glob("*/diverged.json"))
+
+
+def test_metrics_do_not_depend_on_when_checkpoints_are_written(tmp_path, monkeypatch):
+    """Seeds that learn together, saved at every update, at none, or stopped and gone on with.
+
+    Mutation: steps that a checkpoint has waited for, counted before their turn.
+    """
+    found = {}
+    for name, secs in (("often", 1e-9), ("never", 1000.0)):
+        runs = [training(tmp_path / f"{name}_{seed}", checkpoint_secs=secs, seed=seed, log_every=7) for seed in (0, 1)]
+        together.run(runs)
+        found[name] = [rows(tmp_path / f"{name}_{seed}") for seed in (0, 1)]
+        assert len(checkpoint.steps(tmp_path / f"{name}_0" / "checkpoints")) == (3 if name == "often" else 0)
+        for run in runs:
+            run.close()
+    assert found["often"] == found["never"]
+    assert {row["step"] - row["env_steps"] for row in found["never"][0]} == {0}
 
 
 def test_seeds_go_on_from_the_same_update(tmp_path):
@@ -419,7 +520,7 @@ def test_ten_kills_lose_nothing(tmp_path):
     The first come while steps are still random and while the model is trained beforehand.
     """
     argv = ["train", "steve/steve_pendulum", "--output_dir", str(tmp_path / "run")]
-    values = {**MODEL, "total_steps": 1500, "warm_up": 200, "pretrain": 1000, "checkpoint_secs": 0.05, "num_actors": 1}
+    values = {**MODEL, "total_steps": 1500, "warm_up": 200, "pretrain": 1000, "checkpoint_secs": 1e-95, "num_actors": 1}
     argv += [f"--{name}={value}" for name, value in values.items()] + ["--runtime", "serial"]
     assert chaos.kill_after_checkpoints(argv, tmp_path / "run", kills=10) == 10
     assert cli.main(argv) == 0

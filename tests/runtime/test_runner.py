@@ -21,7 +21,7 @@ from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
 from packtrain.memory.episodes import Episodes
 from packtrain.metrics.reading import read_metrics
-from packtrain.networks.prediction import ConvNet, Prediction
+from packtrain.networks.prediction import ConvNet, EnsemblePrediction, Prediction
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
 from packtrain.planning.random_agent import RandomAgent
 from packtrain.planning.shooting import ShootingAgent
@@ -142,7 +142,6 @@ def test_every_parameter_reaches_the_experiment():
     assert experiment.policy == Planning(
         DeterministicMCTSAgent(n_passes=7),
         Prediction(ConvNet(d_conv=5), zero_heads=True),
-        evaluation_agent=DeterministicMCTSAgent(n_passes=70),
         traces=Traces(0.5, 17, 18),
     )
     learner = ExpertIteration(targets={"value": "discounted_return"}, learning_rate=0.25, weight_decay=0.125)
@@ -152,8 +151,106 @@ def test_every_parameter_reaches_the_experiment():
     collect = Collect(("episodes",), 1)
     assert experiment.schedule == (Repeat((collect,), 2), Repeat((collect, Update("agent", 13)), 11))
     own = Environment("Sokoban", {**kwargs, "num_boxes": 2})
-    assert experiment.evaluation == Evaluation(0, 5, 4, environment=own, episode_time_limit=44)
+    agent = DeterministicMCTSAgent(n_passes=70)
+    assert experiment.evaluation == Evaluation(0, 5, 4, environment=own, episode_time_limit=44, agent=agent)
     assert experiment.run == Run(total_steps=12345, checkpoint_secs=6.0) and experiment.seed == 19
+
+
+SCOPED = """
+Runner.callback_classes = (@EvaluationCallback, @greedy/EvaluationCallback, @other/EvaluationCallback)
+EvaluationCallback.eval_period = 2
+EvaluationCallback.n_envs = 1
+EvaluationCallback.episode_time_limit = 5
+greedy/EvaluationCallback.eval_period = 3
+greedy/EvaluationCallback.n_envs = 2
+greedy/EvaluationCallback.agent_kwargs = {'top_level_epsilon': 0.0}
+other/EvaluationCallback.env_kwargs = {'reward_for_invalid_action': -0.5}
+"""
+
+
+def test_several_evaluations_keep_their_own_settings():
+    """What a scope does not set is what is set without one. Mutation: the last callback wins."""
+    agent = "Runner.agent_class = @DeterministicMCTSAgent\nDeterministicMCTSAgent.top_level_epsilon = 0.4\n"
+    experiment = build(HANOI + agent + SCOPED)
+    found = experiment.evaluations
+    assert list(found) == ["", "greedy", "other"] and found[""] == experiment.evaluation
+    periods = {name: (one.every_epochs, one.num_episodes, one.episode_time_limit) for name, one in found.items()}
+    assert periods == {"": (2, 1, 5), "greedy": (3, 2, 5), "other": (2, 1, 5)}
+    assert found["greedy"].agent.top_level_epsilon == 0.0 and found[""].agent is found["other"].agent is None
+    assert (
+        found["other"].environment.kwargs["reward_for_invalid_action"] == -0.5 and found["greedy"].environment is None
+    )
+
+
+def test_several_evaluations_have_rows_of_their_own_and_resume():
+    """The first one decides the best checkpoint. Mutations: one period for all; rows under one name."""
+    agent = "Runner.agent_class = @DeterministicMCTSAgent\nDeterministicMCTSAgent.n_passes = 2\n"
+    path = write(HANOI + agent + SCOPED)
+
+    def found(run):
+        kept = [row for row in read_metrics(Path(run)) if row["kind"].startswith("eval")]
+        return [{name: value for name, value in row.items() if name != "wall_s"} for row in kept]
+
+    assert main(["train", path, "--output_dir", "straight", "--n_epochs", "6"]) == 0
+    epochs = {}
+    for row in found("straight"):
+        epochs.setdefault(row["kind"], []).append((row["epoch"], row["episodes"]))
+    assert epochs == {
+        "eval": [(2, 1), (4, 1), (6, 1)],
+        "eval/greedy": [(3, 2), (6, 2)],
+        "eval/other": [(2, 1), (4, 1), (6, 1)],
+    }
+    best = checkpoint.best(Path("straight/checkpoints"))["score"]
+    assert best == max(row["return_mean"] for row in found("straight") if row["kind"] == "eval")
+    for epochs in ("3", "6"):
+        assert main(["train", path, "--output_dir", "resumed", "--n_epochs", epochs]) == 0
+    extra = [row for row in found("resumed") if row not in found("straight")]
+    assert all(row["epoch"] == 3 for row in extra), "the end of the first part is evaluated too"
+    assert [row for row in found("straight") if row not in found("resumed")] == []
+    assert main(["eval", "resumed", "--num_episodes", "1"]) == 0
+
+
+def test_two_evaluations_of_one_name_are_refused():
+    text = HANOI + "Runner.callback_classes = (@EvaluationCallback, @EvaluationCallback)"
+    with pytest.raises(ConfigError, match="two EvaluationCallbacks without a scope; give each a scope of its own"):
+        build(text)
+
+
+def test_the_value_ensemble_of_mcts_is_twenty_networks_with_batches_of_their_own():
+    """As published. Mutations: twenty heads on one torso; one batch of 32 for all."""
+    experiment = build("include 'tbv/mcts_hanoi.gin'")
+    assert experiment.policy.network == EnsemblePrediction(20, (50, 50))
+    assert experiment.memories["episodes"].batch_size == 20 * 32
+    network = experiment.policy.build(experiment.probe())["agent"]
+    assert [tuple(w.shape) for name, w in network.named_parameters() if name.endswith("weight")] == [
+        (20, 12, 50),
+        (20, 50, 50),
+        (20, 50, 1),
+    ]
+
+
+def test_the_shipped_mcts_configuration_learns_both_ensembles():
+    """Its model and its value networks are ensembles of other sizes. Mutation: the model's size binds the other's."""
+    small = ["--n_envs", "2", "--n_epochs", "1", "--n_precollect_epochs", "0", "--episode_time_limit", "5"]
+    small += ["--n_model_precollect_episodes", "2", "--n_model_pretrain_epochs", "1", "--model_hidden_sizes", "(8,)"]
+    small += ["--model_batch_size", "8", "--model_n_steps_per_epoch", "1", "--n_steps_per_epoch", "2"]
+    assert main(["train", "tbv/mcts_hanoi_tbv", "--num_seeds", "2", "--output_dir", "run", *small]) == 0
+    (row,) = [row for row in rows("run/seed_1") if "train/value_loss" in row]
+    assert np.isfinite(row["train/value_loss"]) and "model_fine_tune/total_loss" in row
+
+
+def test_a_run_with_another_value_network_is_refused_with_one_line(capsys):
+    """A folder of version 0.1 has twenty heads on one network. As it is configured, it goes on."""
+    heads = HANOI + MCTS + "DeterministicMCTSAgent.ensemble_size = 4\n"
+    apart = "Runner.network_class = @EnsemblePrediction\nEnsemblePrediction.members = 4\n"
+    torso = "Prediction.torso = @Mlp()\nMlp.hidden_sizes = (8,)\n"
+    assert torso in heads
+    assert main(["train", write(heads), "--output_dir", "run", "--n_epochs", "1"]) == 0
+    capsys.readouterr()
+    assert main(["train", write(heads.replace(torso, apart)), "--output_dir", "run", "--n_epochs", "2"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "run was made with another configuration" in line
+    assert main(["train", write(heads), "--output_dir", "run", "--n_epochs", "2"]) == 0
 
 
 def test_the_td_trainer_learns_n_step_returns():
@@ -370,6 +467,14 @@ def test_the_reference_command_works_as_it_is_typed(capfd, monkeypatch):
     assert "n_envs=8" in Path("out/config.gin").read_text().replace(" ", "")
 
 
+def test_sokoban_with_temporal_differences_has_the_published_discount():
+    """0.98 in the search and in its targets; the other Sokoban configurations have 0.99."""
+    for name, discount in (("deterministic_mcts_td_sokoban", 0.98), ("mcts_sokoban_8x8", 0.99), ("mcts_sokoban", 0.99)):
+        experiment = build(f"include 'planning/{name}.gin'")
+        memory = experiment.memories["episodes"]
+        assert experiment.policy.agent.gamma == memory.discount == discount, name
+
+
 def test_a_run_learns_evaluates_and_writes_searches(capfd):
     """And its config.gin says all of it: the same run again, and an evaluation."""
     assert train("run") == 0
@@ -511,6 +616,32 @@ def test_a_run_stopped_within_an_epoch_loses_that_epoch_alone(monkeypatch, capfd
     assert saved("stopped") == saved("straight")
 
 
+@pytest.mark.parametrize("name, at", [("mcts", 2), ("mcts", 5), ("policy", 2), ("verifying", 2), ("verifying", 13)])
+def test_a_run_stopped_between_two_updates_goes_on_as_if_it_had_not_been(name, at, monkeypatch, capfd):
+    """SIGTERM while a network learns, in a stage or at the end of one: the updates left are made by who goes on.
+
+    Mutations: all updates of an epoch before the run stops; the updates made so far once more; an epoch's row without
+    what was known of it before.
+    """
+    assert train("straight", text=OTHERS[name]) == 0
+    update, made = Training.learn, []
+
+    def interrupted(self, learner, count=1):
+        updated = update(self, learner, count)
+        made.append(self.epoch)
+        if len(made) == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return updated
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "learn", interrupted)
+        assert train("stopped", text=OTHERS[name]) == 128 + signal.SIGTERM
+    assert len(made) == at, "no update more"
+    assert train("stopped", text=OTHERS[name]) == 0
+    assert rows("stopped") == rows("straight")
+    assert saved("stopped") == saved("straight")
+
+
 def test_a_model_is_learned_before_it_is_searched_in():
     """Two rounds of random episodes for four, pre-training, then epochs in which both networks learn.
 
@@ -530,6 +661,27 @@ def test_a_model_is_learned_before_it_is_searched_in():
     assert ["model_fine_tune/total_loss" in row for row in planning] == [False] * 4 + [True] * 4
     assert ["train/total_loss" in row for row in planning] == [False] * 4 + [True] * 4
     assert all(0 <= row["agent/verified_mean"] <= 1 for row in planning[4:])
+
+
+def test_random_data_and_pre_training_are_no_epochs_of_schedules_and_evaluations(monkeypatch):
+    """A schedule over two epochs begins with the first planned epoch, and so does the count towards an evaluation.
+
+    Mutations: count epochs in which only the model learns; evaluate after such an epoch.
+    """
+    seen, begin = [], Training.begin_epoch
+
+    def watched(self):
+        begin(self)
+        seen.append((self.epoch, self.parts.policy.epoch))
+
+    monkeypatch.setattr(Training, "begin_epoch", watched)
+    more = ("Runner.callback_classes = (@EvaluationCallback,)", "EvaluationCallback.eval_period = 2")
+    path = write("\n".join([OTHERS["verifying"], *more, "EvaluationCallback.n_envs = 1"]))
+    assert main(["train", path, "--output_dir", "run", "--n_precollect_epochs", "1"]) == 0
+    # two rounds of random data, two epochs of pre-training, one that only collects, four that learn
+    assert seen == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 1), (7, 2), (8, 3)]
+    found = [row["epoch"] for row in read_metrics(Path("run")) if row["kind"] == "eval"]
+    assert found == [6, 8, 9], "after two and four planned epochs, and at the end"
 
 
 def test_a_model_is_measured_on_what_it_has_not_learned_from():

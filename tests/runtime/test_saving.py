@@ -6,7 +6,8 @@ import threading
 import pytest
 import torch
 
-from packtrain.errors import DivergedError, SaveError
+from packtrain import errors
+from packtrain.errors import DivergedError, FolderLostError, SaveError
 from packtrain.runtime import checkpoint, saving
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.saving import Saving
@@ -53,10 +54,16 @@ def test_a_disk_that_refuses_is_a_warning_and_an_error_where_it_matters(made, mo
     one, folder = made
     one.write(state_at(1))
     monkeypatch.setattr(saving.checkpoint, "save", full)
+    now = errors.time.monotonic()
     with caplog.at_level(logging.WARNING, "packtrain"):
-        one.write(state_at(2))
-        one.keep_if_best(state_at(3), 5.0, {})
-    assert ["the one before it stands" in record.message for record in caplog.records] == [True, True]
+        for secs, step in ((0, 2), (59, 2), (61, 3)):  # a warning a minute
+            monkeypatch.setattr(errors.time, "monotonic", lambda secs=secs: now + secs)
+            one.write(state_at(step))
+            one.keep_if_best(state_at(step), 5.0, {})
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        f"checkpoint at step {step} not written" for step in (2, 3)
+    ]
+    assert all("the one before it stands" in record.message for record in caplog.records)
     with pytest.raises(SaveError, match="the checkpoint at step 4 could not be written: .*No space left"):
         one.write(state_at(4), required=True)
     assert checkpoint.steps(folder) == [1]
@@ -76,3 +83,58 @@ def test_the_best_is_what_none_was_better_than(made):
         one.keep_if_best(state_at(step), score, {"other": -score})
         best = checkpoint.best(folder)
         assert (best["step"], best["score"]) == ((4, 3.0) if step >= 4 else (1, 2.0))
+
+
+def test_a_best_checkpoint_that_is_gone_is_beaten_by_any(made):
+    """It was damaged and moved aside. Mutation: its score alone."""
+    one, folder = made
+    one.keep_if_best(state_at(1), 9.0, {})
+    (folder / "1").rename(folder / "1.damaged")
+    one.keep_if_best(state_at(2), 3.0, {})
+    assert checkpoint.best(folder)["step"] == 2
+
+
+def test_what_fails_in_the_background_is_raised_with_the_next_checkpoint(made, monkeypatch):
+    """Mutation: a thread that ends with a traceback, and a run that goes on unsaved."""
+    one, folder = made
+
+    def fail(*_):
+        raise TypeError("a set cannot be saved")
+
+    monkeypatch.setattr(saving.checkpoint, "save", fail)
+    one.write(state_at(1), background=True)
+    one.join()
+    monkeypatch.undo()
+    with pytest.raises(TypeError, match="a set cannot be saved"):
+        one.write(state_at(2))
+    one.write(state_at(3))
+    assert checkpoint.steps(folder) == [3]
+
+
+def test_old_checkpoints_that_cannot_be_cleared_do_not_unwrite_the_new_one(made, monkeypatch, capsys):
+    one, folder = made
+    monkeypatch.setattr(saving.checkpoint, "prune", full)
+    one.write(state_at(1), required=True)
+    assert checkpoint.steps(folder) == [1] and "cannot be cleared away" in capsys.readouterr().err
+
+
+def test_metric_rows_are_on_the_disk_before_the_checkpoint_that_counts_them(made, monkeypatch):
+    """Mutation: no sync, or one after the checkpoint."""
+    one, folder = made
+    (folder.parent / "metrics.jsonl").write_text("{}\n")
+    order, save = [], checkpoint.save
+    monkeypatch.setattr(saving, "sync", lambda _, path: order.append(path.name))
+    monkeypatch.setattr(saving.checkpoint, "save", lambda *given: (order.append("checkpoint"), save(*given)))
+    one.write(state_at(1))
+    assert order == ["metrics.jsonl", "checkpoint"]
+
+
+def test_nothing_is_saved_into_a_folder_that_was_replaced(made):
+    one, folder = made
+    one.write(state_at(1))
+    folder.parent.rename(folder.parent.with_name("elsewhere"))
+    for _ in range(2):
+        with pytest.raises(FolderLostError, match="deleted, renamed or replaced"):
+            one.write(state_at(2))
+        assert not folder.exists()
+        folder.parent.mkdir(exist_ok=True)  # another of the same name

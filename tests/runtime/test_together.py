@@ -10,9 +10,9 @@ import torch
 
 from packtrain.acting.joint import Joint
 from packtrain.cli import main
-from packtrain.errors import DivergedError
+from packtrain.errors import DivergedError, FolderLostError
 from packtrain.metrics.reading import read_metrics
-from packtrain.runtime import checkpoint, command
+from packtrain.runtime import checkpoint, command, together
 from packtrain.runtime.parts import build_sides
 from packtrain.runtime.training import Training
 
@@ -189,6 +189,26 @@ def test_runs_that_are_stopped_go_on_exactly(straight, monkeypatch, capsys, turn
         assert_same(f"stopped/seed_{k}", straight / f"seed_{k}")
 
 
+@pytest.mark.parametrize("at", [3, 20])
+def test_runs_that_are_stopped_between_two_updates_go_on_exactly(straight, monkeypatch, capsys, at):
+    """One seed has made some updates of an epoch, the other none or all. Mutation: an epoch's updates are one thing."""
+    update, made = Training.learn, []
+
+    def interrupted(self, learner, count=1):
+        made.append(learner)
+        if len(made) == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(self, learner, count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "learn", interrupted)
+        assert train("stopped") == 128 + signal.SIGTERM
+    assert len(made) == at, "no update more"
+    assert train("stopped") == 0
+    for seed in (0, 1):
+        assert_same(f"stopped/seed_{seed}", straight / f"seed_{seed}")
+
+
 def test_a_run_waits_for_the_others_before_the_next_epoch(monkeypatch):
     """Some turns serve one run alone: it plays longer. Mutation: serve everybody who wants a turn."""
     made = stop_at(monkeypatch, -1)
@@ -256,8 +276,8 @@ def test_no_epochs_end_after_pretraining(capsys):
     assert capsys.readouterr().out.count("is finished: 4 of 4 epochs") == 2
 
 
-def test_what_breaks_one_run_leaves_the_others_where_they_are(straight, monkeypatch, capsys):
-    """They are saved, and go on when the cause is gone. Mutation: save nobody."""
+def test_the_others_finish_when_one_run_diverges(straight, monkeypatch, capsys):
+    """And it goes on from where it was saved when the cause is gone. Mutation: the error of one ends all."""
     original = Training.learn
 
     def breaking(self, name, count=1):
@@ -268,10 +288,12 @@ def test_what_breaks_one_run_leaves_the_others_where_they_are(straight, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Training, "learn", breaking)
         assert train("broken") == 3
-    assert "the weights are not finite" in capsys.readouterr().err
-    newest = checkpoint.load_newest(Path("broken/seed_0/checkpoints"))
-    assert sum(newest[1]["run"]["repeats"]) >= 6, "where it was, not where it was last evaluated"
+    printed = capsys.readouterr()
+    assert "broken/seed_1: the weights are not finite" in printed.err
+    assert "broken/seed_1 has diverged, and the other seeds go on" in printed.out
+    assert_same("broken/seed_0", straight / "seed_0")
     assert train("broken") == 0
+    assert "broken/seed_0 is finished" in capsys.readouterr().out
     assert_same("broken/seed_0", straight / "seed_0")
     assert_same("broken/seed_1", straight / "seed_1")
 
@@ -282,3 +304,21 @@ def test_a_second_signal_is_not_needed_where_nothing_is_shared(monkeypatch):
     made = stop_at(monkeypatch, -1)
     assert train("runs") == 0
     assert not made and [len(rows(f"runs/seed_{k}", "planning")) for k in range(2)] == [1, 1]
+
+
+def test_every_run_is_saved_even_if_the_folder_of_one_is_lost():
+    """Mutation: the first that is lost ends the saving of the others."""
+    saved = []
+
+    class Run:
+        def __init__(self, name, lost):
+            self.name, self.lost = name, lost
+
+        def save(self, **given):
+            saved.append((self.name, given))
+            if self.lost:
+                raise FolderLostError(f"{self.name} was deleted")
+
+    with pytest.raises(FolderLostError, match="b was deleted"):
+        together.save_all([Run("a", False), Run("b", True), Run("c", True), Run("d", False)], required=True)
+    assert saved == [(name, {"with_actor": True, "required": True}) for name in "abcd"]

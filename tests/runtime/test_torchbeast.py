@@ -445,7 +445,7 @@ def test_the_command_that_says_the_same_goes_on_too(capsys):
     assert convert() == 0
     flags = {k: v for k, v in old_flags(env=ENV, total_steps=40).items() if k in SAID}
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    assert main(["train", "impala/atari_paper", "--optimiser", "rmsprop", "--output_dir", "run", *words]) == 0
+    assert main(["train", "impala/torchbeast", "--output_dir", "run", *words]) == 0
     assert "going on from step 30" in capsys.readouterr().out
 
 

@@ -4,11 +4,15 @@ import json
 import re
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from packtrain import cli, knobs
+from packtrain.acting.embedding_versions import EmbeddingVersions
+from packtrain.algorithms.q_learning import QLearning
 from packtrain.cli import main
 from packtrain.errors import ConfigError, DivergedError, EnvSetupError
 from packtrain.metrics.console import PlainConsole
@@ -97,6 +101,83 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_pat
             assert all(torch.equal(mine[leaf], theirs[leaf]) for leaf in theirs), (stop, file)
 
 
+class Loop(gym.Env):
+    """Eight observations in turn, over and over, whatever is done; 200 steps an episode."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (6,), np.float32), gym.spaces.Discrete(3)
+    shown = np.random.default_rng(0).uniform(-1, 1, (8, 6)).astype(np.float32)
+
+    def __init__(self, render_mode=None):
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.shown[0], {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.shown[self.steps % 8], 0.0, False, self.steps == 200, {}
+
+
+gym.register("LoopForTests-v0", Loop)
+
+
+def novelty_in_a_loop(path, runtime):
+    """Episodic rewards of the last 100 steps of later episodes, and how often weights were published in an episode."""
+    bindings = ["Environment.kwargs = {}", "Novelty.distillation = None"]
+    values = {
+        **{"env": "LoopForTests-v0", "num_actors": 2, "total_steps": 1220, "warm_up": 100, "recurrent": False},
+        **{"burn_in": 0, "novelty_memory": 300, "neighbours": 10, "kernel_epsilon": 0.0001, "updates_per_step": 0.15},
+        **{"slack": 4 if runtime is local else None, "embedding_learning_rate": 0.003, "replay_size": 4000},
+    }
+    run = training(path, "ngu/deep_sea", bindings, **values)
+    late, versions, episodes = [], [], []
+    for seat in run.acting.actor.seats:
+
+        def act(row, seat=seat, act=seat.act):
+            decision = act(row)
+            episode = run.acting.actor.steps // 400
+            if episode >= 1:
+                versions.append((episode, run.acting.policy.version))
+                if int(seat._policy.own["number"].min()) > 100 and not row.first.any():
+                    late.extend(decision.row.last_reward["intrinsic"].tolist())
+            return decision
+
+        seat.act = act
+    runtime.run(run)
+    run.close()
+    episodes = {episode for episode, _ in versions}
+    published = min(len({version for e, version in versions if e == episode}) for episode in list(episodes)[:-1])
+    assert len(late) > 300
+    return np.array(late), published
+
+
+FLOOR = 1 / (10**0.5 + 0.001)
+
+
+@pytest.mark.parametrize("runtime", [serial, local], ids=["serial", "local"])
+def test_a_loop_of_eight_states_loses_its_novelty_while_the_learner_publishes(tmp_path, runtime):
+    """Ten equal neighbours pay 1 / (√10 + c). Mutation: embedding weights that change within an episode."""
+    late, published = novelty_in_a_loop(tmp_path, runtime)
+    assert published >= 20, "weights must change within the episode for this to show anything"
+    np.testing.assert_allclose(late, FLOOR, rtol=1e-3)
+
+
+def test_a_loop_of_eight_states_stays_novel_if_the_embedding_changes_within_an_episode(tmp_path, monkeypatch):
+    """The negative control: all environments take the newest weights at every row, and keep their memories."""
+    begin_episodes = EmbeddingVersions.begin_episodes
+
+    def at_every_row(self, first, version):
+        self.begin()
+        begin_episodes(self, first, version)
+        return first
+
+    monkeypatch.setattr(EmbeddingVersions, "begin_episodes", at_every_row)
+    late, _ = novelty_in_a_loop(tmp_path, serial)
+    assert late.mean() > 2 * FLOOR
+
+
 def test_segments_that_nothing_refers_to_are_deleted(tmp_path, monkeypatch):
     """Those of all groups of columns count on. Mutations: deleting none; deleting what a kept checkpoint needs."""
     monkeypatch.setattr("packtrain.memory.segments.SEGMENT_ROWS", 64)
@@ -112,8 +193,8 @@ def test_segments_that_nothing_refers_to_are_deleted(tmp_path, monkeypatch):
     referred = {name for one in kept for name in re.findall(r"'name': '(\d+\.safetensors)'", str(one["memories"]))}
     assert len(referred) >= 6 and referred <= files and len(files - referred) <= 2
     assert min(referred) > "00000008.safetensors", "the first have gone"
-    again = training(tmp_path, total_steps=1600, saved=checkpoint.load_newest(tmp_path / "checkpoints", True))
-    assert again.acted > 1500
+    again = training(tmp_path, total_steps=1600, saved=checkpoint.load_newest(tmp_path / "checkpoints"))
+    assert again.acted > 1500 and not again.learning.memories["replay"].lost
     again.close()
 
 
@@ -228,7 +309,15 @@ def test_kills_lose_nothing(tmp_path):
         ("r2d2/catch", {}, ["QLearning.n_step = 2"], "QLearning.n_step = 2 and Sequences.n_step = 5 differ"),
         ("r2d2/catch", {}, ["Sequences.extras = ()", "QLearning.returns = 'retrace'"], "wants 'behaviour_prob' kept"),
         ("ngu/key_door", {}, ["Sequences.extras = ('behaviour_prob',)"], "wants 'arm' kept"),
-        ("r2d2/catch", {}, ["Sequences.new_priority = 'given'"], "wants an actor that gives 'priority' with its rows"),
+        ("r2d2/catch", {}, ["Sequences.eta = 0.5"], "QLearning.eta = 0.9 and Sequences.eta = 0.5 differ"),
+        ("r2d2/catch", {"largest_decay": 0.0}, [], "Sequences.largest_decay = 0.0 must be above 0 and at most 1"),
+        (
+            "ngu/deep_sea",
+            {"arm_discounts": "one"},
+            [],
+            "QLearning.discount = None with Arms.discounts = 'one' leaves no",
+        ),
+        ("r2d2/catch", {}, ["QLearning.discount = None"], "QLearning.discount = None without arms leaves no discount"),
         ("ngu/key_door", {"neighbours": 0}, [], "Novelty.neighbours = 0 must lie between 1 and"),
         ("r2d2/catch", {}, ["Experiment.policy = @Control()"], "Control and PredictiveControl learn from Replay"),
     ],
@@ -238,6 +327,27 @@ def test_bad_input_is_one_clear_line(name, values, bindings, line):
         _, experiment, spec = prepare(name, bindings, **values)
         experiment.memories["replay"].build([4], 0, torch.device("cpu"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("flag", [["--discount", "0.997"], ["--config", "QLearning.discount = 0.9"]])
+def test_a_discount_is_refused_where_arms_have_their_own(tmp_path, capsys, flag):
+    """Mutation: it is taken and not used. What arms share, they may be told."""
+    assert main(["train", "ngu/deep_sea", *flag, "--output_dir", str(tmp_path / "run")]) == 2
+    assert not (tmp_path / "run").exists()
+    said = capsys.readouterr().err
+    assert "would be ignored: with Arms.discounts = 'ngu' each arm has its own; leave --discount out" in said
+    assert prepare("ngu/deep_sea", arm_discounts="one", discount=0.9)[1].learners["values"].learner.discount == 0.9
+
+
+def test_a_run_that_was_made_with_an_ignored_discount_goes_on(tmp_path, monkeypatch):
+    """Its folder says the discount that was not used. Mutations: such a run can be neither resumed nor evaluated."""
+    argv = ["train", "ngu/deep_sea", "--discount", "0.997", "--output_dir", str(tmp_path / "run")]
+    argv += [f"--{name}={value}" for name, value in {**NOVEL, "recurrent": False, "burn_in": 0}.items()]
+    with monkeypatch.context() as patch:
+        patch.setattr(QLearning, "refuse_ignored", lambda *_: None)
+        assert main([*argv, "--total_steps", "200"]) == 0
+    assert main([*argv, "--total_steps", "240"]) == 0 and rows(tmp_path / "run")[-1]["step"] >= 240
+    assert main(["eval", str(tmp_path / "run"), "--num_episodes", "1"]) == 0
 
 
 def test_a_memory_without_room_for_a_sequence_is_refused_before_there_is_a_folder(tmp_path, capsys):
@@ -261,3 +371,61 @@ def test_priorities_that_are_not_numbers_stop_the_run(tmp_path):
     with pytest.raises(DivergedError, match="not finite"):
         memory.update_priorities(sample.keys, torch.full((4,), float("nan")))
     run.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "reduction"),
+    [
+        *[(f"{name}", "sum") for name in ("r2d2/atari", "ngu/atari", "ngu/montezuma", "ngu/agent57")],
+        *[(f"{name}", "mean") for name in ("r2d2/pong", "r2d2/catch", "ngu/deep_sea", "r2d2/marltas_async")],
+    ],
+)
+def test_configurations_with_the_papers_numbers_sum_the_loss_over_time(name, reduction):
+    """Adam's ε = 1e-3 of R2D2, and NGU's 1e-4, belong to sums. Mutation: the mean with the paper's ε."""
+    found = knobs.read_knobs(knobs.find_config(name)[0])
+    assert found["reduction"].default == reduction
+    assert (found["adam_epsilon"].default >= 1e-4) == (reduction == "sum")
+
+
+ATARI = "r2d2/atari r2d2/atari_paper r2d2/pong dqn/atari dqn/pong ngu/atari ngu/montezuma ngu/agent57".split()
+
+
+@pytest.mark.parametrize("name", ATARI)
+def test_atari_configurations_replay_each_step_as_often_on_every_machine(name):
+    """1.5 times in SEED, 13 in r2d2/pong. Mutation: as many updates as the learner can make."""
+    found = knobs.read_knobs(knobs.find_config(name)[0])
+    ratio, size, length = (found[knob].default for knob in ("updates_per_step", "batch_size", "sequence_length"))
+    assert found["slack"].default is not None, "acting and learning overlap"
+    assert 1.5 <= ratio * size * length <= 14
+    assert found["updates_per_step"].parse("None") is None
+
+
+PAPER = {
+    "r2d2/atari_paper": {
+        **{"num_actors": 256, "replay_size": 4_000_000, "batch_size": 64, "sequence_length": 80, "burn_in": 40},
+        **{"stride": 40, "n_step": 5, "discount": 0.997, "priority_exponent": 0.9, "importance_exponent": 0.6},
+        **{"learning_rate": 1e-4, "adam_epsilon": 1e-3, "target_period": 2500, "eta": 0.9, "lstm_size": 512},
+        **{"epsilon_base": 0.4, "epsilon_alpha": 7.0, "new_priority": "given", "reduction": "sum"},
+    },
+    "ngu/atari": {
+        **{"batch_size": 64, "sequence_length": 80, "stride": 40, "replay_size": 5_000_000, "trace_lambda": 0.95},
+        **{"adam_epsilon": 1e-4, "target_period": 1500, "eval_epsilon": 0.01, "arms": 32, "novelty_memory": 30_000},
+    },
+    "ngu/agent57": {
+        **{"batch_size": 64, "sequence_length": 160, "stride": 80, "replay_size": 5_000_000, "adam_epsilon": 1e-4},
+        **{"importance_exponent": 0.0, "importance_exponent_end": 0.0, "eval_epsilon": 0.01, "bandit_explore": 0.5},
+    },
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_configurations_of_papers_have_the_numbers_of_their_tables(name):
+    found = {knob: one.default for knob, one in knobs.read_knobs(knobs.find_config(name)[0]).items()}
+    assert {knob: found[knob] for knob in PAPER[name]} == PAPER[name]
+
+
+def test_every_number_of_the_papers_configuration_has_its_source():
+    """Mutation: a knob without one."""
+    lines = knobs.find_config("r2d2/atari_paper")[0].read_text().splitlines()
+    set_here = [line for line in lines if " = " in line]
+    assert len(set_here) > 30 and all(re.search(r"# \[.+\]$", line) for line in set_here)

@@ -267,6 +267,34 @@ def test_null_plays_take_turns_and_slip():
     assert audit.null_of([first, second], 4, 3, seed=0, slip=0.2).scores["mean_hellinger"][2] == hellinger[2]
 
 
+@pytest.mark.slow
+def test_harmless_runs_are_called_anomalous_as_often_as_the_trusted_runs_support():
+    """Runs that differ in their seed alone: five trusted ones support one false alarm in five.
+
+    Eight groups of five trusted and five unknown runs: 8 of 40 are expected, with a deviation of 3.3. Negative control:
+    against plays of the one reference, nearly all are called anomalous.
+    """
+    by_runs, by_plays = [], []
+    for group in range(8):
+        seeds = range(10 * group, 10 * group + 10)
+        reference, *others = [coins(seed) for seed in seeds]
+        nulls = audit.null_over_runs(reference, others[:4], 4, seed=group), audit.null_of([reference], 4, 19, group)
+        assert len(nulls[0].plays) == len(nulls[0].scores["mean_hellinger"]) == 4
+        for unknown in others[4:]:
+            found = audit.score(
+                audit.play(unknown, reference, 4, 1), nulls[0].reference, reference, np.random.default_rng(0)
+            )
+            by_runs.append(audit.find(found, nulls[0].scores, 0.2)[audit.DETECTOR].anomalous)
+            by_plays.append(audit.find(found, nulls[1].scores, 0.05)[audit.DETECTOR].anomalous)
+    assert sum(by_runs) <= 16
+    assert sum(by_plays) >= 36
+
+
+@pytest.mark.parametrize(("rate", "runs"), [(0.05, 20), (0.1, 10), (0.2, 5), (0.34, 3), (0.9, 2)])
+def test_a_rate_needs_its_inverse_in_trusted_runs(rate, runs):
+    assert audit.Request(Path("a"), (Path("b"),), rate=rate).runs_needed == runs
+
+
 def test_policies_of_other_worlds_are_refused_in_one_line():
     one = coins(0)
     with pytest.raises(ConfigError, match="the actions of run and run differ: Discrete.4. and Discrete.2."):

@@ -106,6 +106,28 @@ def test_a_rise_of_the_truth_is_no_phase_transition():
     assert "the true return rises by" in found["verdict"]
 
 
+def test_a_smooth_exponential_fall_is_no_phase_transition():
+    """Mutation: a straight line as the only smooth curve."""
+    truth = tuple(100 * np.exp(-np.arange(6) / 1.5))
+    several = [judged(truth, noise=5.0, luck=luck) for luck in range(10)]
+    assert not any(found["phase_transition"] for found in several)
+    assert all(found["change"]["nulls"]["straight"] < 0.05 for found in several)
+
+
+def test_the_p_values_of_all_smooth_curves_are_reported():
+    found = judged(FALL, RISE, noise=0.5)["change"]
+    assert list(found["nulls"]) == ["straight", "quadratic", "cubic", "logistic", "exponential"]
+    assert found["p"] == max(found["nulls"].values())
+    assert "straight 0.005, quadratic 0.005" in page(result_of({"coins": (FALL, RISE)}))
+
+
+def test_with_few_values_the_verdict_says_that_no_jump_can_be_found():
+    rows = [row for row in rows_of(FALL, RISE, noise=0.5) if row["capability"] in VALUES[1:5]]
+    found = judge("total_steps", VALUES[1:5], rows, np.random.default_rng(0), draws=99)
+    assert not found["phase_transition"]
+    assert found["verdict"].endswith("with 4 values a jump cannot be told from a smooth curve, 6 can show it")
+
+
 def test_one_seed_has_no_interval_and_the_result_is_json():
     """Mutation: NaN in the file, which no other program reads."""
     found = judged(FALL, RISE, noise=0.5, seeds=1)

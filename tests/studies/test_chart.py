@@ -237,3 +237,12 @@ def test_a_lone_point_stands_at_the_end_of_what_led_to_it():
     text = line_chart([Curve("a", [400], [1.0])], "one", "steps", "")
     assert ">0<" in text and ">400<" in text and "399" not in text
     assert ">0<" in line_chart([Curve("a", [0], [1.0])], "one", "steps", "")
+
+
+@pytest.mark.parametrize("code", [0x061C, 0x200E, 0x200F, 0x202A, 0x202E, 0x2066, 0x2069])
+def test_characters_that_turn_the_text_around_are_not_shown(code):
+    assert chr(code) not in escape(f"a{chr(code)}b") and escape(f"a{chr(code)}b") == "a\ufffdb"
+
+
+def test_letters_of_scripts_from_right_to_left_stay():
+    assert escape("שלום") == "שלום"

@@ -165,6 +165,13 @@ def test_the_score_prefers_eval_json(tmp_path):
     assert "rewards/true" in page.text("th") and "−3.5" in page.text("td")
 
 
+def test_the_interval_of_an_old_evaluation_is_made_anew_with_students_t(tmp_path):
+    """Version 0.1 wrote 1.96 deviations of the mean; with four episodes it is 3.1824 of them."""
+    old = {"episodes": 4, "return_mean": 10.0, "return_std": 2.0, "return_ci95": 1.96, "checkpoint": 2000}
+    _, page = read(write_report([make_run(tmp_path / "run", final=99, evaluation=old)]))
+    assert "95 % over episodes: 6.818 to 13.18; packtrain eval, 4 episodes, checkpoint 2K" in page.text("div")
+
+
 def test_seeds_are_not_averaged_over_different_sources(tmp_path):
     """Fails if a seed's training row is averaged with another's evaluation, or one seed speaks for all."""
     make_run(tmp_path / "run" / "seed_0", final=1)
@@ -314,7 +321,7 @@ def test_what_cannot_be_read_or_written_is_one_line(tmp_path):
 
 
 def test_a_page_that_cannot_be_put_in_place_leaves_the_old_one_and_no_litter(tmp_path, monkeypatch):
-    def refuse(source, target):
+    def refuse(source, target, **_):
         raise OSError(28, "No space left on device")
 
     run = make_run(tmp_path / "run")

@@ -7,26 +7,42 @@ from collections.abc import Generator
 from packtrain.metrics.planning import planning_row
 from packtrain.runtime.experiment import Collect, Repeat, Update
 from packtrain.runtime.loops import Act, Learn, Loop, Tidy
-from packtrain.runtime.training import Training, learning_epoch
+from packtrain.runtime.training import Training, schedule_epoch
 
 VALIDATION_STEPS = 8192  # at most, once an epoch
 
 
 def run(training: Training, tidy: Tidy) -> Loop:
-    """Yield actor steps and updates, epoch after epoch; checkpoints are written between epochs only."""
+    """Yield actor steps and updates, epoch after epoch; checkpoints are written between epochs or between updates."""
     tidy()
     for index, stage in enumerate(training.experiment.schedule):
         assert isinstance(stage, Repeat)
         while training.goes_on and repeats_left(training, index):
             _begin(training)
-            for inner in stage.stages:
+            resumed_at = 0 if training.epoch_updates is None else training.epoch_updates[0]
+            for place, inner in enumerate(stage.stages):
+                if place < resumed_at:
+                    continue  # made before the run was stopped
                 if isinstance(inner, Update):
-                    for _ in range(inner.count):
-                        yield Learn(inner.learner, 1)
+                    if not (yield from _update(training, place, inner)):
+                        return
                 elif not (yield from _play(training, inner)):
-                    return  # an epoch that was broken off does not count, and is played again after a resume
+                    return  # episodes that were broken off do not count, and are played again after a resume
             _end(training, index)
             tidy()
+
+
+def _update(training: Training, place: int, stage: Update) -> Generator[Act | Learn, None, bool]:
+    """Make the updates of the stage at this place of the epoch; return False if the run is to stop first."""
+    if training.epoch_updates is None or training.epoch_updates[0] != place:
+        training.epoch_updates = place, 0
+    while (made := training.epoch_updates[1]) < stage.count:
+        if training.stop is not None:
+            return False
+        yield Learn(stage.learner, 1)
+        training.epoch_updates = place, made + 1
+    training.epoch_updates = None
+    return True
 
 
 def _play(training: Training, stage: Collect) -> Generator[Act | Learn, None, bool]:
@@ -50,7 +66,7 @@ def repeats_left(training: Training, index: int) -> bool:
 def _begin(training: Training) -> None:
     """Note the state before the epoch: until the epoch is over, this is what is saved."""
     acting = training.acting
-    acting.policy.begin_epoch(learning_epoch(training.experiment, training.counters.repeats), training.epoch)
+    acting.policy.begin_epoch(schedule_epoch(training.experiment, training.counters.repeats), training.epoch)
     actor = acting.actor.snapshot() if acting.savable else None
     training.safe_point = (training.step, actor, training.acting_state())
 
