@@ -19,12 +19,13 @@ from packtrain.errors import CheckpointError
 from packtrain.files import write_whole
 
 Rows = dict[str, Tensor]
+SEGMENT_ROWS = 65_536
 
 
 class Segments:
     """The segments of one memory. Nothing that is read can run code."""
 
-    def __init__(self, folder: Path, rows: int = 65_536):
+    def __init__(self, folder: Path, rows: int = SEGMENT_ROWS):
         """The folder is made when the first segment is written.
 
         Args:
