@@ -95,7 +95,11 @@ def small_run(place: Path, name: str = "run") -> Path:
 
 
 def cost(function: Callable[[], object]) -> tuple[str, float, int]:
-    """Call a function in a process of its own: what it raised ("" if nothing), CPU seconds, and bytes its peak grew by."""
+    """Call a function in a process of its own.
+
+    Returns:
+      What it raised ("" if nothing), CPU seconds, and bytes that its peak of memory grew by.
+    """
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(function, send))

@@ -648,11 +648,14 @@ def markup_in_name(place: Path) -> None:
 
     from packtrain.metrics.console import RichConsole
 
-    shown = io.StringIO()
-    with mock.patch.object(get_console(), "file", shown):
+    shown, before = io.StringIO(), get_console().file
+    get_console().file = shown
+    try:
         console = RichConsole("runs/[/red]x", 100)
         console.show({"kind": "train", "step": 3, "wall_s": 1.0})
         console.close()
+    finally:
+        get_console().file = before
     assert "[/red]x" in shown.getvalue()
 
 
