@@ -24,12 +24,13 @@ from packtrain.errors import CheckpointError, warn
 from packtrain.files import sync_folder, write_whole
 
 Rows = dict[str, Tensor]
+SEGMENT_ROWS = 65_536
 
 
 class Segments:
     """The segments of one memory. Nothing that is read can run code."""
 
-    def __init__(self, folder: Path, rows: int = 65_536):
+    def __init__(self, folder: Path, rows: int = SEGMENT_ROWS):
         """The folder is made when the first segment is written.
 
         Args:
