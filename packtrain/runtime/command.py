@@ -30,6 +30,7 @@ from packtrain.envs.stream import Episode
 from packtrain.errors import CheckpointError, ConfigError, DivergedError, EnvError, Error, RunFolderError
 from packtrain.files import refuse_links, write_inside, write_whole
 from packtrain.memory.replay import Replay
+from packtrain.memory.segments import SEGMENT_ROWS
 from packtrain.memory.sequences import Sequences
 from packtrain.memory.unroll import Unrolls
 from packtrain.metrics.console import amount, duration, never_failing_terminal, open_console
@@ -51,6 +52,7 @@ from packtrain.types import Spec
 log = logging.getLogger("packtrain")
 MANY_GAMES = 32  # from which on opening them takes long enough to say so
 MOST_LISTED = 20  # episodes of an evaluation that are named one by one
+_TRAINING_BYTES = 100 * 2**20  # what a run takes beside memories and networks, as measured on small ones
 RUNTIMES = {"local": local.run, "serial": serial.run}
 Saved = tuple[int, dict[str, Any]] | None  # a checkpoint
 
@@ -270,6 +272,10 @@ def _prepared(request: TrainRequest, saved: Saved | str = "newest") -> Iterator[
             device,
             configuration.hash()[:12],
         )
+        line = describe_plan(plan_memory(experiment, spec, device))
+        log.info("%s", line)
+        if request.alone:
+            print(line, flush=True)
         for line in say_rewards(experiment):
             print(line, flush=True)
             log.info("%s", line)
@@ -332,8 +338,7 @@ def prepare(
 
 def refuse_too_large(experiment: Experiment, spec: Spec, device: torch.device) -> None:
     """ConfigError if the memories would not fit; they are the one part whose size is a product of knobs."""
-    leaves = trees.flatten([space_leaves(spec.obs), space_leaves(spec.action)])
-    row = sum(math.prod(leaf.shape or (1,)) * np.dtype(leaf.dtype or np.int64).itemsize for leaf in leaves) + 32
+    row = _row_bytes(spec)
     columns, on_gpu = experiment.streams.num_actors, device.type == "cuda"
     host = psutil.virtual_memory().available
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else host
@@ -362,6 +367,51 @@ def refuse_too_large(experiment: Experiment, spec: Spec, device: torch.device) -
     more = "; lower replay_size, or set storage to host or disk"
     _refuse(on_device if on_gpu else on_device + on_host, free, f"{line}{where}{more}")
     _refuse(on_host, host, f"{line}{more}")
+
+
+def _row_bytes(spec: Spec) -> int:
+    """Bytes of one row of one environment, about."""
+    leaves = trees.flatten([space_leaves(spec.obs), space_leaves(spec.action)])
+    return sum(math.prod(leaf.shape or (1,)) * np.dtype(leaf.dtype or np.int64).itemsize for leaf in leaves) + 32
+
+
+def plan_memory(experiment: Experiment, spec: Spec, device: torch.device) -> dict[str, float]:
+    """Estimate the bytes that a run will take at its peak; what planners search in is not counted.
+
+    Returns:
+      "host" of this process and, on a GPU, "device": all of it; "memories" and "networks": their parts of that. The
+      host also holds what a checkpoint copies of the memories while it is written.
+    """
+    columns, row, on_gpu = experiment.streams.num_actors, _row_bytes(spec), device.type == "cuda"
+    memories = host_memories = copied = 0.0
+    for memory in experiment.memories.values():
+        share = min(1.0, experiment.total_steps / getattr(memory, "capacity", math.inf))
+        filled = 1.0 if isinstance(memory, (Sequences, Unrolls)) else share  # these take their place at once
+        size = filled * memory.bytes_needed(columns, row)
+        memories += size
+        if isinstance(memory, Sequences):
+            host_memories += memory.host_bytes_needed(columns, row)
+            copied += min((size + host_memories) / 4, 256 * 2**20)  # notes and a segment, as measured
+        elif isinstance(memory, Replay):
+            copied += min(size, size / max(filled, 1e-9) * SEGMENT_ROWS / memory.capacity)  # a segment, written or not
+    weights = sum(leaf.nbytes for leaf in experiment.policy.build(spec).state_dict().values())
+    # A learner has weights, gradients and two averages of them; actors and evaluations have copies.
+    networks = float(weights * (4 * len(experiment.learners) + 2))
+    found = {"memories": memories + host_memories, "networks": networks}
+    host = psutil.Process().memory_info().rss + _TRAINING_BYTES + host_memories
+    if on_gpu:
+        return {**found, "host": host + copied, "device": memories + networks}
+    return {**found, "host": host + memories + networks + copied}
+
+
+def describe_plan(plan: dict[str, float]) -> str:
+    """Return the estimate of a run's memory as one line for people."""
+    sizes = {name: f"{size / 2**30:,.2f} GiB" for name, size in plan.items()}
+    where = f" and {sizes['device']} on the GPU" if "device" in plan else ""
+    return (
+        f"memory at its peak: about {sizes['host']}{where} ({sizes['memories']} replay or queue, {sizes['networks']} "
+        "networks and optimisers)"
+    )
 
 
 def _refuse(planned: float, free: float, line: str) -> None:

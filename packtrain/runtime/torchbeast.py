@@ -33,9 +33,9 @@ from packtrain.runtime.folder import RunFolder
 
 T = TypeVar("T")
 MOST_BYTES = 2**30  # of a file
-MOST_READS = 200_000  # of pieces of a file, such as instructions of a pickle
+MOST_READS = 100_000  # of pieces of a file, such as instructions of a pickle
 MOST_PARTS = 2_000  # of an archive
-MOST_INSTRUCTIONS = 2**18  # bytes of the pickle in an archive: a network of 30 layers takes about 2**14
+MOST_INSTRUCTIONS = 2**17  # bytes of the pickle in an archive: a network of 40 layers takes about 2**15
 log = logging.getLogger("packtrain")
 
 PARTS = ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "flags")

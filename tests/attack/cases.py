@@ -95,7 +95,11 @@ def small_run(place: Path, name: str = "run") -> Path:
 
 
 def cost(function: Callable[[], object]) -> tuple[str, float, int]:
-    """Call a function in a process of its own: what it raised ("" if nothing), seconds, and bytes its peak grew by."""
+    """Call a function in a process of its own.
+
+    Returns:
+      What it raised ("" if nothing), CPU seconds, and bytes that its peak of memory grew by.
+    """
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(function, send))
@@ -114,13 +118,13 @@ def cost(function: Callable[[], object]) -> tuple[str, float, int]:
 
 def _measure(function: Callable[[], object], send: object) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins at what is resident now
-    before, begin, said = _peak(), time.perf_counter(), ""
+    before, begin, said = _peak(), time.process_time(), ""
     try:
         function()
     except BaseException as error:
         said = f"{type(error).__name__}: {error}"
         traceback.clear_frames(error.__traceback__)
-    send.send((said, time.perf_counter() - begin, _peak() - before))  # type: ignore[attr-defined]
+    send.send((said, time.process_time() - begin, _peak() - before))  # type: ignore[attr-defined]
 
 
 def _peak() -> int:
@@ -141,4 +145,4 @@ def cheaply_refused(function: Callable[[], object], *parts: str) -> None:
     for part in parts:
         assert part in said, f"no {part!r} in: {said}"
     assert grown <= MOST_BYTES, f"its memory grew by {grown / 2**20:.0f} MiB"
-    assert secs <= MOST_SECS * 3, f"it took {secs:.1f} s"  # the bound is for a quiet core; CI's are three times slower
+    assert secs <= MOST_SECS * 3, f"it took {secs:.1f} s of CPU time"  # the bound is for a quiet core; CI's are slower

@@ -640,3 +640,31 @@ def private_umask(place: Path) -> None:
         os.umask(before)
     readable = [path.name for path in (place / "run").rglob("*") if path.stat().st_mode & 0o077]
     assert not readable, readable
+
+
+@case("markup in a folder's name", attacks="--output_dir: [/red]", expected="the panel shows it as it is")
+def markup_in_name(place: Path) -> None:
+    from rich import get_console
+
+    from packtrain.metrics.console import RichConsole
+
+    shown, before = io.StringIO(), get_console().file
+    get_console().file = shown
+    try:
+        console = RichConsole("runs/[/red]x", 100)
+        console.show({"kind": "train", "step": 3, "wall_s": 1.0})
+        console.close()
+    finally:
+        get_console().file = before
+    assert "[/red]x" in shown.getvalue()
+
+
+@case(
+    "python -m packtrain inside a run folder",
+    attacks="RUN/json.py: a module beside the files",
+    expected="nothing runs",
+    known_limit="`python -m` puts the current folder first on the path before packtrain is imported; the command "
+    "`packtrain` does not, and neither does `python -P -m packtrain`",
+)
+def module_in_current_folder(place: Path) -> None:
+    raise AssertionError("Python imports it before any line of packtrain runs")

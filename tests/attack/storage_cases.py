@@ -101,7 +101,7 @@ def full_disk(place: Path) -> None:
         with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
             while True:
                 filler.write(bytes(512))
-        chaos.wait_until(lambda: not command.running or "cannot be written" in command.output())
+        chaos.wait_until(lambda: not command.running or "No space left" in command.output())
         before = newest(disk)
         (disk / "filler").unlink()
         chaos.wait_until(lambda: not command.running or newest(disk) > before)
