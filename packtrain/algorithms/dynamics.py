@@ -47,7 +47,8 @@ class DynamicsLearning:
     rows: Literal["split", "random", "all", "own"] = "split"
     """Of a batch: split between members, one random member each, all for all, or a batch of its own for each member."""
     bootstrap: bool = False  # each member never sees a random half of the data
-    holdout: bool = False  # every tenth step is kept for validation, and elites are those members that are best on it
+    holdout: bool = False
+    """Leave every tenth block of transitions out of batches; validation, elites and calibration use these alone."""
     validation_period: int = 1000  # updates
     compile: bool | None = None  # the loss and its gradient; None: on a GPU
 
@@ -80,6 +81,7 @@ class DynamicsLearning:
             )
         if self.rows == "own" and sizes.transitions != sizes.rewards:
             raise ConfigError("DynamicsLearning.rows = 'own' needs as many Dynamics.rewards as Dynamics.transitions")
+        network.model.holdout = self.holdout
         return ReplayLearner(network, ("model",), partial(DynamicsRule, self))
 
 

@@ -33,7 +33,7 @@ class Rule(Protocol):
     names: tuple[str, ...]  # of its metrics
     optimisers: dict[str, Adam]
     batch_size: int
-    holdout: bool  # whether its batches leave every tenth step alone
+    holdout: bool  # whether its batches leave out every tenth block of steps
     compiles: bool  # whether torch is told to compile it wherever it runs
 
     def draws(self, count: int, generator: torch.Generator) -> Batch:

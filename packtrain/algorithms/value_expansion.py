@@ -248,7 +248,7 @@ class ValueRule:
         if not period or self._depths == 1 or updates < prepared.get("next_calibration", period):
             return {}
         prepared["next_calibration"] = updates + period
-        stretches = memory.stretches(self._depths, STRETCHES)
+        stretches = memory.stretches(self._depths, STRETCHES, network.model.holdout)
         enough = len(stretches["reward"]) >= 16
         settings = self.settings
         return calibration(network, stretches, settings.discount, settings.reward_scale) if enough else {}

@@ -31,7 +31,8 @@ from packtrain.types import Row, Sample, Trajectory
 
 _FLAGS = ("terminated", "truncated")
 _FIRST_ROOM = 4096
-_TENTH = 10  # of the transitions, every so many one is held out
+_HOLDOUT_PERIOD = 10  # the last of every so many blocks of transitions is held out
+_HOLDOUT_STEPS = 16  # transitions of each column in such a block: enough for stretches of several steps
 
 
 @configurable
@@ -77,6 +78,8 @@ class ReplayMemory(Memory):
         self._structure: dict[str, Tree] = {}  # leaf by leaf: what a field is made of
         self._layout: Layout | None = None  # known from the first transition on
         self._block = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [room, W], replaced while it grows
+        block = min(_HOLDOUT_STEPS * sum(groups), sizes.capacity // _HOLDOUT_PERIOD)
+        self._holdout_block = max(1, block)  # rows that are held out together; a resumed run keeps its own number
         self.steps = 0  # that actors have made; transitions of several of them come later
         self.count = 0  # transitions ever added, those that wait included
         self._waiting: collections.deque[dict[str, np.ndarray]] = collections.deque()  # not on the device yet
@@ -118,20 +121,25 @@ class ReplayMemory(Memory):
     def indices(self, batches: int = 1, size: int | None = None, holdout: bool = False) -> Tensor:
         """Rows of `fields` drawn uniformly with replacement, [batches, B] on the device.
 
-        With `holdout` every tenth row is left alone, for validation.
+        With `holdout` every tenth block of rows is left out, for validation.
         """
         self._upload()
         rows, size = min(self._stored, self._sizes.capacity), size or self._sizes.batch_size
-        spared = holdout and rows >= _TENTH
-        # Numbers are drawn of the places that may be: without every tenth, if those are spared, and without holes.
-        number = (lambda place: place - place // _TENTH) if spared else (lambda place: place)
+        block, learned = self._holdout_block, (_HOLDOUT_PERIOD - 1) * self._holdout_block
+
+        def number(place: int) -> int:
+            """How many places below this one may be drawn, holes included."""
+            periods, rest = divmod(place, learned + block)
+            return periods * learned + min(rest, learned) if holdout else place
+
+        # Numbers are drawn of the places that may be: without held-out blocks, if there are any, and without holes.
         holes = [(number(first), number(end)) for first, end in self._hole_places(self._stored)]
         free = number(rows) - sum(end - first for first, end in holes)
         drawn = self._rng.integers(free, size=(batches, size))
         for first, end in holes:  # in the order of their places
             drawn += (drawn >= first) * (end - first)
-        if spared:
-            drawn += drawn // (_TENTH - 1)  # 0 … 8, 10 … 18, …
+        if holdout:
+            drawn += drawn // learned * block  # blocks 0 … 8, 10 … 18, …
         return sent(drawn, self.device)
 
     def _hole_places(self, stored: int) -> list[tuple[int, int]]:
@@ -171,31 +179,37 @@ class ReplayMemory(Memory):
         self._upload()
         return {name: leaf[: min(self._stored, self._sizes.capacity)] for name, leaf in self.fields.items()}
 
-    def stretches(self, steps: int, most: int) -> dict[str, Tensor]:
+    def stretches(self, steps: int, most: int, holdout: bool = False) -> dict[str, Tensor]:
         """Steps that follow each other: fields [N, steps, ...] of at most `most` stretches in which no task ended.
 
-        Rows of a column come once a turn. Whether one really follows another is seen from where it begins.
+        With `holdout` every step of a stretch is held out. Rows of a column come once a turn. Whether one really
+        follows another is seen from where it begins.
         """
         assert self._sizes.n_step == 1, "transitions of several steps do not follow each other"
         fields = self._ring()
         stride, rows = sum(sink.size for sink in self.sinks), len(fields["reward"])
-        last = rows - stride * (steps - 1)
-        if last <= 0:
-            return {name: leaf[:0].unsqueeze(1).expand(-1, steps, *leaf.shape[1:]) for name, leaf in fields.items()}
-        places = torch.linspace(0, last - 1, min(most, last), device=self.device).long()
-        places = places[:, None] + stride * torch.arange(steps, device=self.device)  # [N, steps]
+        starts = torch.arange(max(0, rows - stride * (steps - 1)), device=self.device)
+        places = starts[:, None] + stride * torch.arange(steps, device=self.device)  # [N, steps]
+        if holdout:
+            places = places[self._is_held_out(places).all(1)]
+        count = len(places)
+        places = places[torch.linspace(0, count - 1, min(most, count), device=self.device).long()]
         found = self._at(places)
         follows = (found["after"][:, :-1] == found["obs"][:, 1:]).flatten(1).all(1)
         whole = follows & ~found["terminated"].bool().any(1) & ~self._in_holes(places).any(1)
         return {name: leaf[whole] for name, leaf in found.items()}
 
     def held_out(self, most: int) -> dict[str, Tensor]:
-        """Transitions that `holdout` leaves alone, spread over all that are there; [N, ...] with N at most `most`."""
+        """Transitions that `holdout` leaves out, spread over all that are there; [N, ...] with N at most `most`."""
         fields = self._ring()
-        places = torch.arange(_TENTH - 1, len(fields["reward"]), _TENTH, device=self.device)
-        places = places[~self._in_holes(places)]
+        places = torch.arange(len(fields["reward"]), device=self.device)
+        places = places[self._is_held_out(places) & ~self._in_holes(places)]
         places = places[:: max(1, -(-len(places) // most))]
         return {name: leaf[places] for name, leaf in fields.items()}
+
+    def _is_held_out(self, places: Tensor) -> Tensor:
+        """Whether `holdout` leaves out these places, bool of their shape."""
+        return places // self._holdout_block % _HOLDOUT_PERIOD == _HOLDOUT_PERIOD - 1
 
     def sample(self, version: int) -> Sample | None:
         """B transitions drawn with replacement, as a trajectory [1, B]; None if there are too few."""
@@ -310,6 +324,7 @@ class ReplayMemory(Memory):
         return {
             "steps": self.steps,
             "count": self.count,
+            "holdout_block": self._holdout_block,
             "rng": self._rng.bit_generator.state,
             "segments": self._segments.described(first, whole) if first < whole else [],
             "head": self._rows(*head) if self._layout else {},
@@ -353,6 +368,7 @@ class ReplayMemory(Memory):
             raise CheckpointError("every step of the replay memory is lost with its segments; --fresh starts anew")
         if self._layout is not None:
             self._make_room(min(self._stored, self._sizes.capacity))  # a hole at the end has places too
+        self._holdout_block = int(snapshot.get("holdout_block", 1))  # none: a run of when every tenth row was held out
         self._rng.bit_generator.state = snapshot["rng"]
         for sink, state in zip(self.sinks, snapshot["sinks"], strict=True):
             sink.restore(state if same_episodes else {})

@@ -123,6 +123,7 @@ class DynamicsNetwork(nn.Module):
     def __init__(self, sizes: Dynamics, obs_size: int, action_size: int, transitions: int):
         super().__init__()
         self.sizes = sizes
+        self.holdout = False  # whether batches leave out held-out steps; set by `DynamicsLearning.build`
         mlp = partial(StackedMlp, activation=sizes.activation, initialisation=sizes.initialisation)
         body = mlp(transitions, (sizes.hidden_size,) * sizes.num_layers)
         aux = (sizes.aux_hidden_size,) * sizes.aux_num_layers

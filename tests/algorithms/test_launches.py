@@ -44,7 +44,7 @@ class Run:
         dynamics = Dynamics(3, 3, 8, 1, 6, 1, probabilistic=True, normalise=True, elites=2)
         control = Control(8, 1, 3, layer_norm=case == "sac", stochastic=case == "sac", dynamics=dynamics)
         self.network = control.build(SPEC).to(device)
-        self.memory = Replay(1000, ROWS).build([1], 0, device)
+        self.memory = Replay(100, ROWS).build([1], 0, device)
         self.memory.reseed(seed)
         rng = np.random.default_rng(seed)
         normal = lambda *shape: rng.normal(size=(steps, *shape)).astype(np.float32)  # noqa: E731

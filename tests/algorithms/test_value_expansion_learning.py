@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from packtrain.algorithms import value_expansion
+from packtrain.algorithms.dynamics import DynamicsLearning
 from packtrain.algorithms.targets import Mve, MveMean, MveTdLambda, OneStep, Steve, SteveCov
 from packtrain.algorithms.value_expansion import (
     ValueExpansion,
@@ -768,6 +770,31 @@ def test_every_so_often_the_model_is_held_against_real_steps():
     kinds = ("error", "target_error", "target_spread", "calibration")
     assert set(found[2]) == {f"model/{kind}_{depth}" for kind in kinds for depth in range(1, horizon + 1)}
     assert found[3] == {} and set(found[4]) == set(found[2]) and found[4] != found[2], "once each"
+
+
+@pytest.mark.parametrize("first", ["model", "value"])
+@pytest.mark.parametrize("count, holdout, measured", [(150, True, False), (400, True, True), (150, False, True)])
+def test_calibration_is_measured_on_steps_that_the_model_never_trains_on(monkeypatch, first, count, holdout, measured):
+    """With holdout; the metrics are left out until enough steps are held out. Mutation: stretches of all steps."""
+    seen = []
+    monkeypatch.setattr(value_expansion, "calibration", lambda network, stretches, *_: seen.append(stretches) or {})
+    network = build()
+    numbers = {
+        "value": settings(TARGETS["steve"], calibration_period=2),
+        "model": DynamicsLearning(ROWS, holdout=holdout),
+    }
+    learners = {name: numbers[name].build(network, 0) for name in sorted(numbers, reverse=first == "value")}
+    memory = Replay(1000, ROWS).build([1], 0, torch.device("cpu"))
+    taken = {name: leaf[0].numpy() for name, leaf in steps(1, size=count).items() if name != "row"}
+    line = np.arange(float(count))[:, None] + np.zeros(OBS)
+    memory.add(taken | {"obs": line, "after": line + 1, "terminated": np.zeros(count, bool)})
+    trained = set(learners["model"].draw(memory, 1000)["obs"][..., 0].flatten().tolist())
+    for _ in range(3):
+        learners["value"].update(learners["value"].draw(memory, 1))
+    assert len(seen) == measured
+    if measured:
+        assert len(seen[0]["reward"]) >= 16 and seen[0]["obs"].shape[1] == HORIZON + 1
+        assert bool(trained & set(seen[0]["obs"][..., 0].flatten().tolist())) != holdout
 
 
 def test_what_is_drawn_is_what_is_needed_and_no_more():

@@ -202,32 +202,65 @@ def test_another_seed_draws_other_rows() -> None:
     assert torch.equal(first, other.indices(3))
 
 
-@pytest.mark.parametrize("count", [9, 10, 15, 19, 20, 57, 100, 257])
-def test_held_out_steps_and_batches_share_nothing_and_miss_nothing(count) -> None:
-    """Also when the ring has wrapped around. Mutations: an index off by one at the end of a ten."""
-    memory = filled(count, make(capacity=100, batch_size=50))
-    rows = min(count, 100)
-    drawn = memory.indices(60, holdout=True).flatten()
-    spared = torch.arange(9, rows, 10)
-    assert len(spared) == rows // 10
+@pytest.mark.parametrize("block, capacity", [(10, 100), (32, 400)])  # a tenth of the capacity; 16 rows of two columns
+@pytest.mark.parametrize("periods", [0.05, 0.9, 0.95, 1, 1.03, 1.95, 2.57])
+def test_held_out_steps_and_batches_share_nothing_and_miss_nothing(block, capacity, periods) -> None:
+    """Also when the ring has wrapped around. Mutations: an index off by one at the end of a block, or of ten blocks."""
+    memory = filled(round(periods * 10 * block), make(capacity=capacity, batch_size=50))
+    rows = len(memory)
+    drawn = memory.indices(300, holdout=True).flatten()
+    spared = torch.tensor([row for row in range(rows) if row // block % 10 == 9], dtype=torch.int64)
     assert sorted(drawn.unique().tolist()) == sorted(set(range(rows)) - set(spared.tolist()))
     chances = torch.bincount(drawn, minlength=rows) * (rows - len(spared)) / len(drawn)
     assert chances.max() < 2.2 and chances[torch.bincount(drawn, minlength=rows) > 0].min() > 0.1  # 1 on average
     kept = memory.held_out(1000)
     assert torch.equal(kept["reward"], memory.filled()["reward"][spared])
-    assert len(memory.indices(60).unique()) == rows  # whoever does not ask for it draws from all
-    if count == 257:
-        assert kept["obs"].min() >= 157
+    assert len(memory.indices(300).unique()) == rows  # without holdout all rows are drawn
 
 
 def test_what_is_held_out_is_spread_over_all_when_it_is_too_much() -> None:
     """Mutation: the oldest alone."""
-    memory = filled(1000, make(capacity=1000))
-    for most in (1, 7, 30, 99, 100):
+    memory = filled(3200, make(capacity=3200))
+    for most in (1, 7, 30, 99, 320):
         kept = memory.held_out(most)["obs"][:, 0]
-        assert most // 2 <= len(kept) <= most and (kept % 10 == 9).all()
-        assert most < 7 or (kept.min() < 150 and kept.max() > 840)
-    assert len(memory.held_out(100)["reward"]) == 100
+        assert most // 2 <= len(kept) <= most and (kept // 32 % 10 == 9).all()
+        assert most < 7 or (kept.min() < 320 and kept.max() >= 2500)
+    assert len(memory.held_out(320)["reward"]) == 320
+
+
+@pytest.mark.parametrize("count, stretches", [(290, 0), (310, 2 * 8), (3200, 260), (3500, 254)])
+def test_held_out_stretches_share_no_step_with_batches(count, stretches) -> None:
+    """4 steps of two columns; a block of 32 rows has 13 places per column where one can begin.
+
+    With 3,500 transitions the oldest and the newest meet within a block. Mutations: only the first step is held out; a
+    stretch over that place.
+    """
+    memory = make(capacity=3200, batch_size=64)
+    for turn in range(count // 2 + 1):
+        memory.sinks[0].add(row(float(turn + 1), first=turn == 0), (), {})
+    assert memory.count == count
+    found = memory.stretches(4, 1000, holdout=True)
+    assert len(found["reward"]) == stretches and found["obs"].shape[1:] == (4, 2)
+    assert torch.equal(found["obs"][:, 1:], found["after"][:, :-1])
+    trained = set(memory.batches(400, holdout=True)["obs"][..., 0].flatten().tolist())
+    assert len(trained) == len(memory) - len(memory.held_out(10_000)["reward"])
+    assert not trained & set(found["obs"][..., 0].flatten().tolist())
+    anywhere = memory.stretches(4, 10_000)["obs"][..., 0].flatten().tolist()
+    assert trained & set(anywhere), "without holdout stretches come from everywhere"
+
+
+def test_a_memory_saved_before_there_were_blocks_holds_out_every_tenth_row() -> None:
+    """A resumed run draws what it would have drawn. Mutation: the blocks of a new memory."""
+    state = filled(257, make(capacity=400)).snapshot()
+    del state["holdout_block"]
+    old = make(capacity=400)
+    old.restore(state)
+    drawn = np.random.default_rng(3).integers(257 - 25, size=(60, 8))
+    assert np.array_equal(old.indices(60, holdout=True).numpy(), drawn + drawn // 9)
+    assert torch.equal(old.held_out(1000)["reward"], old.filled()["reward"][9::10])
+    again = make(capacity=400)
+    again.restore(old.snapshot())
+    assert torch.equal(again.indices(60, holdout=True), old.indices(60, holdout=True))
 
 
 def test_filled_is_all_that_is_there() -> None:
@@ -281,6 +314,7 @@ def test_it_comes_back_from_disk(tmp_path, count, rows) -> None:
         filled(20, one)
     assert again.count == memory.count == count + 22
     assert torch.equal(again.indices(5), memory.indices(5))
+    assert torch.equal(again.indices(5, holdout=True), memory.indices(5, holdout=True))
     size = len(memory)
     for name in memory.fields:
         assert torch.equal(again.fields[name][:size], memory.fields[name][:size]), name

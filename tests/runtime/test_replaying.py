@@ -106,6 +106,7 @@ def test_random_steps_come_first_and_are_counted(tmp_path):
         ("steve/ddpg_pendulum", {"env": "PointMass"}),
         ("steve/ddpg_pendulum", {"env": "PointMass", "n_step": 4}),
         ("steve/steve_pendulum", {"env": "PointMass"}),
+        ("steve/steve_pendulum", {"env": "PointMass", "holdout": True, "replay_size": 60}),
         ("steve/steve_pendulum", {"env": "Hopper-v5"}),
         ("steve/ddpg_pendulum", {"env": "Pendulum-v1"}),
     ],
