@@ -362,7 +362,7 @@ def load(
         _parse_text(configuration, f"{owner}.seed = {seed}", f"--seed {seed}", None)
     configuration.comments = {knob.name: knob.comment for knob in known.values()}
     for knob in known.values():
-        if knob.default is None:
+        if knob_values.get(knob.name, knob.default) is None:  # a value of None does not say its type
             configuration.comments[knob.name] = f"{knob.comment}; type: {knob.type.__name__}"
     for name, value in knob_values.items():
         gin.bind_parameter(f"{name}/gin.macro.value", value)

@@ -249,3 +249,13 @@ def test_a_foreign_file_that_mine_includes_may_not_import(tmp_path):
         config.load([tmp_path / "mine.gin"], [], {})
     with pytest.raises(ConfigError, match="evil_module_for_test.*failed"):
         config.load([tmp_path / "mine.gin"], [], {}, trust_config=True)
+
+
+def test_a_knob_that_was_set_to_none_reads_back_from_the_run_folder(tmp_path):
+    """Its type stands in the comment. Mutation: the type of knobs alone whose default is None."""
+    file = knobs.find_config("r2d2/atari")[0]
+    before = config.load([file], [], {"updates_per_step": None, "slack": None})
+    config.build(before)
+    (tmp_path / "mine.gin").write_text(before.text())
+    found = knobs.read_knobs(tmp_path / "mine.gin")
+    assert found["updates_per_step"].default is None and found["updates_per_step"].type is float
