@@ -119,7 +119,7 @@ class Evaluator:
         if kind in self._generators:  # what is sampled must not depend on earlier evaluations
             self._policies[kind].generator.set_state(self._generators[kind])
         self._row = self.stream.start()
-        self._wanted = list(self._share)
+        self._wanted, self._limits.cut_off = list(self._share), 0
         self._start_next, self.active = False, True
 
     def tick(self) -> dict[str, Any] | None:
@@ -134,12 +134,13 @@ class Evaluator:
         self._limits.apply(self.stream, self._played, self._wanted)
         if any(len(played) < wanted for played, wanted in zip(self._played, self._wanted, strict=True)):
             return None
-        self._results[self.kind] = summary([episode for played in self._played for episode in played])
+        found = summary([episode for played in self._played for episode in played])
+        self._results[self.kind] = {**found, "episodes_truncated": self._limits.cut_off}
         if len(self._results) < len(self._kinds):
             self._start_next = True  # with the next tick: a film still looks at the last step
             return None
         self.active = False
-        return {**self._combined(), "episodes_truncated": self._limits.cut_off}
+        return self._combined()
 
     def _combined(self) -> dict[str, Any]:
         """The result of the first kind, and if there are several, the returns of each under its own name."""

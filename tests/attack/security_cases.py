@@ -433,13 +433,13 @@ def _weights(change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
 
 _state_case("NaN weights", "state: a weight is NaN", _weights(lambda one: one * float("nan")), "not finite",
             fast=True)  # fmt: skip
-_state_case("weights of another shape", "state: a bias of 3", _weights(lambda one: one.new_zeros(3)), "does not fit",
+_state_case("weights of another shape", "state: a bias of 3", _weights(lambda one: one.new_zeros(3)), "not fit",
             fast=True)  # fmt: skip
 _state_case("weights without dimensions", "state: a bias of no dimension",
-            _weights(lambda one: one.new_zeros(())), "does not fit")  # fmt: skip
+            _weights(lambda one: one.new_zeros(())), "not fit")  # fmt: skip
 _state_case("unknown weights", "state: weights of another network",
             lambda state: [one.update(more=next(iter(one.values())).clone()) for one in state["weights"].values()],
-            "does not fit")  # fmt: skip
+            "not fit")  # fmt: skip
 
 
 @case("recorder of another type", attacks="state: recorder = 3", expected="train refuses it in one line")

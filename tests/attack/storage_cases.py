@@ -17,7 +17,6 @@ from cases import SMALL, case, refused, run, small_run
 
 from packtrain import errors, files
 from packtrain.memory.replay import Replay
-from packtrain.memory.segments import Segments
 from packtrain.metrics.reading import read_metrics
 from packtrain.metrics.writers import JsonlWriter
 from packtrain.runtime import checkpoint
@@ -194,7 +193,7 @@ def flipped_segment(place: Path) -> None:
 
     def memory():
         made = Replay(1000, 50).build([2], 0, torch.device("cpu"))
-        made.attach(Segments(place / "replay", 16))
+        made.attach(place / "replay", 16)
         return made
 
     numbers = np.arange(100.0)[:, None]

@@ -335,9 +335,9 @@ def test_eval_draws_actions_if_asked(tmp_path, capsys):
     """All episodes of this task begin alike, so greedy ones are alike. Mutation: `--sampled` taken and ignored."""
     assert main(command("abilities/stochastic_policy", 400)) == 0
     spread = {}
-    for flags in ((), ("--sampled",)):
+    for flag in ("--greedy", "--sampled"):
         capsys.readouterr()
-        assert main(["eval", "run", "--num_episodes", "50", "--json", *flags]) == 0
+        assert main(["eval", "run", "--num_episodes", "50", "--json", flag]) == 0
         result = json.loads(capsys.readouterr().out)
         spread[result["greedy"]] = result["return_std"]
     assert spread[True] == 0.0 < spread[False]

@@ -232,7 +232,7 @@ def test_a_policy_that_must_act_at_random_is_worth_less_greedily(capsys):
 
 def test_sampled_evaluations_do_not_depend_on_those_before():
     """Mutation: noise that goes on from one evaluation to the next."""
-    _, experiment, spec = prepare([knobs.find_config("impala/point_mass")[0]], [], {}, None, trusted=True)
+    _, experiment, spec = prepare([knobs.find_config("impala/point_mass")[0]], [], {}, None, trust_config=True)
     evaluator, _ = open_evaluator(experiment, spec, torch.device("cpu"), 4, seed=0)
     results = []
     for _ in range(2):

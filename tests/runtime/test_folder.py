@@ -190,7 +190,7 @@ def test_config_is_written_whole_or_not_at_all(run, monkeypatch):
     run.write_config("a = 1\n")
     before = run.config.stat().st_mtime_ns
 
-    def crash(*_):
+    def crash(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files.os, "replace", crash)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from packtrain import config
+from packtrain.acting.planned import PlannedPolicy
 from packtrain.algorithms.expert_iteration import ExpertIteration
 from packtrain.algorithms.gradient import GradientLearner
 from packtrain.algorithms.world_model import validation
@@ -668,13 +669,14 @@ def test_random_data_and_pre_training_are_no_epochs_of_schedules_and_evaluations
 
     Mutations: count epochs in which only the model learns; evaluate after such an epoch.
     """
-    seen, begin = [], Training.begin_epoch
+    seen, begin = [], PlannedPolicy.begin_epoch
 
-    def watched(self):
-        begin(self)
-        seen.append((self.epoch, self.parts.policy.epoch))
+    def watched(self, epoch, total, version=None):
+        begin(self, epoch, total, version)
+        if version is None:  # not in an evaluation
+            seen.append((total, epoch))
 
-    monkeypatch.setattr(Training, "begin_epoch", watched)
+    monkeypatch.setattr(PlannedPolicy, "begin_epoch", watched)
     more = ("Runner.callback_classes = (@EvaluationCallback,)", "EvaluationCallback.eval_period = 2")
     path = write("\n".join([OTHERS["verifying"], *more, "EvaluationCallback.n_envs = 1"]))
     assert main(["train", path, "--output_dir", "run", "--n_precollect_epochs", "1"]) == 0

@@ -319,6 +319,7 @@ def test_every_run_is_saved_even_if_the_folder_of_one_is_lost():
             if self.lost:
                 raise FolderLostError(f"{self.name} was deleted")
 
+    runs = [Run("a", False), Run("b", True), Run("c", True), Run("d", False)]
     with pytest.raises(FolderLostError, match="b was deleted"):
-        together.save_all([Run("a", False), Run("b", True), Run("c", True), Run("d", False)], required=True)
+        together.save_all(dict(enumerate(runs)), required=True)
     assert saved == [(name, {"with_actor": True, "required": True}) for name in "abcd"]

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -69,8 +70,30 @@ SYMPTOMS = {
 }
 
 
+EXITS = {"sys_exit": SystemExit, "interrupt": KeyboardInterrupt}
+
+
 def test_every_fault_is_tested_here():
-    assert set(FAULTS) == {*SYMPTOMS, *ENDLESS_OR_DEADLY, "raise", "random_raise"}
+    assert set(FAULTS) == {*SYMPTOMS, *ENDLESS_OR_DEADLY, *EXITS, "raise", "random_raise", "chdir"}
+
+
+@pytest.mark.parametrize("fault", EXITS)
+def test_an_environment_exits_at_its_step(fault):
+    env = Faulty(fault=fault, at_step=2, length=5)
+    env.reset(seed=0)
+    env.step(env.action_space.sample())
+    with pytest.raises(EXITS[fault]):
+        env.step(env.action_space.sample())
+
+
+def test_an_environment_changes_the_current_folder_at_its_step(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    env = Faulty(fault="chdir", at_step=2, length=5)
+    env.reset(seed=0)
+    env.step(env.action_space.sample())
+    assert Path.cwd() == tmp_path
+    env.step(env.action_space.sample())
+    assert Path.cwd() != tmp_path
 
 
 @pytest.mark.parametrize("fault", SYMPTOMS)
