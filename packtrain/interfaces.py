@@ -1,8 +1,8 @@
 """The contracts between environments, actors, memories and learners. Runtimes know only these, never a family.
 
-One transition travels: environments → actor → memory → learner → weights → actor. A class below has a default for
-every method that many kinds do not need, so that a minimal memory is `writers`, `ready` and `sample`, and a minimal
-learner is `update`. `docs/extending.md` shows a file of a user's own for each kind.
+One transition travels: environments → actor → memory → learner → weights → actor. Every method that many kinds do not
+need has a default: a minimal memory is `sinks`, `ready`, `sample` and its state, and a minimal learner is `update` and
+its state. `packtrain/memory/episodes.py` and `packtrain/algorithms/gradient.py` are short examples.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
 from packtrain.trees import Tree
 from packtrain.types import Row, Sample, Trajectory
-
-Loop = Literal["queue", "ratio", "epoch"]  # names of the modules in runtime/loops
 
 
 class Writer(Protocol):

@@ -133,7 +133,7 @@ def evaluation_past_its_deadline(place: Path) -> None:
     expected="noticed, saved, exit code 3",
 )
 def evaluation_reset_sleeps(place: Path) -> None:
-    # Two columns train, three evaluate. An evaluation plays two kinds of episodes: their third reset begins the next one.
+    # Two columns train, three evaluate. An evaluation plays two kinds of episodes: a third reset begins the next one.
     argv = _learned(place, "--eval_every", "100", fault="hang", call="initial", rows=3, at=3)
     refused(argv, place, "environment 0", "group seed", "did not answer within 2 s", code=3)
     assert checkpoint.load_newest(place / "run/checkpoints")[0] >= 100
