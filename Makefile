@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN := runs/demo
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup demo test test-fast test-learning attack lint format golden clean
+.PHONY: setup demo test test-fast test-learning test-cluster test-browser attack lint format golden clean
 
 setup: $(VENV)/.installed
 
@@ -20,13 +20,19 @@ demo: setup  ## train a small agent, evaluate it, write its page
 	@echo "the page with its curve: $$($(BIN)/packtrain report $(RUN))"
 
 test: setup  ## all tests but the long learning runs
-	$(BIN)/pytest -n 2 -m "not long"
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not long and not browser"
 
 test-fast: setup  ## under two minutes
-	$(BIN)/pytest -n 2 -m "not slow and not learning and not long"
+	$(BIN)/pytest -n 2 -m "not slow and not learning and not long and not browser"
 
 test-learning: setup  ## every learning test, three seeds each, CartPole and the point mass
 	$(BIN)/pytest -n 2 -m "learning"
+
+test-cluster: setup  ## every test of the cluster runtime, the long ones too, on three simulated nodes
+	$(BIN)/pytest tests/runtime/cluster
+
+test-browser: setup  ## the report in Chromium; PACKTRAIN_AXE=node_modules/axe-core checks accessibility too
+	$(BIN)/pytest tests/browser -rs
 
 attack: setup  ## every attack on files, disks, processes and environments, as a table
 	$(BIN)/python tests/attack
@@ -40,8 +46,8 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-golden: setup  ## write the golden files of the command line anew
-	PACKTRAIN_GOLDEN=write $(BIN)/pytest tests/cli/test_golden.py
+golden: setup  ## write the golden files of the command line and of composed configurations anew
+	PACKTRAIN_GOLDEN=write $(BIN)/pytest tests/cli/test_golden.py tests/test_config_parts.py tests/test_walk.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

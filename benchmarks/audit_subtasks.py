@@ -38,7 +38,7 @@ import numpy as np
 import torch
 
 from packtrain import knobs
-from packtrain.runtime import command
+from packtrain.runtime import eval_command, open_run, train_command
 from packtrain.runtime.seeds import seed_for
 from packtrain.studies import audit
 from packtrain.studies.detection import auroc, best_f1, bootstrap_interval, false_positive_rate_at
@@ -227,13 +227,12 @@ def train(root: Path, name: str, subtask: Subtask, policy: Policy) -> Path:
         f"Environment.kwargs = {subtask.kwargs!r}",
     ]
     files = [knobs.find_config(subtask.config)[0]]
-    request = command.TrainRequest(files, bindings, settings, output, seed=policy.seed, runtime="serial")
+    request = open_run.TrainRequest(files, bindings, settings, output, seed=policy.seed, runtime="serial")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        code = command.train(request)
+        code = train_command.train(request)
     if code:  # a signal
         raise SystemExit(code)
-    options = {"seed": 1, "device": "cpu", "trusted": False, "greedy": False}
-    rewards = command.evaluate(output, LABEL_EPISODES, "latest", **options)["rewards"]
+    rewards = eval_command.evaluate(eval_command.EvalRequest(output, LABEL_EPISODES, seed=1, greedy=False))["rewards"]
     (output / "true.json").write_text(json.dumps(rewards) + "\n")
     return output
 

@@ -35,11 +35,11 @@ CASES: dict[str, str] = {
     "impala_continuous": "impala/point_mass --total_steps 8000",
     "impala_gym": "impala/gym --env Acrobot-v1 --total_steps 4000",
     "impala_two_groups": "impala/cartpole --total_steps 6000 --config 'Streams.groups=2'",
-    "impala_atari": "impala/pong --num_actors 4 --batch_size 4 --total_steps 640 --log_every 160",
-    "misspecification": "misspecification/counterfeit --total_steps 6000",
-    "ppo": "tbv/ppo_hanoi --total_steps 16000",
-    "rnd": "tbv/rnd_hanoi --total_steps 8000",
-    "count": "tbv/count_hanoi --total_steps 8000",
+    "impala_atari": "impala/pong --num_actors 4 --batch_size 4 --total_steps 640 --log_every 160 --eval_every 0",
+    "misspecification": "misspecification/counterfeit --total_steps 6000 --eval_every 0",
+    "ppo": "tbv/ppo_hanoi --total_steps 16000 --eval_every 0",
+    "rnd": "tbv/rnd_hanoi --total_steps 8000 --eval_every 0",
+    "count": "tbv/count_hanoi --total_steps 8000 --eval_every 0",
     "shooting": f"planning/shooting_random_cartpole {PLAN} --episode_time_limit 20",
     "bandit": f"planning/bandit_random_cartpole {PLAN} --episode_time_limit 20",
     "cem": "planning/cem_half_cheetah --n_epochs 1 --episode_time_limit 3",
@@ -53,6 +53,15 @@ CASES: dict[str, str] = {
     "tbv_two_seeds": f"tbv/bfs_hanoi_tbv {TBV} --disks 4 --num_seeds 2",
     "ddpg": "steve/ddpg_pendulum --total_steps 1200 --eval_every 600 --eval_episodes 2",
     "ddpg_n_step": "steve/ddpg_pendulum --total_steps 1200 --n_step 3",
+    "td3": "steve/ddpg_pendulum --core td3 --policy_delay 2 --total_steps 1200",
+    "ddpg_paper": "steve/ddpg_halfcheetah_paper --env Pendulum-v1 --num_actors 1 --warm_up 300 --total_steps 700",
+    "mve_td3": "steve/mve_tdlambda_pendulum --core td3 --stochastic False --total_steps 500",
+    "steve_sac": "steve/steve_pendulum --core sac --stochastic True --policy_delay 2 --total_steps 600",
+    "mbpo": "steve/mbpo_pendulum --total_steps 560",
+    "mve_mean": "steve/mve_mean_pendulum --total_steps 500",
+    "steve_cov": "steve/steve_cov_pendulum --total_steps 500",
+    "steve_paper": "steve/steve_halfcheetah_paper --env Pendulum-v1 --num_actors 1 --warm_up 300 --pretrain 300"
+    " --total_steps 500",
     "mve": "steve/mve_tdk_pendulum --total_steps 700",
     "steve": "steve/steve_pendulum --total_steps 700",
     "sac": "steve/sac_pendulum --total_steps 700",
@@ -66,7 +75,7 @@ CASES: dict[str, str] = {
     "ngu_key_door": "ngu/key_door --total_steps 2000",
 }
 KEY_MAP: dict[str, str] = {}  # old name of a state entry -> new name
-UNEQUAL_BY_NATURE = {"wall_s", "metrics_bytes", "identity", "values"}
+UNEQUAL_BY_NATURE = {"wall_s", "metrics_bytes", "identity", "values", "groups"}  # groups: since 0.2
 RATES = ("_second", "_busy", "rss_mb", "gpu_mb", "wall_s", "time", "secs")
 
 

@@ -16,9 +16,11 @@ what is in the model's memory.
 """
 
 import argparse
+import datetime
 import itertools
 import json
 import os
+import platform
 import signal
 import statistics
 import subprocess
@@ -37,7 +39,7 @@ from packtrain.envs.hanoi import Hanoi
 from packtrain.metrics.reading import is_run_folder, read_metrics
 from packtrain.networks.ensembles import EnsembleMlp
 from packtrain.networks.world_model import WorldModel
-from packtrain.planning.decoding import decode_delta
+from packtrain.planning.learned.ensemble_decoding import decode_delta
 
 DISTANCE = "graph/min_distance_to_goal_in_history"
 STATES = "exploration/total_experienced_states_in_history"
@@ -127,14 +129,27 @@ VARIANTS = {
 class Runs:
     """Processes of `packtrain train`, at most `jobs` at a time, until the budget is over."""
 
-    def __init__(self, folder: Path, scale: str, device: str, seeds: range, jobs: int, budget: float):
-        self._folder, self._scale, self._device, self._seeds = folder, scale, device, seeds
+    def __init__(self, folder: Path, scale: str, device: str, seeds: range, jobs: int, budget: float, joined: bool):
+        self._folder, self._scale, self._device = folder, scale, device
         self._jobs, self._end = jobs, time.monotonic() + budget
+        self._seeds = seeds
+        self._joined = joined  # all seeds of a variant play in one process, in the folders seed_0, seed_1, ...
+
+    def _place(self, kind: str, seed: int) -> Path:
+        return self._folder / kind / f"seed_{seed - self._seeds.start if self._joined else seed}"
 
     def pretrained(self, variant: Variant, seed: int) -> Path:
         """The folder of a seed's random data and pre-training, shared by variants that agree on them."""
         kind = "_".join(("pre", *(["small_memory"] if variant.small_memory else []), *variant.before[1:]))
-        return self._folder / kind.replace("=", "_") / f"seed_{seed}"
+        return self._place(kind.replace("=", "_"), seed)
+
+    def pretrain(self, names: list[str], index: int | None) -> None:
+        """Pre-train the models of variants, for all seeds or one; end with an error if one did not finish."""
+        for name, seed in itertools.product(names, self._seeds if index is None else [self._seeds[index]]):
+            place = self.pretrained(VARIANTS[name], seed)
+            self._pretrain(place, VARIANTS[name], seed)
+            if not place.with_name(f"{place.name}.done").exists():
+                raise SystemExit(f"tbv_controls: pre-training did not finish: {place}")
 
     def run(self, names: list[str]) -> None:
         """Pre-train what is needed, then play; whatever has the pre-training it needs starts in the order of names."""
@@ -144,6 +159,8 @@ class Runs:
         with ThreadPoolExecutor(self._jobs) as pool:
             begun = {path: pool.submit(self._pretrain, path, *what) for path, what in first.items()}
             for name, seed in itertools.product(names, self._seeds):
+                if self._joined and seed != self._seeds.start:
+                    continue
                 needs = begun.get(self.pretrained(VARIANTS[name], seed))
                 pool.submit(self._play, name, seed, needs)
 
@@ -159,14 +176,16 @@ class Runs:
         replaced = {"EPSILON": ["--epsilon", EPSILON[self._scale]], "MEMBERS": [str(SCALES[self._scale].members)]}
         knobs = [part for knob in variant.knobs for part in replaced.get(knob, [knob])]
         if variant.config == "tbv/bfs_hanoi":
-            begin = ["--start_from", str(self.pretrained(variant, seed)), "--until_solved", "True"]
+            start = self.pretrained(variant, seed)
+            begin = ["--start_from", str(start.parent if self._joined else start), "--until_solved", "True"]
             arguments = [*self._sizes(variant), *variant.before, *begin]
         else:
             sizes = SCALES[self._scale]
             arguments = ["--disks", str(sizes.disks), "--episode_time_limit", str(sizes.limit), "--n_envs", str(ENVS)]
-        self._start(
-            [variant.config, *arguments, "--n_epochs", str(epochs), *knobs], self._folder / name / f"seed_{seed}", seed
-        )
+        place = self._place(name, seed)
+        if self._joined:
+            place, arguments = place.parent, [*arguments, "--num_seeds", str(len(self._seeds))]
+        self._start([variant.config, *arguments, "--n_epochs", str(epochs), *knobs], place, seed)
 
     def _sizes(self, variant: Variant) -> list[str]:
         sizes = SCALES[self._scale]
@@ -179,7 +198,8 @@ class Runs:
 
     def _start(self, arguments: list[str], output: Path, seed: int) -> None:
         left = self._end - time.monotonic()
-        if left <= 0:
+        done = output.parent / f"{output.name}.done"
+        if left <= 0 or done.exists():
             return
         output.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "packtrain", "train", *arguments, "--seed", str(seed)]
@@ -192,7 +212,10 @@ class Runs:
                 code = process.wait(left)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGTERM)  # it saves and leaves
-                code = process.wait()
+                code = None
+                process.wait()
+        if code == 0:
+            done.touch()
         print(f"{output}: ended with {code} after {left - (self._end - time.monotonic()):.0f} s", flush=True)
 
 
@@ -267,7 +290,7 @@ def read_seed(folder: Path, scale: Scale) -> dict[str, Any]:
     found = {
         "distances": changes,
         "steps": steps[-1] if steps else 0,
-        "solved": last.get("first_solved_step"),
+        "solved": last.get("first_solved_step_without_random", last.get("first_solved_step")),
         "states": last.get(STATES),
     }
     saved = [path for path in (folder / "checkpoints").glob("*/weights.safetensors") if path.parent.name.isdigit()]
@@ -318,10 +341,21 @@ def table(folder: Path, scale_name: str, data: Path | None, more: dict[str, Any]
         data.write_text(json.dumps(content) + "\n")
 
 
+def append_rows(arguments: argparse.Namespace, seeds: range) -> None:
+    """Append what each variant and seed came to, with the device and versions, to a file of JSON lines."""
+    note = f"{arguments.device}, torch {torch.__version__}, Python {platform.python_version()}, {datetime.date.today()}"
+    for name, seed in itertools.product(arguments.only, seeds):
+        folder = arguments.folder / name / f"seed_{seed - seeds.start if arguments.joined else seed}"
+        if is_run_folder(folder):
+            row = {"variant": name, "seed": seed, "note": note, **read_seed(folder, SCALES[arguments.scale])}
+            with arguments.rows.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
 def main() -> None:
     """Run variants, or read them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("what", choices=("pretrain", "run", "table"))
     parser.add_argument("--folder", type=Path, required=True, help="where the runs are")
     parser.add_argument("--scale", choices=tuple(SCALES), default="small")
     parser.add_argument("--only", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS), metavar="VARIANT")
@@ -329,14 +363,25 @@ def main() -> None:
     parser.add_argument("--first_seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--joined", action="store_true", help="all seeds of a variant in one process")
+    parser.add_argument("--pretrain_index", type=int, help="with `pretrain`: only this one of the seeds")
+    parser.add_argument("--rows", type=Path, help="JSON lines that `run` appends, one per variant and seed")
     parser.add_argument("--budget", type=float, default=1e6, help="seconds after which runs save and end")
     parser.add_argument("--data", type=Path, help="JSON file that `table` writes")
     parser.add_argument("--note", default="", help="machine, versions and date, for the JSON file")
     arguments = parser.parse_args()
-    if arguments.what == "run":
+    if arguments.what != "table":
         scale, first = arguments.scale, arguments.first_seed
         seeds = range(first, first + arguments.seeds)
-        Runs(arguments.folder, scale, arguments.device, seeds, arguments.jobs, arguments.budget).run(arguments.only)
+        runs = Runs(
+            arguments.folder, scale, arguments.device, seeds, arguments.jobs, arguments.budget, arguments.joined
+        )
+        if arguments.what == "pretrain":
+            runs.pretrain(arguments.only, arguments.pretrain_index)
+        else:
+            runs.run(arguments.only)
+        if arguments.rows is not None and arguments.what == "run":
+            append_rows(arguments, seeds)
     else:
         table(arguments.folder, arguments.scale, arguments.data, {"note": arguments.note})
 

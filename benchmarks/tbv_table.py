@@ -99,7 +99,8 @@ def config_name(method: str, env: str) -> str:
 
 def train(arguments: list[str], log: Path, seconds: float) -> tuple[int, bool]:
     """Run `packtrain train` of this checkout; the exit code, and whether the time limit ended it."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     with log.open("w") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "packtrain", "train", *arguments],

@@ -1,4 +1,4 @@
-"""`python -m packtrain` is `packtrain`."""
+"""Run the command line: `python -m packtrain` is the same as `packtrain`."""
 
 import sys
 

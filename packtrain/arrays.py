@@ -1,4 +1,4 @@
-"""Arrays that grow."""
+"""Functions that extend arrays."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 
 
 def longer(array: np.ndarray, length: int) -> np.ndarray:
-    """The array with zeros behind it, `length` rows in all."""
+    """Return the array padded with zeros to `length` rows."""
     grown = np.zeros((length, *array.shape[1:]), array.dtype)
     grown[: len(array)] = array
     return grown
 
 
 def wider(board: np.ndarray, room: int, fill: float) -> np.ndarray:
-    """Rows with `fill` behind them, `room` places each."""
+    """Return rows padded with `fill` to `room` columns."""
     grown = np.full((len(board), room), fill, board.dtype)
     grown[:, : board.shape[1]] = board
     return grown

@@ -1,8 +1,8 @@
-"""gin behind one door: loading, checking, building and hashing configurations. The only module that imports gin.
+"""Load, check, build and hash configurations. The only module that imports gin.
 
-gin checks names but neither types nor use, keeps everything in one global, and runs what a file imports. Here: every
-value is checked against the annotation of the parameter it reaches, with the line that set it; bindings nobody used
-are refused after building; imports of a file that was not named by the user are limited to this package.
+gin checks neither types nor use of values, has one global state, and executes what a file imports. This module checks
+every value against the annotation of its parameter and reports the line that set it, rejects bindings that were not
+used in building, and limits the imports of files that the user did not name to this package.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import importlib
 import inspect
 import os
 import sys
+import threading
 import tokenize
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,29 +27,45 @@ from typing import Any, TypeVar
 import gin
 from gin import config_parser
 
-from packtrain import knobs
+from packtrain import knobs, own_runs
 from packtrain.errors import ConfigError, Error
 from packtrain.metrics.reading import CONFIG_FILE, METRICS_FILE
 
 T = TypeVar("T", bound=Callable)
+_lock = threading.RLock()  # held by programs with several threads while a configuration is loaded and built
 
 _CHANGEABLE = (
     *("Run.", "Evaluation.", "EvaluationCallback.", "TraceCallback.", "ExplorationCallback."),
     *("Runner.n_epochs", "Runner.total_steps", "Runner.callback_classes"),
+    *("Streams.num_actors", "Streams.groups", "Runner.n_envs"),
 )
 _CHANGEABLE_ENDS = (".compile", ".slack", ".calibration_period", ".step_deadline_secs", ".start_deadline_secs")
-"""Parameters that may differ on resume: run length, logging, evaluation, what is only measured, and how the machine is
-used. Device and runtime are program flags."""
+"""Parameters that may differ on resume: run length, logging, evaluation, diagnostics, number of environments, use
+of the machine.
+
+Device and runtime are program flags.
+"""
+
+_MOVED = {
+    "packtrain.runtime.runner": "packtrain.alpacka_runner",
+    "packtrain.algorithms.targets": "packtrain.algorithms.value_expansion",
+    "packtrain.algorithms.value_targets": "packtrain.algorithms.value_expansion",
+    "packtrain.planning.leaf_raters": "packtrain.planning.leaf_evaluators",
+    "packtrain.planning.learned": "packtrain.planning.learned.ensemble_model",
+    "packtrain.planning.predictive": "packtrain.planning.trajectory_search",
+    "packtrain.envs.ours": "packtrain.envs.registration",
+}
+"""Old names of modules, which configurations may still import."""
 
 _HEADER = "# the configuration of this run, from:"
 _signatures: dict[str, dict[str, inspect.Parameter]] = {}  # configurable → its parameters
 _recording = True
 _building = False  # whether `build` is under way
-_state: Configuration | None = None  # the one being built, so that configurables can record what they were given
+_state: Configuration | None = None  # the one being built, in which configurables record their values
 
 
 def _lasting(values: dict[str, str]) -> dict[str, str]:
-    """Those of the built values that may not change on resume."""
+    """Return the built values that must not change on resume."""
     return {
         name: text
         for name, text in values.items()
@@ -58,9 +75,9 @@ def _lasting(values: dict[str, str]) -> dict[str, str]:
 
 @dataclass
 class Configuration:
-    """One parsed configuration: where each binding came from, and what was built from it."""
+    """One parsed configuration: the source of each binding, and the values built from it."""
 
-    sources: list[str] = field(default_factory=list)  # names as the user gave them
+    sources: list[str] = field(default_factory=list)  # names of files as the user gave them
     imports: list[str] = field(default_factory=list)
     where: dict[tuple[str, str], str] = field(default_factory=dict)  # (configurable or "", parameter or knob) → place
     macros: dict[tuple[str, str], str] = field(default_factory=dict)  # (configurable, parameter) → the knob it reads
@@ -68,19 +85,20 @@ class Configuration:
     """("scope/configurable", parameter) → the place, and the knob it reads."""
     comments: dict[str, str] = field(default_factory=dict)  # knob → its comment
     values: dict[str, str] = field(default_factory=dict)  # "Impala.entropy_cost" → repr, of everything built
-    trusted: bool = True  # False where a file belongs to a run folder and `trust_config` is not given
+    trusted: bool = True  # False if a file belongs to a run folder and `trust_config` is not set
     includes: knobs.Includes = field(default_factory=knobs.Includes)  # files being read
-    trust_config: bool = False  # the user trusts files of run folders too
-    error: Error | None = None  # the first one while building
+    trust_config: bool = False  # the user trusts files of run folders, too
+    error: Error | None = None  # the first error while building
+    operative: dict[str, str] | None = None  # values that were used, by name; None before it is built
 
     @property
     def root(self) -> str:
-        """What it builds: a `Study` or a `Runner` where a line sets something of one, else an `Experiment`."""
+        """Return the configurable to build: `Study` or `Runner` if a line sets a parameter of it, else `Experiment`."""
         owners = {owner for owner, _ in self.where}
         return next((name for name in ("Study", "Runner") if name in owners), "Experiment")
 
     def place(self, configurable: str, parameter: str) -> str:
-        """Where a parameter's value was set, in the scope that is being built, for messages."""
+        """Return where a parameter's value was set, in the current scope, for messages."""
         key = (configurable, parameter)
         anywhere = (self.where.get(key, "its default"), self.macros.get(key))
         place, macro = self.scoped.get((f"{gin.current_scope_str()}/{configurable}", parameter), anywhere)
@@ -90,14 +108,14 @@ class Configuration:
         return knob if knob == f"--{macro}" else f"{knob} as {macro}"
 
     def identity(self) -> dict[str, str]:
-        """The built values that make this run this run; what may change on resume is left out."""
+        """Return the built values that identify this run; values that may change on resume are left out."""
         return _lasting(dict(sorted(self.values.items())))
 
     def difference(self, before: dict[str, str]) -> list[str]:
-        """One line for each value that differs from an earlier identity.
+        """Return one line for each value that differs from an earlier identity.
 
-        A parameter that the earlier one does not know is new in this release: its default, whether somebody sets it
-        here or not, is what the earlier run did.
+        A parameter that is missing in the earlier identity is new in this version. The earlier run used its default, so
+        the default is compared.
         """
         before, after = _lasting(before), self.identity()
         given = {f"{owner}.{parameter}" for owner, parameter in self.where}
@@ -113,8 +131,15 @@ class Configuration:
         lines = "\n".join(f"{name} = {text}" for name, text in self.identity().items())
         return hashlib.sha256(lines.encode()).hexdigest()
 
+    def names_code(self) -> bool:
+        """Return whether it imports modules outside packtrain, or names code as an environment's "module:ID" does."""
+        if any(not module.startswith("packtrain.") for module in self.imports):
+            return True
+        texts = [text for name, text in self.values.items() if name.rpartition("/")[2].startswith("Environment.")]
+        return any(":" in text or "GymV2" in text for text in texts)
+
     def text(self) -> str:
-        """The operative configuration as a gin file that gives the same run: knobs, bindings, and every default."""
+        """Return the operative configuration as a gin file that repeats the run: knobs, bindings, and every default."""
         bound = _operative()
         lines = [f"{_HEADER} {' '.join(self.sources)}"]
         lines += [f"import {module}" for module in self.imports] + [""]
@@ -133,14 +158,14 @@ class Configuration:
 
 
 def _operative() -> dict[str, str]:
-    """What gin says was used: "entropy_cost" or "Impala.entropy_cost" → the text of its value."""
+    """Return the parameters that gin reports as used: "entropy_cost" or "Impala.entropy_cost" → text of the value."""
     lines = gin.operative_config_str(max_line_length=10_000).splitlines()
     parts = [line.partition(" = ") for line in lines if " = " in line and not line.startswith("#")]
     return {name: value for name, _, value in parts}
 
 
 def _is_default(name: str, text: str) -> bool:
-    """Whether a parameter, as "Impala.entropy_cost", has this value where nobody sets it."""
+    """Return whether a parameter, such as "Impala.entropy_cost", has its default value."""
     owner, _, parameter = name.rpartition(".")
     known = _signatures.get(owner, {}).get(parameter)
     return known is not None and known.default is not known.empty and _written(known.default) == text
@@ -155,24 +180,25 @@ def _is_literal(text: str) -> bool:
 
 
 def configurable(target: T, module: str | None = None) -> T:
-    """Register a class or function with gin under its own name, with its values checked against its annotations.
+    """Register a class or function with gin under its own name, with values checked against its annotations.
 
     Args:
-      target: what is registered.
-      module: how configurations may spell it out in front of the name; planners are "packtrain.agents", as they were
-        in Alpacka, and the rest is "packtrain".
+      target: the class or function.
+      module: optional prefix of the name in configurations; "packtrain.agents" for planners, as in Alpacka, otherwise
+        "packtrain".
     """
     name = target.__name__
     module = module or ("packtrain.agents" if target.__module__.startswith("packtrain.planning") else "packtrain")
     _signatures[name] = dict(inspect.signature(target).parameters)
     if inspect.isclass(target):
-        setattr(target, "__init__", _checked(target.__init__, name))  # noqa: B010  (mypy)
+        hints = target if is_dataclass(target) else None
+        setattr(target, "__init__", _checked(target.__init__, name, hints=hints))  # noqa: B010  (mypy)
         return typing.cast(T, gin.configurable(name, module=module)(target))
     return typing.cast(T, gin.configurable(name, module=module)(_checked(target, name, is_function=True)))
 
 
 def bind(target: Callable, **given: Any) -> Any:
-    """Call a configurable with some parameters given by code: what it notes are the others."""
+    """Call a configurable with some parameters given by code, which are not recorded as configured."""
     result = target(**given)
     if _state is not None:
         for parameter in given:
@@ -186,8 +212,22 @@ def scope() -> str:
 
 
 @contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Load and build inside while other threads wait, and leave nothing of it in gin's global configuration."""
+    global _state
+    with _lock:
+        before, _state = _state, None
+        gin.clear_config()
+        try:
+            yield
+        finally:
+            _state = before
+            gin.clear_config()
+
+
+@contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
-    """What is built inside is not noted as a value of the configuration: it follows from values that are."""
+    """Context in which built objects are not recorded as configured values: they follow from recorded ones."""
     global _recording
     before, _recording = _recording, False
     try:
@@ -196,18 +236,25 @@ def unrecorded() -> Iterator[None]:
         _recording = before
 
 
-def _checked(function: Callable, name: str, is_function: bool = False) -> Callable:
-    """With its values checked and noted; those of a function only while a configuration is built: a run may call it."""
+def _checked(function: Callable, name: str, is_function: bool = False, hints: type | None = None) -> Callable:
+    """Return a function that checks its arguments against annotations and records them as configured values.
+
+    Args:
+      function: the function to wrap.
+      name: of the configurable.
+      is_function: record values only while a configuration is built, since a run may call it too.
+      hints: the class whose annotations apply, including those of its bases; None: the function's own.
+    """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        hints = typing.get_type_hints(function)
+        types_of = typing.get_type_hints(hints or function)
         bound = signature.bind(*args, **kwargs)
         for parameter, value in bound.arguments.items():
-            if parameter in hints and not _fits(value, hints[parameter]):
+            if parameter in types_of and not _fits(value, types_of[parameter]):
                 raise ConfigError(
-                    f"{name}.{parameter} = {value!r} is not {_describe(hints[parameter])}; "
+                    f"{name}.{parameter} = {value!r} is not {_describe(types_of[parameter])}; "
                     f"set in {_state.place(name, parameter) if _state else 'code'}"
                 )
         if _state is not None and _recording and (_building or not is_function):
@@ -220,7 +267,7 @@ def _checked(function: Callable, name: str, is_function: bool = False) -> Callab
 
     @functools.wraps(function)
     def remember_errors(*args: Any, **kwargs: Any) -> Any:
-        # gin re-raises a stand-in with its own remarks appended to the text; `build` raises the one kept here.
+        # gin re-raises a copy with its own remarks appended to the text; `build` raises the original kept here.
         try:
             return call(*args, **kwargs)
         except Error as error:
@@ -232,13 +279,14 @@ def _checked(function: Callable, name: str, is_function: bool = False) -> Callab
 
 
 def _written(value: Any) -> str:
-    """A value as a configuration file writes it; something built, as a call of its name."""
+    """Return a value as written in a configuration file; a built object as a reference to its name."""
     if inspect.isclass(value) or inspect.isroutine(value):
         return f"@{value.__name__}"
     if is_dataclass(value):
         return f"@{type(value).__name__}()"
     if isinstance(value, dict):
-        items = sorted(value.items(), key=lambda pair: repr(pair[0]))  # in which order they were written says nothing
+        # The order in which they were written is irrelevant.
+        items = sorted(value.items(), key=lambda pair: repr(pair[0]))
         return "{" + ", ".join(f"{key!r}: {_written(item)}" for key, item in items) + "}"
     if isinstance(value, (tuple, list)):
         inside = ", ".join(_written(item) for item in value)
@@ -247,7 +295,7 @@ def _written(value: Any) -> str:
 
 
 def _with_place(error: Error, name: str) -> Error:
-    """Add where a parameter that the message names was set."""
+    """Add to an error where the parameter in its message was set."""
     text = str(error)
     if _state is not None and "; set in " not in text:
         for owner, parameter in _state.where:
@@ -268,7 +316,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return value is None
     if origin in (tuple, list):
         inner = typing.get_args(hint) or (Any, ...)
-        if origin is tuple and inner[-1] is not ...:  # each place has its own
+        if origin is tuple and inner[-1] is not ...:  # each element has its own type
             same_length = isinstance(value, (tuple, list)) and len(value) == len(inner)
             return same_length and all(_fits(item, each) for item, each in zip(value, inner, strict=True))
         return isinstance(value, (tuple, list)) and all(_fits(item, inner[0]) for item in value)
@@ -296,12 +344,12 @@ def _describe(hint: Any) -> str:
 
 
 def is_trusted() -> bool:
-    """Whether the configuration being built was named by the user and may import and name anything."""
+    """Return whether the configuration being built was named by the user and may import anything."""
     return _state is None or _state.trusted
 
 
 def refuse_foreign_code(what: str, value: Any) -> None:
-    """ConfigError if a configuration that is not trusted names code, as an environment's "module:ID" does.
+    """Raise a ConfigError if an untrusted configuration names code, as an environment's "module:ID" does.
 
     Args:
       what: the parameter, for the message.
@@ -311,8 +359,8 @@ def refuse_foreign_code(what: str, value: Any) -> None:
         return
     if isinstance(value, str) and (":" in value or value.startswith("GymV2")):
         raise ConfigError(
-            f"{what} = {value!r} names code outside packtrain, and this configuration belongs to a run folder, where "
-            "somebody else may have put it; --trust-config allows it"
+            f"{what} = {value!r} names code outside packtrain, but this configuration belongs to a run folder, whose "
+            "content may be untrusted; --trust-config allows it"
         )
     inner = [*value, *value.values()] if isinstance(value, dict) else value
     for part in inner if isinstance(inner, (list, tuple)) else ():
@@ -320,7 +368,7 @@ def refuse_foreign_code(what: str, value: Any) -> None:
 
 
 class _Names(config_parser.ParserDelegate):
-    """Reads references as text: for finding out what a file says without resolving anything."""
+    """Reads references as text: for parsing a file without resolving anything."""
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> str:
         return f"@{scoped_configurable_name}{'()' if evaluate else ''}"
@@ -339,30 +387,30 @@ def load(
     """Parse files, then `--config` bindings, then the seed and the knobs, into gin's global configuration.
 
     Args:
-      files: read in order; what they include comes first.
-      bindings: gin bindings that win over the files.
-      knob_values: knob → value, given as flags; these win over everything.
-      trust_config: whether files of run folders may import and name anything too; see `is_foreign`.
-      seed: of what is built, given as a flag; None leaves it as it is configured.
+      files: read in order; files that they include come first.
+      bindings: gin bindings that override the files.
+      knob_values: knob → value, given as flags; these override everything.
+      trust_config: whether files of run folders may import anything too; see `is_foreign`.
+      seed: given as a flag; None: as configured.
     """
     global _state
     gin.clear_config()
     configuration = _state = Configuration(sources=[knobs.shown(file) for file in files], trust_config=trust_config)
     configuration.trusted = trust_config or not any(is_foreign(file) for file in files)
-    with unrecorded():  # modules make values of their own, for defaults
-        importlib.import_module("packtrain.runtime.runner")  # registers Experiment, Run, Environment, Runner, …
+    with unrecorded():  # modules create objects for default values
+        importlib.import_module("packtrain.configurables")  # Experiment, Run, Environment, Runner, …
     known: dict[str, knobs.Knob] = {}
     for file in files:
         known.update(knobs.read_knobs(file))
         _parse_file(configuration, file)
     for binding in bindings:
         _parse_text(configuration, binding, f"--config {binding!r}", None)
-    if seed is not None:  # a Runner hands it to the experiment it describes
+    if seed is not None:  # a Runner passes it to its experiment
         owner = "Study" if configuration.root == "Study" else "Experiment"
         _parse_text(configuration, f"{owner}.seed = {seed}", f"--seed {seed}", None)
     configuration.comments = {knob.name: knob.comment for knob in known.values()}
     for knob in known.values():
-        if knob_values.get(knob.name, knob.default) is None:  # a value of None does not say its type
+        if knob_values.get(knob.name, knob.default) is None:  # None does not show the knob's type
             configuration.comments[knob.name] = f"{knob.comment}; type: {knob.type.__name__}"
     for name, value in knob_values.items():
         gin.bind_parameter(f"{name}/gin.macro.value", value)
@@ -370,13 +418,32 @@ def load(
     return configuration
 
 
-def is_foreign(path: Path) -> bool:
-    """Return whether a configuration belongs to a run folder, where somebody else may have put it.
+def import_again(modules: Iterable[str]) -> None:
+    """Import in another process the modules that a configuration imported; they may register environments."""
+    with unrecorded():
+        for module in modules:
+            importlib.import_module(module)
 
-    Every command decides by this function. A file belongs to a run folder if it is called config.gin, begins as
-    packtrain writes that file, lies beside checkpoints of packtrain, or lies anywhere below a folder with config.gin
-    or metrics.jsonl. Both the path as it was given and the file that its links lead to count.
+
+def bound_name(parameter: str) -> str:
+    """Return the configurable, such as `RayBatchStepper`, that a parameter of the loaded files refers to; or ""."""
+    try:
+        value = gin.query_parameter(parameter)
+    except ValueError:
+        return ""
+    return str(getattr(value, "selector", "")).rpartition(".")[2]
+
+
+def is_foreign(path: Path) -> bool:
+    """Return whether a configuration belongs to a run folder, whose content may be untrusted.
+
+    Every command uses this function. A file belongs to a run folder if it is called config.gin, begins like files that
+    packtrain writes, is next to checkpoints of packtrain, or is anywhere below a folder with config.gin
+    or metrics.jsonl. Both the path as given and the file that its links lead to count. A configuration that
+    this user trained with on this machine is not foreign: see `own_runs.py`.
     """
+    if path.name == CONFIG_FILE and own_runs.is_own(path):
+        return False
     for place in {Path(os.path.abspath(path)), path.resolve()}:
         if place.is_relative_to(knobs.CONFIGS):
             continue
@@ -389,7 +456,7 @@ def is_foreign(path: Path) -> bool:
 
 
 def _parse_file(configuration: Configuration, path: Path) -> None:
-    if configuration.trusted and not configuration.trust_config and is_foreign(path):  # a file that another includes
+    if configuration.trusted and not configuration.trust_config and is_foreign(path):  # a file included by another
         configuration.trusted = False
     with configuration.includes.inside(path):
         _parse_text(configuration, knobs.read_text(path), knobs.shown(path), path)
@@ -399,7 +466,7 @@ def _parse_text(configuration: Configuration, text: str, label: str, path: Path 
     """Apply the statements of one text in order; every error names the text and the line."""
     line = 1
     try:
-        # Names first, so that imports are refused before anything runs; then once more with references resolved.
+        # Names first, so that imports are rejected before anything runs; then again with references resolved.
         for statement in config_parser.ConfigParser(text, _Names()):
             line = statement.location.line_num
             if isinstance(statement, config_parser.ImportStatement):
@@ -407,7 +474,7 @@ def _parse_text(configuration: Configuration, text: str, label: str, path: Path 
                 _import(configuration, statement, f"{label}:{line}" if path else label, folder)
             elif isinstance(statement, config_parser.IncludeStatement):
                 if path is None:
-                    raise ConfigError(f"{label}: include belongs in a file")
+                    raise ConfigError(f"{label}: include is allowed in files only")
                 _parse_file(configuration, knobs.find_include(statement.filename, path, line))
             elif isinstance(statement, config_parser.BindingStatement):
                 _note_place(configuration, statement, f"{label}:{line}" if path else label)
@@ -428,16 +495,16 @@ def _parse_text(configuration: Configuration, text: str, label: str, path: Path 
 
 
 def _import(configuration: Configuration, statement: Any, place: str, folder: Path | None) -> None:
-    module, trusted = statement.module, configuration.trusted
+    module, trusted = _MOVED.get(statement.module, statement.module), configuration.trusted
     if not trusted and not (module.startswith("packtrain.") and not statement.is_from):
         raise ConfigError(
-            f"{place} imports {module!r}, and this configuration belongs to a run folder, where somebody else may have "
-            "put it; --trust-config allows it"
+            f"{place} imports {module!r}, but this configuration belongs to a run folder, whose content may be "
+            "untrusted; --trust-config allows it"
         )
     if module.startswith("__gin__"):
         raise ConfigError(f"{place}: gin's dynamic registration is not supported; import the module and name the class")
     if trusted and folder is not None and str(folder) not in sys.path:
-        sys.path.append(str(folder))  # the user's modules may lie beside the user's file
+        sys.path.append(str(folder))  # the user's modules may be in the folder of the user's file
     try:
         with unrecorded():
             importlib.import_module(module)
@@ -472,7 +539,7 @@ def _bind(statement: Any) -> None:
 
 
 def _unknown(message: str) -> str:
-    """Gin's message on an unknown name, with the nearest spelling."""
+    """Return gin's message on an unknown name, with the nearest spelling."""
     first = message.splitlines()[0]
     if "No configurable matching" in first:
         wrong = first.split("'")[1].strip("@()").rpartition(".")[2]
@@ -484,9 +551,9 @@ def _unknown(message: str) -> str:
 
 
 def build(configuration: Configuration) -> Any:
-    """Call the configured `Experiment`, `Runner` or `Study`, and refuse bindings of the user's that nothing used.
+    """Build the configured `Experiment`, `Runner` or `Study`, and reject bindings of the user that were not used.
 
-    A shipped knob may go unused: a `--config` binding then took the place of the line that reads it.
+    A shipped knob may be unused if a `--config` binding replaced the line that reads it.
     """
     global _state, _building
     _state, _building = configuration, True
@@ -500,11 +567,12 @@ def build(configuration: Configuration) -> Any:
     finally:
         _building = False
     _refuse_unused(configuration)
+    configuration.operative = _operative()
     return built
 
 
 def _refuse_unused(configuration: Configuration) -> None:
-    scopes: dict[tuple[str, str], set[str]] = {}  # in which a parameter was used
+    scopes: dict[tuple[str, str], set[str]] = {}  # scopes in which a parameter was used
     for name in _operative():
         scope, _, rest = name.rpartition("/")
         owner, _, parameter = rest.rpartition(".")
@@ -519,15 +587,15 @@ def _refuse_unused(configuration: Configuration) -> None:
         more = f" (and {len(unused) - 1} more)" if len(unused) > 1 else ""
         inside = [f"{scope}/{name}" for scope in sorted(scopes.get((owner, parameter), ())) if scope]
         instead = f"; there is {', '.join(inside)}" if inside else ""
-        raise ConfigError(f"{name} is set but used by nothing in this configuration{more}{instead}; set in {place}")
+        raise ConfigError(f"{name} is set but not used in this configuration{more}{instead}; set in {place}")
 
 
 def _is_used(configuration: Configuration, key: tuple[str, str], place: str, used: set[str]) -> bool:
-    """Whether what was set there had an effect in one of the scopes that a parameter was used in.
+    """Return whether a binding had an effect in one of the scopes in which its parameter was used.
 
-    That is, in one it was set for, or, set for none, in one that sets nothing of its own.
+    That is: in the scope it was set for, or, if set without a scope, in one that does not override it.
     """
-    own: dict[str, str] = {}  # scope → where it sets this
+    own: dict[str, str] = {}  # scope → place of its own binding
     for (name, of), (where, _) in configuration.scoped.items():
         scope, _, configurable = name.rpartition("/")
         if (configurable, of) == key:
@@ -540,18 +608,18 @@ def _is_used(configuration: Configuration, key: tuple[str, str], place: str, use
 
 @dataclass(frozen=True)
 class Travelling:
-    """A configuration on its way to another process: its text, and the digest the receiver must arrive at."""
+    """A configuration sent to another process: its text, and the digest that the receiver verifies."""
 
     text: str
     digest: str
 
     @classmethod
     def pack(cls, text: str) -> Travelling:
-        """Pack a configuration's text for a child process."""
+        """Return a configuration's text packed for a child process."""
         return cls(text, _digest(text))
 
     def check(self) -> None:
-        """Called in the child: ConfigError if what arrived does not say what was sent."""
+        """Raise a ConfigError in the child process if the received text is not the one that was sent."""
         if _digest(self.text) != self.digest:
             raise ConfigError(
                 f"a child process received another configuration than was sent (digest {self.digest[:12]})"
@@ -559,7 +627,7 @@ class Travelling:
 
 
 def _digest(text: str) -> str:
-    """A digest of what a text binds, whatever its layout and comments."""
+    """Return a digest of a text's bindings, independent of layout and comments."""
     bindings = [
         f"{s.scope}/{s.selector}.{s.arg_name}={s.value!r}"
         for s in config_parser.ConfigParser(text, _Names())

@@ -1,6 +1,6 @@
-"""`packtrain doctor`: what this machine has, what is missing, and what to type to get it.
+"""`packtrain doctor`: report what this machine has, what is missing, and the commands that install it.
 
-Nothing but the standard library is needed to run it, since it must work where the rest does not.
+It needs only the standard library, because it must work on incomplete installations.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import packtrain
-from packtrain.devices.compilers import find_compilers
+from packtrain.accelerate.compilers import find_compilers
 
-# The same as in pyproject.toml, which is not there in an installed package; a test compares them.
+# The same as in pyproject.toml, which an installed package does not have; a test compares them.
 OLDEST_PYTHON = (3, 11)
 CORE = (
     "torch>=2.10",
@@ -39,16 +39,17 @@ CORE = (
 EXTRAS: dict[str, tuple[str, ...]] = {
     "atari": ("ale-py>=0.12",),
     "mujoco": ("mujoco>=3.3", "imageio"),
-    "box2d": ("box2d>=2.3.10", "pygame-ce"),
+    "box2d": ('box2d>=2.3.10; python_version < "3.14"', "pygame-ce"),
     "numba": ("numba",),
     "envpool": ("envpool",),
     "ray": ("ray>=2.52",),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
-    "sweep": ("optuna>=5", "scipy"),
-    "plot": ("matplotlib",),
-    "video": ("imageio-ffmpeg", "pygame-ce"),
+    "trackio": ("trackio",),
+    "convert": ("pyyaml>=6",),
+    "plot": ("pillow",),
+    "video": ("pillow", "imageio-ffmpeg", "pygame-ce"),
 }
 
 GIB = 2**30
@@ -58,7 +59,7 @@ _ENOUGH_OPEN_FILES = 1024
 
 
 class Check(NamedTuple):
-    """One line of the report. A "missing" extra is nothing bad; a "missing" core library is."""
+    """One line of the report. A "missing" extra is harmless; a "missing" core library is not."""
 
     name: str
     status: str  # "ok", "warn" or "missing"
@@ -66,7 +67,7 @@ class Check(NamedTuple):
 
 
 def report() -> list[Check]:
-    """Everything there is to say about this machine. Imports torch, which takes seconds."""
+    """Return all checks of this machine. Imports torch, which takes seconds."""
     return [
         check_python(sys.version_info[:3]),
         Check("packtrain", "ok", f"{packtrain.__version__} in {Path(packtrain.__file__).parent}"),
@@ -83,10 +84,16 @@ def report() -> list[Check]:
     ]
 
 
-def run_doctor(as_json: bool = False) -> int:
-    """Print the report; 0, or 1 if Python or a core library is missing or of a version that does not do."""
-    checks = report()
-    bad = [check for check in checks if check.status == "missing" and _required(check.name)]
+def run_doctor(as_json: bool = False, address: str | None = None) -> int:
+    """Print the report; return 1 if Python or a core library is missing or has an unsuitable version, otherwise 0.
+
+    Args:
+      as_json: whether to print one JSON object.
+      address: HEAD:PORT of a cluster whose nodes are checked too; ClusterError if it cannot be joined.
+    """
+    cluster = check_cluster(address) if address else []
+    checks = report() + cluster
+    bad = [check for check in checks if check.status == "missing" and (_required(check.name) or check in cluster)]
     if as_json:
         print(json.dumps({"ok": not bad, "checks": [check._asdict() for check in checks]}, indent=2))
     else:
@@ -103,7 +110,7 @@ def run_doctor(as_json: bool = False) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m packtrain.doctor [--json]`, which works where the command line itself cannot start."""
+    """Run the doctor as `python -m packtrain.doctor [--json]`, which works if the command line itself cannot start."""
     parser = argparse.ArgumentParser(
         prog="packtrain doctor", description="Say what this machine has and what is missing."
     )
@@ -115,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_python(version: tuple[int, ...]) -> Check:
-    """The interpreter."""
+    """Check the Python version."""
     text = f"{'.'.join(map(str, version))} on {platform.system()} {platform.machine()}"
     if version[:2] < OLDEST_PYTHON:
         return Check(
@@ -125,7 +132,7 @@ def check_python(version: tuple[int, ...]) -> Check:
 
 
 def check_core(requirement: str) -> Check:
-    """A library that packtrain always needs."""
+    """Check a library that packtrain always needs."""
     name = _name(requirement)
     version = _version(name)
     if version is None:
@@ -136,21 +143,28 @@ def check_core(requirement: str) -> Check:
 
 
 def check_extra(extra: str) -> Check:
-    """The libraries of an optional extra."""
+    """Check the libraries of an optional extra, without those that do not exist for this Python version."""
     name = f"extra {extra}"
-    found = {_name(requirement): _version(_name(requirement)) for requirement in EXTRAS[extra]}
-    lacking = [requirement for requirement in EXTRAS[extra] if found[_name(requirement)] is None]
+    wanted = [requirement.partition(";")[0] for requirement in EXTRAS[extra] if is_for_python(requirement)]
+    found = {_name(requirement): _version(_name(requirement)) for requirement in wanted}
+    lacking = [requirement for requirement in wanted if found[_name(requirement)] is None]
     if lacking:
         return Check(name, "missing", f"pip install 'packtrain[{extra}]'")
-    old = [requirement for requirement in EXTRAS[extra] if not satisfies(found[_name(requirement)] or "", requirement)]
+    old = [requirement for requirement in wanted if not satisfies(found[_name(requirement)] or "", requirement)]
     text = ", ".join(f"{library} {version}" for library, version in found.items())
     if old:
         return Check(name, "warn", f"{text}; needs {', '.join(old)}: pip install --upgrade 'packtrain[{extra}]'")
     return Check(name, "ok", text)
 
 
+def is_for_python(requirement: str, python: tuple[int, ...] = sys.version_info[:2]) -> bool:
+    """Return whether a requirement's marker, `; python_version < "X.Y"` if it has one, applies to a Python version."""
+    marker = re.search(r'; python_version < "([\d.]+)"$', requirement)
+    return marker is None or python < _numbers(marker[1])
+
+
 def satisfies(version: str, requirement: str) -> bool:
-    """Whether a version meets a requirement like "gymnasium>=1.2,<2". Only the numbers of a version count."""
+    """Return whether a version meets a requirement like "gymnasium>=1.2,<2". Only the numbers of a version count."""
     have = _numbers(version)
     for sign, bound in re.findall(r"(>=|==|<)\s*([\w.+]+)", requirement):
         want = _numbers(bound)
@@ -162,7 +176,7 @@ def satisfies(version: str, requirement: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """(2, 13, 0) of 2.13.0+cpu or 2.13.0rc1."""
+    """Return (2, 13, 0) for 2.13.0+cpu or 2.13.0rc1."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
@@ -186,11 +200,11 @@ def _required(name: str) -> bool:
 
 
 def check_devices() -> Check:
-    """What torch can compute on. A torch that does not import counts as missing."""
+    """Check the devices of torch. A torch that cannot be imported counts as missing."""
     if _version("torch") is None:
         return Check("devices", "warn", "unknown without torch")
     try:
-        with warnings.catch_warnings(record=True) as caught:  # a driver that is too old says so in a warning
+        with warnings.catch_warnings(record=True) as caught:  # an outdated driver is reported as a warning
             warnings.simplefilter("always")
             torch = importlib.import_module("torch")
             texts = [f"cpu ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"]
@@ -198,7 +212,7 @@ def check_devices() -> Check:
             for index in range(torch.cuda.device_count() if available else 0):
                 device = torch.cuda.get_device_properties(index)
                 texts.append(f"cuda:{index} ({device.name}, {device.total_memory / GIB:.0f} GiB)")
-    except Exception as error:  # whatever a broken installation raises, the rest of the report is still wanted
+    except Exception as error:  # the rest of the report is needed whatever a broken installation raises
         reason = str(error).strip().split("\n")[0]
         return Check("devices", "missing", f"torch does not work here ({type(error).__name__}: {reason}); reinstall it")
     if not available and Path("/dev/nvidia0").exists():
@@ -212,7 +226,7 @@ def _built_for(torch) -> str:
 
 
 def check_cores() -> Check:
-    """The processors that this process may use, by affinity and by the container's quota."""
+    """Check the number of processors that this process may use, by affinity and by the container's quota."""
     total = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
     text = f"{usable} usable of {total}"
@@ -223,7 +237,7 @@ def check_cores() -> Check:
 
 
 def _cpu_quota(path: Path) -> float | None:
-    """Processors' worth of time that a control group allows; None for no limit."""
+    """Return a control group's limit in processors; None: no limit."""
     try:
         quota, period = path.read_text().split()
         return int(quota) / int(period)
@@ -232,7 +246,7 @@ def _cpu_quota(path: Path) -> float | None:
 
 
 def check_memory() -> Check:
-    """Main memory: the machine's, or the container's where that is less."""
+    """Check the size of main memory: the machine's, or the container's if that is less."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # no sysconf on this system
@@ -249,7 +263,7 @@ def check_memory() -> Check:
 
 
 def check_shared_memory(folder: str = "/dev/shm", usage: Callable = shutil.disk_usage) -> Check:
-    """Shared memory, through which processes hand over experience."""
+    """Check the size of shared memory, through which processes exchange experience."""
     name = folder
     if not os.path.isdir(folder):
         return Check(name, "ok", "not used on this system")
@@ -261,7 +275,7 @@ def check_shared_memory(folder: str = "/dev/shm", usage: Callable = shutil.disk_
 
 
 def check_open_files(limits: tuple[int, int] | None = None) -> Check:
-    """How many files and sockets one process may have open."""
+    """Check how many files and sockets one process may open."""
     if limits is None:
         try:
             import resource
@@ -277,7 +291,7 @@ def check_open_files(limits: tuple[int, int] | None = None) -> Check:
 
 
 def check_compilers() -> Check:
-    """The C and C++ compilers that torch.compile calls."""
+    """Check for the C and C++ compilers that torch.compile needs."""
     c, cxx = find_compilers()
     lacking = [language for language, program in (("C", c), ("C++", cxx)) if program is None]
     if lacking:
@@ -289,7 +303,7 @@ def check_compilers() -> Check:
 
 
 def check_ray_auth() -> Check:
-    """Whether a Ray cluster started here would ask for a token. The token itself is not read."""
+    """Check whether a Ray cluster started here would require a token. The token itself is not read."""
     name = "Ray auth"
     if _version("ray") is None:
         return Check(name, "ok", "Ray is not installed; only --runtime cluster needs it")
@@ -310,8 +324,28 @@ def check_ray_auth() -> Check:
     return Check(name, "ok", f"token, from {path}")
 
 
+def check_cluster(address: str) -> list[Check]:
+    """Check the nodes of a cluster: roles, processors, object stores and versions."""
+    from packtrain.runtime.cluster import engine
+
+    cluster = engine.Cluster.connect(address)
+    try:
+        found = engine.inspect(cluster)
+        full = engine.overflow(cluster.ray)
+    finally:
+        cluster.close()
+    nodes = [each.node for each in found]
+    text = f"{len(nodes)} node{'s' * (len(nodes) != 1)}, {sum(node.cpus for node in nodes):g} processors"
+    checks = [Check(f"cluster {address}", "warn" if full else "ok", full or f"{text}, a token is asked for")]
+    for node, trouble in found:
+        roles = ", ".join(sorted(node.roles)) or "no workers"
+        offers = f"{node.cpus:g} processors, {node.gpus:g} GPUs, object store {node.store_bytes / GIB:.2f} GiB"
+        checks.append(Check(f"node {node.address}", "missing" if trouble else "ok", trouble or f"{offers}; {roles}"))
+    return checks
+
+
 def check_disk(folder: str = ".", usage: Callable = shutil.disk_usage) -> Check:
-    """Space for run folders where the user stands."""
+    """Check the disk space for run folders in the current folder."""
     try:
         free = usage(folder).free
     except OSError as error:

@@ -1,8 +1,8 @@
-"""The errors packtrain raises on purpose. Each message is one sentence or two: what, where, what to try.
+"""Exceptions that packtrain raises intentionally. Each message is one or two sentences: what, where, what to try.
 
-The command line prints them as one line and leaves with `exit_code`: 2 for something the user can correct before a
-run starts, 3 for a fault that stopped a run under way. What does not stop a run is a warning, on the terminal and in
-the log.
+The command line prints the message as one line and exits with `exit_code`: 2 for an error that the user can correct
+before a run starts, 3 for a fault that stopped a run. Problems that do not stop a run are warnings, on the terminal and
+in the log.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ log = logging.getLogger("packtrain")
 
 
 def one_line(text: str) -> str:
-    """Return a text as one line: spaces between its words, and escapes in place of characters that cannot be shown.
+    """Return a text as one line: spaces between its words, and escapes in place of unprintable characters.
 
-    File names and values of foreign files may hold codes that move a terminal's cursor, or turn the text around.
+    File names and values from foreign files may contain codes that move a terminal's cursor or reverse the text.
     """
     words = " ".join(text.split())
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in words)
 
 
 class Error(Exception):
-    """Anything packtrain refuses or gives up on."""
+    """Base of all exceptions that packtrain raises intentionally."""
 
     exit_code = 1
 
 
 class ConfigError(Error):
-    """A configuration, knob or flag that cannot be meant."""
+    """An invalid configuration, knob or flag."""
 
     exit_code = 2
 
 
 class EnvSetupError(Error):
-    """An environment that cannot be made, or whose first reset breaks its own spaces."""
+    """An environment that cannot be made, or whose first reset violates its own spaces."""
 
     exit_code = 2
 
 
 class MissingExtraError(Error):
-    """An optional dependency that the request needs is not installed."""
+    """A required optional dependency is not installed."""
 
     exit_code = 2
 
@@ -53,60 +53,86 @@ class MissingExtraError(Error):
 
 
 class CheckpointError(Error):
-    """A checkpoint that is damaged, incomplete, of another configuration, or absent."""
+    """A checkpoint that is damaged, incomplete, missing, or of another configuration."""
 
     exit_code = 2
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint of which a file is missing or is not what its manifest describes."""
+    """A checkpoint with a file that is missing or differs from its manifest."""
 
 
 class RunFolderError(Error):
-    """A run folder that cannot be written, is locked by another run, or is not one."""
+    """A run folder that cannot be written, is locked by another run, or is not a run folder."""
 
     exit_code = 2
 
 
+class ClusterError(Error):
+    """A cluster that cannot be started, reached or used as asked for."""
+
+    exit_code = 2
+
+
+class ClusterLostError(Error):
+    """The head of the cluster does not answer, or its object store has overflowed."""
+
+    exit_code = 3
+
+
 class EnvError(Error):
-    """An environment that failed while the run was under way."""
+    """An environment that failed during a run."""
 
     exit_code = 3
 
 
 class SaveError(Error):
-    """A checkpoint that had to be written and could not be."""
+    """A required checkpoint could not be written."""
 
     exit_code = 3
 
 
 class DivergedError(Error):
-    """Learning that has left the finite numbers."""
+    """Learning diverged: values are no longer finite."""
 
     exit_code = 3
 
 
 class StalledError(Error):
-    """A part that made no progress within its deadline."""
+    """A component that made no progress within its deadline."""
 
     exit_code = 3
+
+
+class LearnerGroupError(Error):
+    """Data-parallel learners that fail again and again."""
+
+    exit_code = 3
+
+
+class WorkersLostError(StalledError):
+    """Too many processes that act have ended again and again, or did not start."""
 
 
 class FolderLostError(Error):
-    """The run folder was deleted or renamed while its run went on."""
+    """The run folder was deleted or renamed during its run."""
 
     exit_code = 3
+
+
+ENDS_AFTER_SAVING = (EnvError, ClusterLostError, WorkersLostError, LearnerGroupError)
+"""Errors of acting and learning after which a runtime saves what was learned, and raises them again."""
 
 
 def warn(text: str) -> None:
     """Print a warning as one line, and write it to the log."""
     log.warning("%s", text)
-    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone, or a full disk behind it
+    with contextlib.suppress(OSError, ValueError):  # the terminal is closed, or its disk is full
         print(f"packtrain: warning: {text}", file=sys.stderr, flush=True)
 
 
 class Seldom:
-    """Warnings of one kind that are given at most once in a while; those in between are left out."""
+    """Rate-limited warnings of one kind: at most one in an interval, the others are dropped."""
 
     def __init__(self, every_secs: float = 60.0):
         self._every = every_secs
@@ -114,7 +140,7 @@ class Seldom:
         self._lock = threading.Lock()
 
     def warn(self, text: str) -> None:
-        """Give a warning, unless one was given less than `every_secs` ago."""
+        """Print a warning, unless one was printed less than `every_secs` ago."""
         with self._lock:
             now = time.monotonic()
             if self._last is not None and now - self._last < self._every:

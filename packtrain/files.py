@@ -1,6 +1,6 @@
-"""Opening, reading and writing files safely: whole files or none, inside one folder, of a bounded size.
+"""Open, read and write files safely: complete or not at all, inside one folder, with bounded size.
 
-A run folder may come from somebody else. Its parts are opened without following symbolic links, so that nothing outside
+A run folder may be untrusted. Its parts are opened without following symbolic links, so that nothing outside
 the folder is read, changed or deleted through it, and only ordinary files are read, so that a pipe or a device cannot
 block the program or fill its memory.
 """
@@ -22,9 +22,9 @@ from typing import BinaryIO, cast
 from packtrain.errors import RunFolderError, Seldom
 
 MOST_CONFIG = 2**20
-"""Bytes of a configuration that are read at most."""
+"""Maximum size of a configuration in bytes."""
 MOST_TEXT = 16 * 2**20
-"""Bytes of a file of JSON that are read at most, unless somebody says how many it must have."""
+"""Maximum size of a JSON file in bytes, unless a caller sets another limit."""
 _FLAGS = {
     "rb": os.O_RDONLY,
     "r+b": os.O_RDWR,
@@ -33,13 +33,13 @@ _FLAGS = {
     "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
     "a+b": os.O_RDWR | os.O_CREAT | os.O_APPEND,
 }
-_SPARSE = 256 * 2**20  # bytes from which on a file that is almost all holes is refused
+_SPARSE = 256 * 2**20  # size in bytes above which a file that consists almost entirely of holes is rejected
 
 
 def write_whole(target: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one; missing folders on the way are made.
+    """Write a file so that readers see the old one or the new one; missing folders are created.
 
-    The permissions are those that the umask leaves. Links on the way are followed: the path is the user's own.
+    Permissions follow the umask. Links in the path are followed: the path is the user's own.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -53,17 +53,17 @@ def read_bounded(path: Path, most: int = MOST_TEXT) -> bytes:
     """Return the bytes of an ordinary file; the path is the user's own, so links are followed.
 
     Raises:
-      OSError: it cannot be opened, is no ordinary file, or holds more than `most` bytes; `strerror` says which.
+      OSError: it cannot be opened, is not an ordinary file, or has more than `most` bytes; `strerror` says which.
     """
     with open_bounded(path, most) as file:
         return _read(file, path, most)
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """Return the text of a configuration, every line ended by a newline character alone.
+    """Return the text of a configuration, with newline characters as line ends.
 
     Raises:
-      OSError: as `read_bounded` does, for more than MOST_CONFIG bytes.
+      OSError: as in `read_bounded`, for more than MOST_CONFIG bytes.
       UnicodeDecodeError: it is not text in this encoding.
     """
     return io.StringIO(read_bounded(path, MOST_CONFIG).decode(encoding), newline=None).read()
@@ -73,7 +73,7 @@ def open_bounded(path: Path, most: int) -> BinaryIO:
     """Open an ordinary file for reading; the path is the user's own, so links are followed.
 
     Raises:
-      OSError: as `read_bounded` does.
+      OSError: as in `read_bounded`.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -98,7 +98,7 @@ def open_inside(root: Path, name: str, mode: str = "rb") -> BinaryIO:
     """
     with _folder_of(root, name) as (folder, last):
         flags = _FLAGS[mode]
-        try:  # what is there is looked at before anything is truncated, and a pipe is not waited for
+        try:  # check the file type before anything is truncated, without waiting for a pipe
             handle = os.open(last, flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=folder)
         except OSError as error:
             _refuse_link(folder, last, root / name)
@@ -119,16 +119,16 @@ def open_inside(root: Path, name: str, mode: str = "rb") -> BinaryIO:
 
 
 def read_inside(root: Path, name: str, most: int = MOST_TEXT) -> bytes:
-    """Return the bytes of a file of a folder, opened as by `open_inside`; OSError if it holds more than `most`."""
+    """Return the bytes of a file in a folder, opened as by `open_inside`; OSError if it has more than `most`."""
     with open_inside(root, name) as file:
         return _read(file, root / name, most)
 
 
 def write_inside(root: Path, name: str, data: bytes) -> None:
-    """Write a file of a folder whole or not at all, without following links; its folders are made if missing.
+    """Write a file in a folder completely or not at all, without following links; missing folders are created.
 
     Raises:
-      RunFolderError: a part of the path is a link, or there is something else than an ordinary file.
+      RunFolderError: a part of the path is a link, or the target exists and is not an ordinary file.
       OSError: the file cannot be written.
     """
     with _folder_of(root, name, create=True) as (folder, last):
@@ -139,21 +139,21 @@ def write_inside(root: Path, name: str, data: bytes) -> None:
 
 
 def make_folder_inside(root: Path, name: str) -> Path:
-    """Make a folder in a folder, with those on the way; RunFolderError if a part of the path is a link."""
+    """Create a folder in a folder, with its parents; RunFolderError if a part of the path is a link."""
     with _folder_of(root, f"{name}/.", create=True):
         return root / name
 
 
 def list_inside(root: Path, name: str = ".") -> list[str]:
-    """Return the names in a folder of a folder, sorted; RunFolderError if a part of the path is a link."""
+    """Return the sorted names in a subfolder; RunFolderError if a part of the path is a link."""
     with _folder_of(root, f"{name}/.") as (folder, _):
         return sorted(os.listdir(folder))
 
 
 def remove_inside(root: Path, name: str) -> None:
-    """Delete a file or a folder with its content; nothing if it is absent.
+    """Delete a file or a folder with its content; do nothing if it does not exist.
 
-    Links are never followed: one inside a folder that is deleted is deleted itself, one on the way is refused.
+    Links are never followed: a link inside a deleted folder is itself deleted, a link in the path is rejected.
 
     Raises:
       RunFolderError: a part of the path is a link.
@@ -171,9 +171,9 @@ def remove_inside(root: Path, name: str) -> None:
 
 
 def refuse_links(root: Path, *names: str) -> None:
-    """RunFolderError if one of these parts of a folder is a link or lies behind one; absent ones are fine.
+    """Raise a RunFolderError if one of these parts of a folder is a link or behind one; missing ones are accepted.
 
-    Without names, everything in the folder and in the folders in it counts.
+    Without names, everything in the folder and its subfolders is checked.
     """
     for name in names or _names(root):
         with contextlib.suppress(FileNotFoundError), _folder_of(root, name) as (folder, last):
@@ -181,7 +181,7 @@ def refuse_links(root: Path, *names: str) -> None:
 
 
 def _names(root: Path) -> Iterator[str]:
-    """Relative paths of the links in a folder and in the folders in it."""
+    """Return relative paths of the links in a folder and its subfolders."""
     with contextlib.suppress(OSError), os.scandir(root) as found:
         for part in found:
             if part.is_symlink():
@@ -193,10 +193,10 @@ def _names(root: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _folder_of(root: Path, name: str, create: bool = False) -> Iterator[tuple[int, str]]:
-    """Open the folder that holds a part of `root`, step by step without following links; also the part's own name."""
+    """Open the parent folder of a part of `root` without following links; return it with the part's own name."""
     parts = PurePosixPath(name).parts + ((".",) if name.endswith("/.") else ())
     if not parts or ".." in parts or parts[0] == "/" or "\0" in name:
-        raise RunFolderError(f"{name!r} does not name a part of {root}")
+        raise RunFolderError(f"{name!r} is not a path inside {root}")
     handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for depth, part in enumerate(parts[:-1]):
@@ -216,7 +216,7 @@ def _folder_of(root: Path, name: str, create: bool = False) -> Iterator[tuple[in
 
 
 def _refuse_link(folder: int, name: str, shown: Path) -> None:
-    """RunFolderError if a name in an open folder is a symbolic link."""
+    """Raise a RunFolderError if a name in an open folder is a symbolic link."""
     with contextlib.suppress(OSError):
         if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             raise RunFolderError(
@@ -233,7 +233,7 @@ def _is_ordinary(folder: int, name: str, absent: bool = False) -> bool:
 
 
 def _read(file: BinaryIO, path: Path, most: int) -> bytes:
-    """Read an open file whose size is bounded; OSError says why it is not read."""
+    """Read an open file of bounded size; an OSError gives the reason if it is not read."""
     _refuse_size(os.fstat(file.fileno()), path, most)
     data = file.read(most + 1)
     if len(data) > most:
@@ -242,22 +242,22 @@ def _read(file: BinaryIO, path: Path, most: int) -> bytes:
 
 
 def _refuse_size(found: os.stat_result, path: Path, most: int) -> None:
-    """OSError for what is no ordinary file of at most so many bytes."""
+    """Raise an OSError unless it is an ordinary file of at most so many bytes."""
     if not stat.S_ISREG(found.st_mode):
         raise OSError(0, "it is not an ordinary file", str(path))
     if found.st_size > most:
-        raise OSError(0, f"it holds {found.st_size:,} bytes, and at most {most:,} are read", str(path))
+        raise OSError(0, f"it has {found.st_size:,} bytes, and at most {most:,} are read", str(path))
     _refuse_holes(found, path)
 
 
 def _refuse_holes(found: os.stat_result, path: Path) -> None:
-    """OSError for a file that takes next to no place on the disk and would fill the memory."""
+    """Raise an OSError for a sparse file that takes almost no disk space and would fill the memory."""
     if found.st_size > _SPARSE and found.st_blocks * 512 < found.st_size // 64:
-        raise OSError(0, f"it claims {found.st_size:,} bytes and is almost all holes", str(path))
+        raise OSError(0, f"it has a size of {found.st_size:,} bytes and consists almost entirely of holes", str(path))
 
 
 def _write_in(folder: int, name: str, data: bytes) -> None:
-    """Write a file in an open folder: beside its place, synced, then renamed."""
+    """Write a file in an open folder: to a temporary file, which is synced and then renamed."""
     temporary = f".writing-{secrets.token_hex(6)}"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder)
     try:
@@ -272,14 +272,14 @@ def _write_in(folder: int, name: str, data: bytes) -> None:
         raise
 
 
-# What systems answer that cannot sync a file or a folder, such as some network mounts. A full or broken disk is not
-# among them.
+# Errors of file systems that cannot sync a file or a folder, such as some network mounts. A full or broken disk has
+# others.
 _CANNOT_SYNC = {errno.EINVAL, errno.EROFS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM}
 _unsynced = Seldom(math.inf)
 
 
 def sync(handle: int, path: Path) -> None:
-    """Bring an open file or folder to the disk; a warning, once, where the file system refuses to sync."""
+    """Sync an open file or folder to disk; warn once if the file system does not support it."""
     try:
         os.fsync(handle)
     except OSError as error:
@@ -287,7 +287,7 @@ def sync(handle: int, path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk; a warning, once, where the file system refuses to sync."""
+    """Sync the names in a folder to disk; warn once if the file system does not support it."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -303,6 +303,6 @@ def _warn_if_refused(error: OSError, path: Path) -> None:
     if error.errno not in _CANNOT_SYNC:
         raise error
     _unsynced.warn(
-        f"{path} cannot be synced ({error.strerror}): files are written all the same, and a loss of power may lose "
-        "the latest of them"
+        f"{path} cannot be synced ({error.strerror}): files are written anyway, but a power failure may lose the "
+        "latest of them"
     )

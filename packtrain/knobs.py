@@ -1,7 +1,7 @@
-"""Finding configurations and reading their knobs, without gin and without torch.
+"""Find configurations and read their knobs, without gin and without torch.
 
-A knob is a leading line `name = literal  # what it is` of a `.gin` file, or of a file it includes. `--name VALUE` sets
-it. Its type is that of the default; a default of `None` says its type in the comment: `# type: int`.
+A knob is a leading line `name = literal  # help text` of a `.gin` file, or of a file it includes. `--name VALUE` sets
+it. Its type is that of the default; for a default of `None` the comment declares it: `# type: int`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from packtrain import files
+from packtrain import config_parts, files
+from packtrain.config_parts import CONFIGS as CONFIGS
+from packtrain.config_parts import INCLUDE as _INCLUDE
 from packtrain.errors import ConfigError
 
-SHIPPED = "configs/"  # how messages begin the place of a shipped line
-CONFIGS = Path(__file__).parent / "configs"
-MOST_INCLUDES = 200  # files that one configuration reads
+SHIPPED = "configs/"  # prefix of shipped files in messages
+MOST_INCLUDES = 200  # maximum number of files that one configuration reads
 PROGRAM_FLAGS = (
-    "address config config_file device fresh help json mode num_episodes num_seeds output_dir restarts runtime savedir "
-    "seed start_from tensorboard trust_config video xpid"
+    "acting address config config_file device env_kwargs fresh help inference json learners min_nodes mode "
+    "num_episodes num_seeds output_dir restarts runtime savedir seed start_from tensorboard "
+    "track trust_config video workers xpid"
 ).split()
 
+_MOVED = {
+    "steve/numbers/hopper.gin": "steve/tasks/sac/hopper.gin",
+    "steve/numbers/humanoid.gin": "steve/tasks/sac/humanoid.gin",
+    "steve/numbers/paper.gin": "steve/paper.gin",
+    "steve/numbers/paper_model.gin": "steve/paper/model_base.gin",
+    "steve/numbers/pendulum.gin": "steve/tasks/pendulum.gin",
+    "steve/numbers/pendulum_model.gin": "steve/tasks/model_base/pendulum.gin",
+}
+"""Old paths of shipped configuration parts, which files may still include."""
+
 _KNOB = re.compile(r"^([A-Za-z_]\w*)\s*=\s*(.+?)\s*$")
-_INCLUDE = re.compile(r"""^include\s+(['"])(.+)\1\s*(#.*)?$""")
 _IMPORT = re.compile(r"^(import|from)\s")
 _SOURCE = re.compile(r" \[[^\]]*\]$")
 _TYPE = re.compile(r"#?\s*type:\s*(\w+)\s*$")
@@ -39,7 +50,7 @@ _TYPES = {"int": int, "float": float, "str": str, "bool": bool, "tuple": tuple}
 
 @dataclass(frozen=True)
 class Knob:
-    """One value of a configuration that has a flag of its own."""
+    """One value of a configuration that has its own flag."""
 
     name: str
     default: Any
@@ -47,9 +58,29 @@ class Knob:
     comment: str
     where: str  # file:line of the line that sets it
 
+    def accept(self, value: Any) -> Any:
+        """Check a value that a program gives; ConfigError if it is not of the knob's type. A text is parsed."""
+        if value is None and (self.default is None or "None:" in self.comment):
+            return None
+        if isinstance(value, str):
+            return self.parse(value)
+        if self.type is tuple and isinstance(value, list):
+            return tuple(value)
+        fits = isinstance(value, self.type) and (self.type is bool or not isinstance(value, bool))
+        if self.type is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if self.type is int and isinstance(value, float) and value.is_integer():
+            return int(value)
+        if not fits:
+            raise ConfigError(
+                f"{self.name} = {value!r} is not a {self.type.__name__} (default {self.default!r}, {self.where})"
+            )
+        return value
+
     def parse(self, text: str) -> Any:
-        """The value a user typed after the flag; ConfigError if it is not of the knob's type."""
-        if text == "None" and (self.default is None or "None:" in self.comment):  # which says what it means
+        """Return the value of a flag's text; ConfigError if it is not of the knob's type."""
+        # The comment explains this special value.
+        if text == "None" and (self.default is None or "None:" in self.comment):
             return None
         if self.type is bool:
             if text.lower() in ("true", "1", "yes", "false", "0", "no"):
@@ -80,27 +111,41 @@ class Knob:
 
 
 def shipped() -> list[str]:
-    """The names of the shipped configurations, such as "impala/catch"."""
-    return sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.glob("*/*.gin"))
+    """Return the names of the shipped configurations, such as "impala/catch", including composed ones."""
+    files = set(CONFIGS.glob("*/*.gin")) - config_parts.parts_of_names()
+    return sorted([*(str(path.relative_to(CONFIGS).with_suffix("")) for path in files), *config_parts.composed()])
+
+
+def own_knobs(name: str) -> list[Knob]:
+    """Return the knobs that a shipped configuration sets itself: in its file, or in its parts after the method."""
+    found = config_parts.composed().get(name)
+    files = [f"{name}.gin", *(found.parts[1:] if found else ())]
+    known = read_knobs(CONFIGS / f"{name}.gin").values()
+    return [knob for knob in known if knob.where.rpartition(":")[0] in {SHIPPED + file for file in files}]
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """A remark with the closest known spelling, to be put behind a wrong one; empty if nothing is close."""
+    """Return a suggestion with the closest known spelling, to append to a message; empty if nothing is close."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def find_config(name: str) -> tuple[Path, str | None]:
-    """The file meant by a CONFIG argument, and a line to print if it had to be guessed.
+    """Return the file of a CONFIG argument, and a line to print if it was guessed or is composed of parts.
 
-    A shipped name, a path, or a path that does not exist but whose file name is that of exactly one shipped config.
+    The argument is a shipped name, a path, or a path that does not exist but whose file name is that of exactly one
+    shipped config. The file of a composed configuration does not exist; `read_text` and `find_include` handle it.
     """
     if name in shipped():
-        return CONFIGS / f"{name}.gin", None
+        path = CONFIGS / f"{name}.gin"
+        found = config_parts.find(path)
+        return path, None if found is None else f"{name} is {found.description()}"
     path = Path(name).expanduser()
     if os.path.isfile(path):
         return path, None
     namesakes = [known for known in shipped() if Path(known).name == path.stem]
+    in_files = [known for known in namesakes if known not in config_parts.composed()]  # as in old command lines
+    namesakes = in_files if len(in_files) == 1 else namesakes
     if path.suffix == ".gin" and len(namesakes) == 1:
         return CONFIGS / f"{namesakes[0]}.gin", f"{name} does not exist; taking the shipped config {namesakes[0]!r}"
     if path.suffix == ".gin":
@@ -110,15 +155,15 @@ def find_config(name: str) -> tuple[Path, str | None]:
 
 
 def find_include(name: str, including: Path, line: int) -> Path:
-    """The file an `include` line means: beside the including file, or a shipped one."""
-    for candidate in (including.parent / name, CONFIGS / name):
-        if os.path.isfile(candidate):  # false, too, for a name that no file can have
+    """Return the file of an `include` line: in the folder of the including file, or a shipped one."""
+    for candidate in (including.parent / name, CONFIGS / _MOVED.get(name, name)):
+        if os.path.isfile(candidate) or config_parts.find(candidate):  # isfile: also False for invalid file names
             return candidate
     raise ConfigError(f"{shown(including)}:{line} includes {name!r}, which does not exist")
 
 
 def shown(path: Path) -> str:
-    """A path as messages show it: shipped files from their package folder, others as they were given."""
+    """Return a path as messages show it: shipped files relative to the package, others as given."""
     try:
         return SHIPPED + str(path.resolve().relative_to(CONFIGS))
     except ValueError:
@@ -126,16 +171,18 @@ def shown(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The text of a config file; ConfigError if it cannot be read as UTF-8 text."""
+    """Return the text of a config file; ConfigError if it cannot be read as UTF-8 text."""
+    if found := config_parts.find(path):
+        return found.text()
     try:
         return files.read_text(path)
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or an invalid file name
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError(f"config file {shown(path)} cannot be read: {reason}") from error
 
 
 class Includes:
-    """The files being read, each included by the one before, and how many there have been: neither may have no end."""
+    """Tracks the files being read, to detect circular includes and to limit their number."""
 
     def __init__(self) -> None:
         self._above: list[Path] = []
@@ -143,7 +190,7 @@ class Includes:
 
     @contextlib.contextmanager
     def inside(self, path: Path) -> Iterator[None]:
-        """Around reading a file; ConfigError if it includes itself, or if there are too many."""
+        """Context of reading a file; ConfigError if it includes itself, or if there are too many files."""
         real = path.resolve()
         if real in self._above:
             raise ConfigError(f"{shown(path)} includes itself")
@@ -158,10 +205,10 @@ class Includes:
 
 
 def read_knobs(path: Path, _includes: Includes | None = None, _known: dict[str, Knob] | None = None) -> dict[str, Knob]:
-    """The knobs of a config file and of what it includes, later lines winning, in the order they first appear.
+    """Return the knobs of a config file and of its includes, in the order of first appearance; later lines win.
 
-    A knob that is set again keeps its type and its comment, unless the new line has another. A comment in brackets says
-    where the new value comes from, and is put behind the comment of before.
+    A knob that is set again keeps its type and its comment, unless the new line has a comment. A comment in brackets is
+    the source of the new value, and is appended to the earlier comment.
     """
     if not _known and path.is_relative_to(CONFIGS):
         return dict(_shipped_knobs(path))
@@ -172,7 +219,7 @@ def read_knobs(path: Path, _includes: Includes | None = None, _known: dict[str, 
 
 @functools.cache
 def _shipped_knobs(path: Path) -> dict[str, Knob]:
-    """Shipped files do not change, and many include the same."""
+    """Return the knobs of a shipped file, cached: shipped files do not change, and many include the same."""
     return _read_knobs(path, Includes(), {})
 
 
@@ -195,7 +242,7 @@ def _read_knobs(path: Path, includes: Includes, _known: dict[str, Knob]) -> dict
 
 
 def _read_line(line: str, known: dict[str, Knob], where: str) -> Knob | None:
-    """One `name = literal  # comment` line as a knob, or None if the line is something else."""
+    """Return the knob of a line `name = literal  # comment`, or None if the line is something else."""
     match = _KNOB.match(line)
     if not match:
         return None
@@ -209,11 +256,11 @@ def _read_line(line: str, known: dict[str, Knob], where: str) -> Knob | None:
     if declared := _TYPE.search(comment):
         kind = _TYPES.get(declared.group(1), str)
         comment = comment[: declared.start()].rstrip(" #;")
-    if name in known:  # set again: keep what is said of it, and its type
+    if name in known:  # set again: keep its comment and its type
         before = known[name]
         if default is None or isinstance(default, before.type) or (before.type is float and isinstance(default, int)):
             kind = before.type
-        if comment.startswith("["):  # only says where the value comes from
+        if comment.startswith("["):  # only the source of the value
             comment = f"{_SOURCE.sub('', before.comment)} {comment}"
         return replace(before, default=default, type=kind, comment=comment or before.comment, where=where)
     if default is None and kind is type(None):
@@ -222,7 +269,7 @@ def _read_line(line: str, known: dict[str, Knob], where: str) -> Knob | None:
 
 
 def written(values: dict[str, Any], bindings: dict[str, str], comments: dict[str, str]) -> list[str]:
-    """The lines of a configuration that sets knobs and then bindings, each below what there is to say of it."""
+    """Return the lines of a configuration that sets knobs and then bindings, each below its comment."""
     lines: list[str] = []
     for part in ({name: repr(value) for name, value in values.items()}, bindings):
         lines += [""] * bool(part)
@@ -234,7 +281,7 @@ def written(values: dict[str, Any], bindings: dict[str, str], comments: dict[str
 
 
 def _split_comment(text: str) -> tuple[str, str]:
-    """`literal  # comment` apart, minding quotes."""
+    """Split `literal  # comment`, respecting quotes."""
     quote = ""
     for index, char in enumerate(text):
         if quote:
@@ -247,7 +294,7 @@ def _split_comment(text: str) -> tuple[str, str]:
 
 
 def headline(path: Path) -> str:
-    """The first comment line of a config file: what it reproduces."""
+    """Return the first comment line of a config file, its title."""
     for line in read_text(path).splitlines():
         if line.startswith("#"):
             return line.lstrip("# ").strip()

@@ -1,4 +1,4 @@
-"""`python -m packtrain.runner --config_file=F --config=BINDING --output_dir=D` is `packtrain train`."""
+"""Alias of `packtrain train`: `python -m packtrain.runner --config_file=F --config=BINDING --output_dir=D`."""
 
 import sys
 

@@ -4,6 +4,12 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
+def own_state(tmp_path_factory, monkeypatch):
+    """Notes of runs that tests make do not reach the user's home."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+
+
+@pytest.fixture(autouse=True)
 def clean_configuration():
     yield
     import sys

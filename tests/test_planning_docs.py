@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from packtrain import config, knobs
+from packtrain import alpacka_runner, config, knobs
 from packtrain.acting.inference import Inference
 from packtrain.cli import main
 from packtrain.envs.bit_flipper import BitFlipper
@@ -22,14 +22,13 @@ from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.continuous_shooting import CEMAgent, ContinuousShootingAgent, MPPIAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
 from packtrain.planning.frontier import FrontierAgent
-from packtrain.planning.leaf_raters import QualityNetworkNewLeafRater, ValueNetworkNewLeafRater
+from packtrain.planning.leaf_evaluators import QualityNetworkNewLeafRater, ValueNetworkNewLeafRater
 from packtrain.planning.model import CoreModel
 from packtrain.planning.planner import Roots
 from packtrain.planning.policy import EpsilonGreedyAgent, SoftmaxAgent
 from packtrain.planning.random_agent import RandomAgent
 from packtrain.planning.shooting import ShootingAgent
 from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
-from packtrain.runtime import runner
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "planning.md").read_text()
@@ -143,7 +142,7 @@ def test_write_your_own_network(folder):
 
 def defaults(owner: str) -> dict[str, str]:
     """Every parameter of a configurable with its default, as configurations write it."""
-    target = getattr(runner, owner, None) or gin_class(owner)
+    target = getattr(alpacka_runner, owner, None) or gin_class(owner)
     if dataclasses.is_dataclass(target):
         made = {
             field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -253,7 +252,7 @@ def test_environments_and_their_options():
     """Mutation: an environment or an option added or renamed."""
     rows = [one for one in tables(section("Environments")) if one[0][0] == "name"][0][1:]
     said = {codes(row[0])[0].removeprefix("@"): set(codes(row[-1])) for row in rows}
-    assert said == {name: set(inspect.signature(made).parameters) for name, made in runner.ENVIRONMENTS.items()}
+    assert said == {name: set(inspect.signature(made).parameters) for name, made in alpacka_runner.ENVIRONMENTS.items()}
 
 
 def test_maps_and_their_sizes():
@@ -266,7 +265,7 @@ def test_maps_and_their_sizes():
 
 
 def test_the_map_on_the_page_can_be_played():
-    from packtrain.envs.toy_mr import parse_map
+    from packtrain.envs.toy_mr_map import parse_map
 
     (drawn,) = re.findall(r"^```\n(; The key.*?)```", section("Environments"), re.M | re.S)
     assert len(parse_map(drawn).places) == 3

@@ -8,7 +8,8 @@ import pytest
 
 from packtrain import knobs
 from packtrain.cli import main
-from packtrain.runtime.steve_configs import KEYS, TASKS
+from packtrain.convert.steve_json import KEYS
+from packtrain.convert.steve_to_gin import TASKS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "coming-from.md").read_text()
 PART = PAGE[PAGE.index("## Coming from STEVE") :]

@@ -1,1 +1,1 @@
-"""Who chooses the action: policies over networks, and the loop that walks them through environments."""
+"""Policies, which choose actions with networks, and the actor loop that steps environments with them."""

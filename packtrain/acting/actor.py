@@ -1,8 +1,8 @@
-"""Steps 2 and 6 of the walk: row → policy → action, with rows handed to a sink and the newest weights picked up.
+"""The actor loop, steps 2 and 6 of the walk: row → policy → action; rows go to a writer, new weights are loaded.
 
-Environments come in groups. A turn serves one group: wait for its row, choose actions, store, send. While it steps,
-the next turn serves the next group, so environments that run by themselves (native threads, processes) and the policy
-work at the same time.
+Environments come in groups. An actor step serves one group: wait for its row, choose actions, store the row, send the
+actions. While that group steps, the next actor step serves the next group, so environments that run in native threads
+or processes overlap with the policy.
 """
 
 from __future__ import annotations
@@ -12,46 +12,59 @@ from typing import Any
 
 import numpy as np
 
-from packtrain.acting.seat import Decision
 from packtrain.envs.stream import Finished, Stream
-from packtrain.interfaces import Writer
+from packtrain.interfaces import ActorState, Decision, Writer
 from packtrain.types import Row
 
 
 class Actor:
-    """Walks groups of environments with one policy."""
+    """The actor: steps groups of environments with one policy."""
 
     def __init__(
         self,
         streams: list[Stream],
         policy: Any,
-        sinks: Sequence[Writer],
+        writers: Sequence[Writer],
         refresh: Callable[[], int],
     ):
-        """Nothing starts before the first turn.
+        """Store the arguments; nothing is stepped before the first actor step.
 
         Args:
-          streams: one a group.
-          policy: acts for all of them.
-          sinks: one a group.
-          refresh: brings the newest weights into the policy and returns their version; called before each decision,
-            so weights never change inside one.
+          streams: one per group.
+          policy: chooses actions for all groups.
+          writers: one per group.
+          refresh: loads the newest weights into the policy and returns their version. It is called before each
+            decision, so
+            weights do not change within a decision.
         """
-        self._streams, self._policy, self._sinks, self._refresh = streams, policy, sinks, refresh
-        self.seats = [policy.seat(stream) for stream in streams]
-        self._rows: list[Row | None] = [None] * len(streams)  # None: sent, the answer is still to come
-        self._early = [0] * len(streams)  # steps of a group whose row was waited for before its turn
+        self._streams, self._policy, self._writers, self._refresh = streams, policy, writers, refresh
+        self.actor_states: list[ActorState] = [policy.actor_state(stream) for stream in streams]
+        self._rows: list[Row | None] = [None] * len(streams)  # None: actions were sent, and the row has not arrived
+        self._early = [0] * len(streams)  # steps of a group whose row was received before its actor step
         self._started = False
         self._next = 0
 
     def turn(self) -> None:
-        """Serve one group."""
+        """Make one actor step, for the next group."""
         row = self.receive()
         version = self.refresh()
-        self.respond(self.seats[self._next].act(row), version)
+        self.respond(self.actor_states[self._next].act(row), version)
+
+    def serve(self, groups: Sequence[int]) -> None:
+        """Make an actor step for each of these groups, whose rows are here, in one batch where that is possible."""
+        self._started = True
+        rows = []
+        for group in groups:
+            stream = self._streams[group]
+            rows.append(stream.recv() if stream.started else stream.start())
+        version = self.refresh()
+        first, *others = (self.actor_states[group] for group in groups)
+        for group, decision in zip(groups, first.act_together(others, rows), strict=True):
+            self._next = group
+            self.respond(decision, version)
 
     def receive(self) -> Row:
-        """The row of the group that is served next: the first half of a turn."""
+        """Return the next row of the group that is due: the first half of an actor step."""
         if not self._started:
             self._rows = [stream.start() for stream in self._streams]
             self._started = True
@@ -61,52 +74,56 @@ class Actor:
         return row
 
     def refresh(self) -> int:
-        """Bring the newest weights into the policy; their version."""
+        """Load the newest weights into the policy, and return their version."""
         return self._refresh()
 
     def respond(self, decision: Decision, version: int) -> None:
-        """Store that group's row and send its actions: the second half of a turn."""
+        """Store the group's row and send its actions: the second half of an actor step."""
         group = self._next
         stream = self._streams[group]
         extras = {**decision.extras, "weights_version": np.full(stream.size, version)}
         if stream.columns.rows_last:  # environments need not wait until their last row is stored
             stream.send(decision.action)
-            self._sinks[group].add(decision.row, decision.carry, extras)
+            self._writers[group].add(decision.row, decision.carry, extras)
         else:
-            self._sinks[group].add(decision.row, decision.carry, extras)
+            self._writers[group].add(decision.row, decision.carry, extras)
             stream.send(decision.action)
         self._rows[group] = None
         self._next = (group + 1) % len(self._streams)
 
     @property
     def next_group(self) -> int:
-        """Whom the next turn serves."""
+        """Return the index of the group that the next actor step serves."""
         return self._next
 
     @property
     def steps(self) -> int:
-        """Decisions that were answered by the latest turn of each group.
+        """Return the number of decisions that were completed in the latest actor step of each group.
 
-        What a checkpoint has waited for early does not count yet, or metrics would depend on when one is written.
+        A row that was received early for a checkpoint is not counted yet; otherwise metrics would depend on when
+        checkpoints are written.
         """
         return self.settled_steps - sum(self._early)
 
     @property
     def settled_steps(self) -> int:
-        """Decisions that reached an environment and were answered."""
+        """Return the number of decisions whose resulting row has arrived."""
         return sum(stream.steps for stream in self._streams)
 
     def drain_finished(self) -> list[Finished]:
-        """Episodes that finished since the last call, group by group."""
+        """Return the episodes that finished since the last call, in order of groups."""
         return [finished for stream in self._streams for finished in stream.drain_finished()]
 
     @property
     def savable(self) -> bool:
-        """Whether something has been played, in environments that can be saved."""
+        """Return whether anything has been played, and all environments can be saved."""
         return self._started and all(stream.columns.savable for stream in self._streams)
 
     def settle(self) -> None:
-        """Wait for every group's answer, so that nothing is under way. What follows is the same as without."""
+        """Wait for the rows of all groups, so that no actions are pending.
+
+        Later results are the same as without this call.
+        """
         if self._started:
             for group, stream in enumerate(self._streams):
                 if self._rows[group] is None:
@@ -115,13 +132,13 @@ class Actor:
                     self._early[group] = stream.steps - before
 
     def look(self) -> None:
-        """Go on from where the streams stand: somebody else has stepped them since, and nothing is under way."""
+        """Continue from the streams' current rows, after other code has stepped them; no actions may be pending."""
         self._rows = [stream.start() for stream in self._streams]
         self._early = [int(stream.acted.sum()) for stream in self._streams]
         self._started = True
 
     def snapshot(self) -> dict[str, Any] | None:
-        """Where every group stands, settled; None if some environment cannot be saved."""
+        """Return the state of every group, with no actions pending; None if an environment cannot be saved."""
         if not self.savable:
             return None
         self.settle()
@@ -130,20 +147,20 @@ class Actor:
             return None
         return {
             "streams": streams,
-            "seats": [seat.snapshot() for seat in self.seats],
+            "seats": [actor_state.snapshot() for actor_state in self.actor_states],
             "generator": self._policy.generator.get_state(),
             "next": self._next,
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on from a snapshot."""
+        """Continue from a snapshot."""
         for stream, state in zip(self._streams, snapshot["streams"], strict=True):
             stream.restore(state)
-        for seat, state in zip(self.seats, snapshot["seats"], strict=True):
-            seat.restore(state)
+        for actor_state, state in zip(self.actor_states, snapshot["seats"], strict=True):
+            actor_state.restore(state)
         if len(snapshot["generator"]) == len(
             self._policy.generator.get_state()
-        ):  # else it was another kind of device's
+        ):  # otherwise the snapshot comes from another device kind
             self._policy.generator.set_state(snapshot["generator"])
         self._next = int(snapshot["next"])
         self.look()

@@ -1,11 +1,11 @@
-"""TD errors that actors compute from their own Q values: the first priorities of new sequences.
+"""TD errors that actors compute from their own Q values: the initial priorities of new sequences.
 
 Ape-X (Horgan et al. 2018, arXiv:1803.00933) and R2D2 (Kapturowski et al. 2019) compute initial priorities in the
-actors, which have all the values already. The error of step t is known in row t + n:
+actors, which have already computed all values. The error of step t can be computed at row t + n:
 
     δ_t = h(Σ_{k<n} γᵏ r_{t+k} + γⁿ h⁻¹(max_a Q(x_{t+n}, a))) − Q(x_t, a_t)
 
-with nothing summed or bootstrapped behind a termination.
+Nothing after a termination is summed or bootstrapped.
 """
 
 from __future__ import annotations
@@ -24,44 +24,45 @@ PREFIX = "td_"
 
 
 class ErrorNumbers(NamedTuple):
-    """Numbers of the errors, the same as those of the learner."""
+    """Parameters of the errors; they must equal those of the learner."""
 
-    discount: float | None  # of a step; None: the arms have their own
-    n_step: int  # steps of a return
+    discount: float | None  # discount per step; None: each arm has its own
+    n_step: int  # n of the n-step return
     reward_clipping: str = "none"
 
 
 class ActorErrors:
-    """The errors of one group of environments, and the last n rows that they need, in tensors that stay in place."""
+    """The TD errors of one group of environments, computed from its last n rows, which are kept in fixed tensors."""
 
     def __init__(self, numbers: ErrorNumbers, size: int, device: torch.device, rescaling: float | None, separate: bool):
-        """No rows yet.
+        """Allocate the tensors, without rows.
 
         Args:
-          numbers: of the errors.
+          numbers: parameters of the errors.
           size: B, environments of the group.
           device: of all tensors.
-          rescaling: ε of h; None: values are in the units of rewards.
+          rescaling: ε of h; None: values are in units of rewards.
           separate: whether intrinsic rewards have values of their own.
         """
         self._numbers, self._rescaling, self._separate = numbers, rescaling, separate
         channels = 2 if separate else 1
         n = numbers.n_step
         self._exponents = torch.arange(n + 1, device=device).unsqueeze(1)
-        # The newest row last. Values of the actions chosen in rows s − n … s − 1, rewards of rows s − n + 1 … s.
+        # The newest row is last. Values belong to the actions chosen in rows s − n … s − 1, rewards to rows s − n + 1 …
+        # s.
         self._values = torch.zeros(channels, n, size, device=device)
         self._rewards = torch.zeros(channels, n, size, device=device)
         self._goes_on = torch.zeros(n, size, device=device)  # 0 at a termination, else 1
-        self._rows = torch.zeros(size, dtype=torch.int64, device=device)  # of the episode, before this one
+        self._rows = torch.zeros(size, dtype=torch.int64, device=device)  # number of earlier rows in the episode
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """All tensors by name; they are changed in place."""
+        """Return all tensors by name; they are updated in place."""
         names = ("values", "rewards", "goes_on", "rows")
         return {f"{PREFIX}{name}": getattr(self, f"_{name}") for name in names}
 
     def begin(self) -> None:
-        """Forget all rows."""
+        """Clear all rows."""
         for leaf in self.state.values():
             leaf.zero_()
 
@@ -77,21 +78,21 @@ class ActorErrors:
         weight: Tensor,
         discount: Tensor | None,
     ) -> Tensor:
-        """Take in a row, and compute the error of the step n rows ago.
+        """Add a row, and compute the error of the step n rows ago.
 
         Args:
           first: [B] bool.
           terminated: [B] bool.
-          reward: [B] of the environment, for arriving in this row.
-          intrinsic: [B] for novelty; None: there is none.
-          output: what the network gives for this row, [1, B, A].
+          reward: [B] extrinsic reward for arriving in this row.
+          intrinsic: [B] intrinsic reward; None: there is none.
+          output: output of the network for this row, [1, B, A].
           greedy: [B] int64, the best action.
           chosen: [B] int64, the action that is taken.
-          weight: [B] β, of the intrinsic reward.
-          discount: [B] γ, where arms have their own.
+          weight: [B] β, weight of the intrinsic reward.
+          discount: [B] γ, if arms have their own.
 
         Returns:
-          [B] |δ|, of both kinds of values |δ_e| + β |δ_i|; 0 where the episode has had fewer than n steps.
+          [B] |δ|, or |δ_e| + β |δ_i| with separate values; 0 where the episode has had fewer than n steps.
         """
         n = self._numbers.n_step
         clipped = clip_reward(reward, self._numbers.reward_clipping)
@@ -128,5 +129,5 @@ class ActorErrors:
 
     @staticmethod
     def _push(rows: Tensor, newest: Tensor) -> None:
-        """Put [channels, 1, B] behind [channels, n, B], of which the oldest row goes."""
+        """Append [channels, 1, B] to [channels, n, B] and drop the oldest row."""
         rows.copy_(torch.cat([rows[:, 1:], newest], 1))

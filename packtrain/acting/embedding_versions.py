@@ -1,10 +1,10 @@
-"""Versions of an embedding that the episodes under way use: an episode is measured with the weights it began with.
+"""Versions of an embedding that unfinished episodes use: novelty is measured with the weights the episode began with.
 
 NGU (Badia et al. 2020, arXiv:2002.06038) compares an observation with the earlier ones of its episode. Embeddings made
 with different weights differ even for equal observations, so an episode must not change weights. A group of
-environments holds a bounded number of versions. An environment takes the newest weights at `first`, if the group holds
-them or has a slot whose version no other environment uses, which is overwritten. Else it takes the newest version that
-the group holds.
+environments holds a bounded number of versions. At `first`, an environment takes the newest weights if the group holds
+them, or if a slot can be overwritten because no other environment uses its version. Otherwise it takes the newest
+version that the group holds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from packtrain import trees
-from packtrain.devices.precision import without_tf32
+from packtrain.accelerate.precision import without_tf32
 from packtrain.networks.embedding import ControllableEmbeddingNetwork
 from packtrain.trees import Tree
 
@@ -23,23 +23,23 @@ PREFIX = "embedding_"
 
 
 class EmbeddingVersions:
-    """The versions that one group of environments holds, and which one each environment uses.
+    """The versions that one group of environments holds, and the version that each environment uses.
 
     All tensors stay in place, so that a decision can be captured on a GPU. They are in `state`, by names that begin
     with `embedding_`:
 
         embedding_slot     [B] int64    the slot of each environment's version; −1 before its first row
-        embedding_version  [V] int64    the version in each slot; −1 where there is none
+        embedding_version  [V] int64    the version in each slot; −1 if it is empty
         embedding_leaf_i   [V, ...]     the weights in each slot, leaf by leaf
     """
 
     def __init__(self, newest: ControllableEmbeddingNetwork, size: int, slots: int):
-        """No environment has a version yet.
+        """Allocate the slots; no environment has a version yet.
 
         Args:
-          newest: the embedding whose weights change from time to time, in place.
+          newest: the embedding, whose weights are updated in place from time to time.
           size: B, environments of the group.
-          slots: V, versions that are held at most.
+          slots: V, maximum number of versions.
         """
         self.context = newest.context
         self._newest = [leaf.detach() for leaf in newest.state_dict().values()]
@@ -55,17 +55,17 @@ class EmbeddingVersions:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """All tensors by name; they are changed in place."""
+        """Return all tensors by name; they are updated in place."""
         leaves = {f"{PREFIX}leaf_{i}": stack for i, stack in enumerate(self._stacks)}
         return {f"{PREFIX}slot": self._slot, f"{PREFIX}version": self._version, **leaves}
 
     def begin(self) -> None:
-        """Forget all versions: every environment takes the newest with its next row."""
+        """Clear all versions: every environment takes the newest one at its next row."""
         self._slot.fill_(-1)
         self._version.fill_(-1)
 
     def begin_episodes(self, first: Tensor, version: Tensor) -> Tensor:
-        """Let environments whose episode begins take the newest version they can.
+        """Assign to environments whose episode begins the newest version available to them.
 
         Args:
           first: [B] bool.
@@ -80,14 +80,15 @@ class EmbeddingVersions:
         return begins
 
     def _take_newest(self, begins: Tensor, version: Tensor) -> None:
-        """Choose a slot for those that begin, and fill it if its version is neither the newest nor used by others.
+        """Choose a slot for the environments that begin, and overwrite it if its version is old and unused by others.
 
-        Nothing here waits for a GPU.
+        The function does not synchronise with the GPU.
         """
         going_on = torch.where(begins, -1, self._slot)
         used = (going_on.unsqueeze(1) == self._numbers).any(0)  # [V]
         known = self._version == version
-        # First the slot that holds the newest version, then any that is free, then the newest that is held.
+        # Order of preference: the slot that holds the newest version, a free slot, the slot with the newest version
+        # held.
         rank = torch.where(known, 2, torch.where(used, 0, 1)) * (1 << 48) + torch.where(used, self._version, 0)
         place = rank.argmax(0, keepdim=True)  # [1]; an index without dimensions would be read by the host
         takes = begins.any() & ~known[place] & ~used[place]
@@ -98,7 +99,7 @@ class EmbeddingVersions:
         self._slot.copy_(torch.where(begins, place, self._slot))
 
     def embed(self, obs: Tree, first: Tensor) -> Tensor:
-        """The embedding [B, D] of the last row, each environment's by its own version, in float32.
+        """Return the embedding [B, D] of the last row, each computed with its environment's version, in float32.
 
         Args:
           obs: [C+1, B, ...], C the context of the embedding.
@@ -117,7 +118,7 @@ class EmbeddingVersions:
         return found
 
     def _embed_by_all(self, obs: Tree, first: Tensor) -> Tensor:
-        """The same with every version for every row: in a captured decision no shape may depend on data."""
+        """Compute the same with every version for every row: in a captured decision no shape may depend on data."""
         with without_tf32():
             each = torch.stack([network.embed(obs, first)[0] for network in self._networks])  # [V, B, D]
         return each[self._slot, torch.arange(len(self._slot), device=first.device)]

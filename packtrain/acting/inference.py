@@ -1,4 +1,4 @@
-"""Predictions for whoever asks: all questions of a round to one network are answered with one forward pass."""
+"""Batched predictions for planners: all requests of a round to one network are answered in one forward pass."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Answer = dict[str, np.ndarray]
 
 
 class Inference:
-    """Answers requests with named networks."""
+    """Answers prediction requests with named networks."""
 
     def __init__(self, networks: dict[str, nn.Module], device: torch.device | str = "cpu"):
         self.networks, self.device = networks, torch.device(device)
-        self.requests = self.rows = self.passes = 0  # asked so far, and forward passes made for it
+        self.requests = self.rows = self.passes = 0  # totals of requests, their rows, and forward passes
 
     def run(self, asking: Generator[Request, Answer, Any]) -> Any:
-        """The result of one computation that asks."""
+        """Run one computation that yields requests, and return its result."""
         return self.run_all([asking])[0]
 
     def run_all(self, computations: Sequence[Generator[Request, Answer, Any]]) -> list[Any]:
-        """The results of computations that ask, in their order.
+        """Run several computations that yield requests, and return their results in order.
 
-        They go on in rounds: each says what it wants to know next, or ends; then all are answered together.
+        They advance in rounds: each one yields its next request or returns; then all requests are answered together.
         """
         results: list[Any] = [None] * len(computations)
         waiting: dict[int, Answer | None] = dict.fromkeys(range(len(computations)))
@@ -44,7 +44,7 @@ class Inference:
         return results
 
     def answer(self, requests: list[Request]) -> list[Answer]:
-        """An answer for each request; rows of different requests need not be equally many."""
+        """Return an answer for each request; requests may have different numbers of rows."""
         answers: list[Answer] = [{}] * len(requests)
         for name in dict.fromkeys(request.network for request in requests):
             which = [index for index, request in enumerate(requests) if request.network == name]
@@ -60,7 +60,9 @@ class Inference:
     @torch.inference_mode()
     def _predict(self, name: str, inputs: Any) -> Answer:
         if name not in self.networks:
-            raise KeyError(f"a planner asked network {name!r}; there are {sorted(self.networks)}")
+            raise KeyError(
+                f"a planner requested a prediction of network {name!r}, but the networks are {sorted(self.networks)}"
+            )
         self.rows += len(trees.front(inputs))
         self.passes += 1
         tensors = trees.map(lambda leaf: torch.from_numpy(np.ascontiguousarray(leaf)).to(self.device), inputs)

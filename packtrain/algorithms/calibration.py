@@ -16,43 +16,43 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from packtrain.algorithms.launches import Batch
 from packtrain.networks.control import ControlNetwork
+from packtrain.types import Trajectory
 
 
 @torch.no_grad()
 def calibration(
-    network: ControlNetwork, stretches: Batch, discount: float, reward_scale: float = 1.0
+    network: ControlNetwork, stretches: Trajectory, discount: float, reward_scale: float = 1.0
 ) -> dict[str, Tensor]:
     """The four numbers of each depth, by name, as 0-d tensors.
 
     Args:
       network: of one run; its frozen model is asked, and its target critics.
-      stretches: fields [N, H+1, ...] of N stretches of H+1 consecutive steps, none of which ended the task.
+      stretches: [H+1, N], N stretches of consecutive steps, none of which ended the task.
       discount: γ.
       reward_scale: κ, in whose units critics speak.
     """
     model = network.frozen
     assert model is not None
-    obs, action = stretches["obs"], stretches["action"]  # x_0 … x_H and what was done there
-    horizon, members = obs.shape[1] - 1, model.transition.members
-    own = action.expand(1, members, *action.shape)  # [1, K, N, H+1, A]
-    places = [obs[:, 0].expand(1, members, -1, -1)]
+    obs, action = stretches.obs[:-1], stretches.action  # [H+1, N, ...] x_0 … x_H and what was done there
+    horizon, members = len(obs) - 1, model.transition.members
+    own = action.unsqueeze(1).expand(-1, members, -1, -1).unsqueeze(0)  # [1, H+1, K, N, A]
+    places = [obs[0].expand(1, members, -1, -1)]
     for t in range(horizon):
-        places.append(model.move(places[t], own[..., t, :]))
-    paid, _ = model.judge_rollout(torch.stack(places, 1), own[..., :horizon, :].movedim(3, 1))  # [1, H, K, L, N]
+        places.append(model.move(places[t], own[:, t]))
+    paid, _ = model.judge_rollout(torch.stack(places, 1), own[:, :horizon])  # [1, H, K, L, N]
     found: dict[str, Tensor] = {}
-    guessed, real = paid.new_zeros(members, paid.shape[3], len(obs)), obs.new_zeros(len(obs))  # sums of rewards
+    guessed, real = paid.new_zeros(members, paid.shape[3], obs.shape[1]), obs.new_zeros(obs.shape[1])  # sums
     for depth in range(1, horizon + 1):
         weight = reward_scale * discount ** (depth - 1)
         guessed = guessed + weight * paid[0, depth - 1]
-        real = real + weight * stretches["reward"][:, depth - 1]
-        place, truth = places[depth][0], obs[:, depth]  # [K, N, D], [N, D]
-        moved = (truth - obs[:, 0]).square().sum(-1).mean()
+        real = real + weight * stretches.reward[depth - 1]
+        place, truth = places[depth][0], obs[depth]  # [K, N, D], [N, D]
+        moved = (truth - obs[0]).square().sum(-1).mean()
         found[f"model/error_{depth}"] = ((place - truth).square().sum(-1).mean() / moved.clamp(min=1e-12)).sqrt()
         last = discount**depth
-        value = network.value(network.target, truth[None], action[None, :, depth])[0].mean(0)  # [N]
-        asked = network.value(network.target, place.flatten(0, 1)[None], own[0, :, :, depth].flatten(0, 1)[None])
+        value = network.value(network.target, truth[None], action[None, depth])[0].mean(0)  # [N]
+        asked = network.value(network.target, place.flatten(0, 1)[None], own[0, depth].flatten(0, 1)[None])
         there = asked[0].mean(0).unflatten(0, (members, -1))  # [K, N]
         candidates = (guessed + last * there.unsqueeze(1)).flatten(0, 1)  # [K*L, N]
         wrong = (candidates.mean(0) - (real + last * value)).square()

@@ -17,17 +17,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from packtrain.algorithms.launches import Batch, ReplayLearner
+from packtrain import check
+from packtrain.accelerate.compilation import Compiled
+from packtrain.acting.mpc import PredictiveControl
+from packtrain.acting.noise import Control
+from packtrain.algorithms.batched_updates import Batch, ReplayLearner, Rule, transitions
 from packtrain.algorithms.optimisers import Adam
 from packtrain.config import configurable
-from packtrain.devices.compiled import Compiled
 from packtrain.errors import ConfigError
-from packtrain.memory.replay import Replay, ReplayMemory
+from packtrain.interfaces import LearnerSettings, Memory, MemorySettings, PolicySettings
+from packtrain.memory.replay import Replay
 from packtrain.networks.control import ControlNetwork
 from packtrain.networks.dynamics import DynamicsNetwork
 
@@ -38,8 +42,10 @@ _NARROW = 1e-4  # a deviation below this is none
 
 @configurable
 @dataclass(frozen=True)
-class DynamicsLearning:
+class DynamicsLearning(LearnerSettings):
     """Numbers of the model's learning; defaults are STEVE's."""
+
+    joins_seeds: ClassVar[bool] = True
 
     batch_size: int = 512
     learning_rate: float = 0.0003
@@ -53,14 +59,16 @@ class DynamicsLearning:
     compile: bool | None = None  # the loss and its gradient; None: on a GPU
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "learning_rate", "validation_period"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"DynamicsLearning.{name} = {getattr(self, name)} must be above 0")
-        if self.weight_decay < 0:
-            raise ConfigError(f"DynamicsLearning.weight_decay = {self.weight_decay} must not be negative")
+        check.positive(self, "batch_size", "learning_rate", "validation_period")
+        check.not_negative(self, "weight_decay")
 
-    def refuse_unless_it_fits(self, memory: Replay) -> None:
-        """ConfigError if a model cannot learn from what a memory keeps."""
+    def check(self, memory: MemorySettings, policy: PolicySettings) -> None:
+        """Raise a ConfigError if the model cannot learn from what the memory keeps."""
+        control = policy.control if isinstance(policy, PredictiveControl) else policy
+        if not (isinstance(memory, Replay) and isinstance(control, Control)):
+            raise ConfigError("DynamicsLearning learns from a Replay memory, for a Control or PredictiveControl policy")
+        members = control.dynamics.transitions if self.rows == "own" and control.dynamics is not None else 1
+        memory.check_batch_size(self.batch_size * members, "DynamicsLearning")
         if memory.n_step > 1:
             raise ConfigError(f"Replay.n_step = {memory.n_step}: a world model learns from single steps")
 
@@ -85,7 +93,7 @@ class DynamicsLearning:
         return ReplayLearner(network, ("model",), partial(DynamicsRule, self))
 
 
-class DynamicsRule:
+class DynamicsRule(Rule):
     """One update of a world model."""
 
     names: tuple[str, ...] = (
@@ -115,26 +123,6 @@ class DynamicsRule:
         members = {"transition": sizes.transitions, "reward": sizes.rewards, "termination": sizes.transitions}
         return {f"member/{name}": draw(0, count) for name, count in members.items()}
 
-    def kind(self, update: int) -> None:
-        """All alike."""
-
-    def begin(self) -> None:
-        """Nothing."""
-
-    def stop(self, update: int) -> int:
-        """Nothing happens in between."""
-        return 2**31
-
-    def between(self, update: int) -> None:
-        """Nothing."""
-
-    def end(self) -> None:
-        """Nothing."""
-
-    def publishes(self, before: int, after: int) -> bool:
-        """Whoever plans with the model has each version."""
-        return True
-
     def step(self, batch: Batch, kind: None) -> Tensor:
         """One update; metrics [R, M]."""
         parts = self._losses(self.model, self.settings, batch)
@@ -148,23 +136,26 @@ class DynamicsRule:
 
     @torch.no_grad()
     def prepare(
-        self, network: ControlNetwork, memory: ReplayMemory, updates: int, prepared: dict[str, int]
+        self, network: ControlNetwork, memory: Memory, updates: int, prepared: dict[str, int]
     ) -> dict[str, Tensor]:
         """Take the moments of the data when it has grown; every so often look at the weights, and choose elites."""
         model, settings = network.model, self.settings
         assert model is not None
-        if model.sizes.normalise and memory.count > _GROWN * prepared.get("steps", 0):
-            take_moments(model, memory.filled())
-            prepared["steps"] = memory.count
+        everything = None
+        if model.sizes.normalise and memory.steps > _GROWN * prepared.get("steps", 0):
+            everything = memory.view("all")
+        if everything is not None:
+            prepared["steps"] = memory.steps
+            take_moments(model, transitions(everything))
         if updates < prepared.get("next_validation", 0):
             return {}
-        steps = memory.held_out(VALIDATION_ROWS) if settings.holdout else None
-        if steps is not None and not len(steps["reward"]):
+        steps = memory.view("held_out", most=VALIDATION_ROWS) if settings.holdout else None
+        if steps is None and settings.holdout:
             return {}
         prepared["next_validation"] = updates + settings.validation_period
         found = {"model/l2_loss": 0.5 * settings.weight_decay * _squares(model)} if settings.weight_decay else {}
         if steps is not None:
-            errors = held_out_errors(model, steps)  # [K]
+            errors = held_out_errors(model, transitions(steps))  # [K]
             best = errors.argsort()[: model.elites.shape[1]]
             model.elites.copy_(best.sort().values[None])
             found |= {"model/held_out_error": errors.mean(), "model/held_out_error_elites": errors[best].mean()}

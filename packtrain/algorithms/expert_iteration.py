@@ -19,9 +19,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from packtrain import trees
+from packtrain import check, trees
 from packtrain.algorithms.gradient import GradientLearner
-from packtrain.algorithms.optimisers import make_optimiser
+from packtrain.algorithms.optimisers import check_decay, linear_between, make_optimiser
+from packtrain.algorithms.polyak import SlowCopy
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.memory.episodes import HINDSIGHT
@@ -45,20 +46,23 @@ class ExpertIteration:
     loss_weights: dict[str, float] = field(default_factory=dict)  # head → weight of its loss; 1 if not given
     optimiser: Literal["adam", "rmsprop", "rmsprop_tf"] = "adam"
     learning_rate: float = 0.001
+    final_learning_rate: float | None = None  # after `decay_updates` updates, on a straight line; None: constant
+    decay_updates: int | None = None
     alpha: float = 0.9  # RMSProp's decay
     epsilon: float = 1e-7
     weight_decay: float = 0.0  # times the sum of squares of all weights but biases, added to the loss
     grad_norm_clipping: float | None = None  # of the global norm; None: not clipped
+    target_decay: float | None = None  # n_step bootstraps with a slow copy: c · own + (1 − c) · new; None: no copy
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "epsilon", "grad_norm_clipping"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"ExpertIteration.{name} = {value} must be above 0")
+        check.positive(self, "learning_rate", "epsilon", "grad_norm_clipping")
+        check_decay(self)
+        check.share(self, "target_decay")
+        if self.target_decay is not None and "n_step" not in self.targets.values():
+            raise ConfigError("ExpertIteration.target_decay is of n-step returns, and no target is 'n_step'")
         if not self.targets:
             raise ConfigError("ExpertIteration.targets = {} leaves nothing to learn")
-        if self.weight_decay < 0:
-            raise ConfigError(f"ExpertIteration.weight_decay = {self.weight_decay} must not be negative")
+        check.not_negative(self, "weight_decay")
         for name in ("losses", "masks", "loss_weights"):
             unknown = set(getattr(self, name)) - set(self.targets)
             if unknown:
@@ -84,16 +88,21 @@ class ExpertIteration:
             alpha=self.alpha,
             epsilon=self.epsilon,
         )
-        return GradientLearner(
+        slow = None if self.target_decay is None else SlowCopy(network[self.network], self.target_decay)
+        learner: GradientLearner = GradientLearner(
             network,
-            partial(loss, settings=self),
+            partial(loss, settings=self, bootstrap=None if slow is None else slow.module),
             optimiser,
-            lambda _: self.learning_rate,
+            lambda _: linear_between(self.learning_rate, self.final_learning_rate, learner.updates, self.decay_updates),
             self.grad_norm_clipping or NO_CLIPPING,
         )
+        learner.slow_copy = slow
+        return learner
 
 
-def loss(network: nn.ModuleDict, trajectory: Trajectory, settings: ExpertIteration) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(
+    network: nn.ModuleDict, trajectory: Trajectory, settings: ExpertIteration, bootstrap: nn.Module | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the weighted sum of the heads' losses on B steps, and its parts as detached 0-d tensors.
 
     A network of K members deals the steps out to them. Each member's loss is the mean over its own steps, and these are
@@ -105,7 +114,7 @@ def loss(network: nn.ModuleDict, trajectory: Trajectory, settings: ExpertIterati
     weight = trajectory.extras["importance_weight"][0] if "importance_weight" in trajectory.extras else None
     total, parts, priorities = torch.zeros((), device=trajectory.reward.device), {}, None
     for head, name in settings.targets.items():
-        wanted = target(name, trajectory, module, head)
+        wanted = target(name, trajectory, bootstrap or module, head)
         kind = settings.losses.get(head, "cross_entropy" if head == "logits" else "squared_error")
         if wanted.shape[1] == 1 and kind != "cross_entropy":
             wanted = wanted.expand(outputs[head].shape)  # of every member of an ensemble, or of the action taken
@@ -132,17 +141,18 @@ def loss(network: nn.ModuleDict, trajectory: Trajectory, settings: ExpertIterati
 
 
 def target(name: str, trajectory: Trajectory, module: nn.Module, head: str) -> Tensor:
-    """What a head should have said at each of B steps, [B, outputs].
+    """Return what a head should output at each of B steps, [B, outputs].
 
     "return", "discounted_return" and "solved" are how the episode went on from there; "n_step" is an n-step return that
-    bootstraps with the head itself; anything else is what the search said under that name. One number is [B, 1], and
-    wanted of all outputs that learn.
+    bootstraps with the same head of `module`; anything else is what the search reported under that name. One number is
+    [B, 1], and holds for all outputs that learn.
     """
     if name == "n_step":
         extras = trajectory.extras
         with torch.no_grad():
             bootstrap = module.on_batch(_step(extras["bootstrap_obs"], 0))[head]  # type: ignore[operator]
-        return extras["n_step_return"][0, :, None] + extras["bootstrap_discount"][0, :, None] * bootstrap
+        found: Tensor = extras["n_step_return"][0, :, None] + extras["bootstrap_discount"][0, :, None] * bootstrap
+        return found
     value = trajectory.extras[name][0].float()
     return value[:, None] if value.ndim == 1 else value
 

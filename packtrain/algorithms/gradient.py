@@ -1,24 +1,30 @@
-"""The mechanics that every gradient learner shares: rate, loss, backward, clip, step, and what must be saved."""
+"""One optimiser step on a loss for each sample: what IMPALA, PPO, expert iteration and world models share.
+
+The algorithm is the loss. On a GPU the whole step can be captured as a CUDA graph (`accelerate/cuda_graph.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from packtrain import trees
-from packtrain.devices.captured import Captured
+from packtrain.accelerate.cuda_graph import CapturedFunction
+from packtrain.algorithms.data_parallel import Averages, Part, Ranks, SplitBatch, Work, loss_with_gradients
+from packtrain.algorithms.polyak import SlowCopy
 from packtrain.errors import DivergedError
 from packtrain.interfaces import SampleLearner
 from packtrain.types import Sample, Trajectory
 
+LOSS = "loss itself"  # among the metrics of a part
 Loss = Callable[[Any, Trajectory], tuple[Tensor, dict[str, Tensor]]]
 
 
 class GradientLearner(SampleLearner):
-    """One optimiser step on a loss for each sample. The algorithm is in the loss; this is the wheelwork."""
+    """Stochastic gradient descent on a loss, with a learning-rate schedule and gradient clipping."""
 
     def __init__(
         self,
@@ -29,8 +35,9 @@ class GradientLearner(SampleLearner):
         grad_norm_clipping: float,
         capture: bool = False,
         validation: Callable[[Any, Trajectory], dict[str, Tensor]] | None = None,
+        averages: Averages | None = None,
     ):
-        """A learner at its first step.
+        """Build a learner at its first step.
 
         Args:
           network: what is trained.
@@ -40,69 +47,80 @@ class GradientLearner(SampleLearner):
           grad_norm_clipping: the global gradient norm is scaled down to this.
           capture: on a GPU, launch the whole update as one; the loss must not look at values on the host.
           validation: (network, held-out steps) → metrics.
+          averages: what the loss and its metrics are averages over; None: a batch cannot be divided over ranks.
         """
         self.network = network
         self.optimiser = optimiser
         self._loss, self._rate, self._clip = loss, learning_rate, grad_norm_clipping
+        self._batch_loss, self._averages = loss, averages
         self._parameters = [p for group in optimiser.param_groups for p in group["params"]]  # others may learn the rest
-        self._device = self._parameters[0].device
         self._validation = validation
-        self._capture = capture and self._device.type == "cuda"
-        self._launch: Captured | None = None
-        self._trajectory: Trajectory | None = None  # what the captured update reads
-        self._metrics: Tensor | None = None  # and what it leaves
-        self._names: list[str] = []
+        self.slow_copy: SlowCopy | None = None  # follows the network after each update; the loss may bootstrap with it
+        device = self._parameters[0].device
+        on_gpu = capture and device.type == "cuda"
+        self._descend = CapturedFunction(self._step, device, "the update") if on_gpu else self._step
+        # (obs) → None, where a network normalises observations: called after every update.
+        self.observe: Callable[[Any], None] | None = None
+        if getattr(network, "normaliser", None) is not None:
+            self.observe = network.observe  # type: ignore[assignment]
         self.steps = 0  # decisions learned from
         self.updates = 0
 
     def update(self, sample: Sample) -> dict[str, Any]:
-        """One optimiser step on one sample; the loss's metrics, the gradient norm before clipping, and the rate."""
+        """Make one step on one sample; return the loss's metrics, the gradient norm before clipping, and the rate."""
+        rate = self._set_rate()
+        metrics = self._descend(sample.trajectory)
+        if self.observe is not None:
+            self.observe(sample.trajectory.obs)
+        if self.slow_copy is not None:
+            self.slow_copy.follow()
+        self.steps += sample.steps
+        self.updates += 1
+        return {**metrics, "learning_rate": rate}
+
+    def _step(self, trajectory: Trajectory) -> dict[str, Tensor]:
+        loss, metrics = self._batch_loss(self.network, trajectory)
+        self.optimiser.zero_grad(set_to_none=False)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        with _overflow_is_divergence():
+            self.optimiser.step()
+        return {**metrics, "grad_norm": norm.detach()}
+
+    def split(self, ranks: Ranks) -> None:
+        """Divide each batch over several ranks from now on; a captured update is given up for that."""
+        if self._averages is None:
+            super().split(ranks)
+            return
+        batch = SplitBatch(ranks, self._averages, self.part)
+
+        def loss(network: nn.Module, trajectory: Trajectory) -> tuple[Tensor, dict[str, Tensor]]:
+            found = batch(trajectory)
+            total = found.metrics.pop(LOSS)
+            return loss_with_gradients(total, found.gradients[""], self._parameters), found.metrics
+
+        self._batch_loss, self._descend = loss, self._step
+
+    def part(self, work: Work) -> Part:
+        """Return gradients and metrics of a part of a batch."""
+        assert self._averages is not None
+        loss, metrics = self._loss(self.network, *work.inputs)
+        scaled = loss * self._averages.share_of("", work.shares)
+        gradients = torch.autograd.grad(scaled, self._parameters, allow_unused=True, materialize_grads=True)
+        return Part({"": list(gradients)}, {**metrics, LOSS: loss.detach()}, {})
+
+    def _set_rate(self) -> float:
         rate = self._rate(self.steps)
         for group in self.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)  # where a captured update reads it
             else:
                 group["lr"] = rate
-        metrics = self._replay(sample.trajectory) if self._capture else self._step(sample.trajectory)
-        self.steps += sample.steps
-        self.updates += 1
-        return {**metrics, "learning_rate": rate}
+        return rate
 
-    def _step(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        total, metrics = self._loss(self.network, trajectory)
-        self.optimiser.zero_grad(set_to_none=False)
-        total.backward()
-        norm = nn.utils.clip_grad_norm_(self._parameters, self._clip)
-        try:
-            self.optimiser.step()
-        except RuntimeError as error:
-            if "overflow" not in str(error):
-                raise
-            raise DivergedError("the step of an update is no number; lower the learning rate") from error
-        return {**metrics, "grad_norm": norm.detach()}
-
-    def _replay(self, trajectory: Trajectory) -> dict[str, Tensor]:
-        """The same on tensors that stay in place."""
-        if self._launch is None:
-            self._trajectory = trees.map(torch.clone, trajectory)
-            self._launch = Captured(self._step_in_place, self._device, "the update")
-        trees.map(lambda mine, given: mine.copy_(given), self._trajectory, trajectory)
-        self._launch()
-        assert self._metrics is not None
-        return dict(zip(self._names, self._metrics.clone().unbind(), strict=True))
-
-    def _step_in_place(self) -> None:
-        assert self._trajectory is not None
-        metrics = self._step(self._trajectory)
-        self._names = list(metrics)
-        packed = torch.stack([metric.float() for metric in metrics.values()])
-        if self._metrics is None:
-            self._metrics = packed
-        self._metrics.copy_(packed)
-
-    def validate(self, sample: Trajectory) -> dict[str, Tensor] | None:
+    def validate(self, sample: Sample) -> dict[str, Tensor] | None:
         """Return metrics on held-out steps."""
-        return None if self._validation is None else self._validation(self.network, sample)
+        return None if self._validation is None else self._validation(self.network, sample.trajectory)
 
     @torch.no_grad()
     def reset(self, fresh: dict[str, Tensor]) -> None:
@@ -115,9 +133,11 @@ class GradientLearner(SampleLearner):
             for leaf in moments.values():
                 if isinstance(leaf, Tensor):
                     leaf.zero_()
+        if self.slow_copy is not None:
+            self.slow_copy.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser state and counters."""
+        """Return weights, optimiser state and counters."""
         return {
             "network": {name: leaf.detach().clone() for name, leaf in self.network.state_dict().items()},
             "optimiser": {
@@ -126,13 +146,27 @@ class GradientLearner(SampleLearner):
             },
             "steps": self.steps,
             "updates": self.updates,
+            **({} if self.slow_copy is None else {"slow_copy": self.slow_copy.state_dict()}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The reverse of state_dict."""
+        """Load what `state_dict` returned."""
         self.network.load_state_dict(state["network"])
         # Copies: the optimiser would take the tensors themselves and write over the state it was given.
         moments = {int(i): {name: leaf.clone() for name, leaf in own.items()} for i, own in state["optimiser"].items()}
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
+        if self.slow_copy is not None:
+            self.slow_copy.load_state_dict(state["slow_copy"])
         self.steps, self.updates = int(state["steps"]), int(state["updates"])
+
+
+@contextlib.contextmanager
+def _overflow_is_divergence() -> Iterator[None]:
+    """Raise a DivergedError where an optimiser's step overflows."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise DivergedError("the step of an update is not finite; lower the learning rate") from error

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from packtrain import check
+from packtrain.algorithms.data_parallel import SUM, Averages
 from packtrain.algorithms.gradient import GradientLearner
 from packtrain.algorithms.optimisers import linear_decay, make_optimiser
 from packtrain.config import configurable
@@ -23,9 +25,10 @@ from packtrain.equations.boundaries import boundaries
 from packtrain.equations.losses import baseline_loss, entropy_loss, policy_gradient_loss
 from packtrain.equations.rewards import clip_reward
 from packtrain.equations.vtrace import vtrace
-from packtrain.errors import ConfigError
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.types import Trajectory
+
+MEANS = {"entropy": "steps", "value": "steps"}  # metrics that are no losses: averages over steps
 
 
 @configurable
@@ -33,6 +36,7 @@ from packtrain.types import Trajectory
 class Impala:
     """Numbers of the loss and the optimiser; defaults are TorchBeast's."""
 
+    splits_batches: ClassVar[bool] = True
     discounting: float = 0.99
     entropy_cost: float = 0.0006
     baseline_cost: float = 0.5  # times ½ squared error
@@ -52,18 +56,10 @@ class Impala:
     grad_norm_clipping: float = 40.0  # of the global norm
 
     def __post_init__(self) -> None:
-        for name in ("reward_scale", "learning_rate", "epsilon", "grad_norm_clipping", "c_bar"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"Impala.{name} = {getattr(self, name)} must be above 0")
-        for name in ("discounting", "trace_lambda", "alpha", "momentum"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"Impala.{name} = {getattr(self, name)} must lie in [0, 1]")
-        for name in ("entropy_cost", "baseline_cost"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"Impala.{name} = {getattr(self, name)} must not be negative")
-        for name in ("rho_bar", "pg_rho_bar"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise ConfigError(f"Impala.{name} = {getattr(self, name)} must be above 0, or None")
+        check.positive(self, "reward_scale", "learning_rate", "epsilon", "grad_norm_clipping", "c_bar")
+        check.positive(self, "rho_bar", "pg_rho_bar", end=", or None")
+        check.share(self, "discounting", "trace_lambda", "alpha", "momentum")
+        check.not_negative(self, "entropy_cost", "baseline_cost")
 
     def build(self, network: ActorCriticNetwork, total_steps: int) -> GradientLearner:
         """A learner for a network: one gradient step for each batch of unrolls, nothing is replayed."""
@@ -87,6 +83,7 @@ class Impala:
             rate,
             self.grad_norm_clipping,
             capture=network.core is None,  # an LSTM cuts its rows where there were resets, which the host must see
+            averages=Averages() if self.reduction == "mean" else Averages(metrics=MEANS, main=SUM),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from packtrain import check
 from packtrain.errors import ConfigError
 
 OPTIMISERS = ("rmsprop", "rmsprop_tf", "adam")
@@ -82,10 +83,11 @@ class RMSPropTF(torch.optim.Optimizer):
 
 
 class Adam:
-    """Adam (Kingma and Ba 2014, arXiv:1412.6980) for many small updates: torch's fused step without its ceremony.
+    """Adam (Kingma and Ba 2014, arXiv:1412.6980) for many small updates: torch's fused kernel without its wrapper.
 
-    Its state is there from the beginning and never moves, so that states of several runs can lie side by side and a
-    step can be captured. Weight decay adds weight_decay · θ to the gradient.
+    The state exists from the beginning and never moves, so that states of several runs can be one tensor and a step can
+    be captured. Weight decay adds weight_decay · θ to the gradient. A step of `torch.optim.Adam(fused=True)` takes 4.3
+    times as long on a network of 64 units, 1.7 times on 2 × 256 units, 1.2 times on STEVE's world model (one thread).
     """
 
     def __init__(
@@ -110,6 +112,11 @@ class Adam:
         self._first, self._second = ([torch.zeros_like(p.detach()) for p in self._parameters] for _ in range(2))
         self._steps = torch.zeros((), device=self._parameters[0].device)
         self._one = torch.ones_like(self._steps)  # a number of Python's takes longer to add
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The tensors that it changes."""
+        return self._parameters
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -201,6 +208,30 @@ def make_optimiser(
     if name == "adam":
         return torch.optim.Adam(parameters, lr=rate, betas=betas, eps=epsilon, **more)
     raise ConfigError(f"the optimiser is {name!r}, expected one of {', '.join(OPTIMISERS)}")
+
+
+def linear_between(first: float, last: float | None, update: int, updates: int | None) -> float:
+    """Return the learning rate on a straight line from `first` at update 0 to `last` at update `updates` and after.
+
+    Args:
+      first: the rate of the first update.
+      last: the rate from update `updates` on; None: the rate is constant.
+      update: number of updates made.
+      updates: length of the line; None: the rate is constant.
+    """
+    if last is None or updates is None:
+        return first
+    share = min(update, updates) / updates
+    return (1.0 - share) * first + share * last
+
+
+def check_decay(settings: Any) -> None:
+    """Raise a ConfigError unless `final_learning_rate` and `decay_updates` are both None or both in range."""
+    check.not_negative(settings, "final_learning_rate")
+    check.at_least(settings, 1, "decay_updates")
+    if (settings.final_learning_rate is None) != (settings.decay_updates is None):
+        name = type(settings).__name__
+        raise ConfigError(f"{name}.final_learning_rate and {name}.decay_updates need each other: give both, or none")
 
 
 def linear_decay(learning_rate: float, step: int, total_steps: int) -> float:

@@ -7,7 +7,7 @@ al. 2018, arXiv:1810.12894), and a count-based bonus in its place. A batch of un
 Deviations from the papers and RND's public code, each by choice:
  1. Truncations bootstrap from the value of the final observation; only terminations have discount 0. Filler rows of an
     autoreset have weight 0 and are not counted as steps.
- 2. Minibatches are whole unrolls, as in RND's code; PPO's paper draws single steps.
+ 2. Minibatches are whole unrolls, as in RND's code; with `minibatch_of = 'steps'` single steps, as in PPO's paper.
  3. Ratios are to the probabilities with which actions were chosen, and values are those of the newest weights: where
     acting goes on while a batch is learned from, the first steps of the next one were chosen by older weights.
  4. Advantages are brought to mean 0 and deviation 1 over the batch, after those of both rewards have been added.
@@ -17,40 +17,46 @@ Deviations from the papers and RND's public code, each by choice:
  8. The forward filter of intrinsic rewards begins an unroll at the mean of where those of the last batch ended: a batch
     does not know which environment an unroll came from.
  9. Visits are counted for ever, by digest of the observation, and 1 / √n is scaled like RND's error.
+10. Observations are normalised by what was seen before a batch, which is added after it has been learned from: the
+    first ratios of a batch are 1. Rewards are divided by the deviation of their forward returns, this batch included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from packtrain import trees
+from packtrain import check, trees
+from packtrain.algorithms.data_parallel import Averages, Part, Ranks, Work, count_steps, count_weights
 from packtrain.algorithms.gradient import GradientLearner
+from packtrain.algorithms.novelty_bonus import (
+    NO_CLIPPING,
+    Bonus,
+    CountBonus,
+    RandomDistillationBonus,
+    mean,
+    moments_from,
+)
 from packtrain.algorithms.optimisers import linear_decay, make_optimiser
 from packtrain.config import configurable
 from packtrain.equations import novelty
 from packtrain.equations.boundaries import boundaries
 from packtrain.equations.gae import endless_gae, gae
 from packtrain.equations.losses import baseline_loss, entropy_loss
+from packtrain.equations.scan import reverse_linear_scan
 from packtrain.equations.surrogate import clipped_surrogate
 from packtrain.errors import ConfigError
 from packtrain.interfaces import SampleLearner
 from packtrain.metrics.recorder import means
 from packtrain.networks.actor_critic import ActorCriticNetwork, Output
 from packtrain.networks.novelty import RandomDistillation
-from packtrain.networks.perception import Flatten
-from packtrain.planning.model import digest
-from packtrain.trees import Tree
 from packtrain.types import Sample, Trajectory
 
-OBSERVATION_CLIP = 5.0  # of what RND's networks see, in standard deviations
-NO_CLIPPING = float("inf")
+REWARD_CLIP = 10.0  # of normalised rewards
 
 
 @configurable
@@ -58,6 +64,7 @@ NO_CLIPPING = float("inf")
 class PPO:
     """Numbers of the loss, the bonus and the optimiser; defaults are those published for the Tower of Hanoi."""
 
+    splits_batches: ClassVar[bool] = True
     minibatches: int = 4  # optimiser steps in an epoch, each on its share of the unrolls
     epochs: int = 4  # times that a batch is gone through
     clip: float = 0.1  # how far a probability ratio pays to move from 1
@@ -75,24 +82,17 @@ class PPO:
     lr_schedule: Literal["linear", "constant"] = "constant"  # linear: to 0 over total_steps
     epsilon: float = 1e-5  # Adam's
     grad_norm_clipping: float | None = 0.5  # of the global norm of the policy's gradient; None: not clipped
+    minibatch_of: Literal["unrolls", "steps"] = "unrolls"  # what a minibatch draws; steps: not with an LSTM
+    normalise_rewards: bool = False  # by the running deviation of discounted returns, clipped to ±10
 
     def __post_init__(self) -> None:
-        for name in ("minibatches", "epochs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"PPO.{name} = {getattr(self, name)} must be at least 1")
-        for name in ("clip", "predictor_share", "learning_rate", "epsilon", "grad_norm_clipping"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"PPO.{name} = {value} must be above 0")
+        check.at_least(self, 1, "minibatches", "epochs")
+        check.positive(self, "clip", "predictor_share", "learning_rate", "epsilon", "grad_norm_clipping")
         if self.clip >= 1 or self.predictor_share > 1:
             name, bound = ("clip", "below 1") if self.clip >= 1 else ("predictor_share", "at most 1")
             raise ConfigError(f"PPO.{name} = {getattr(self, name)} must be {bound}")
-        for name in ("discounting", "intrinsic_discounting", "trace_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"PPO.{name} = {getattr(self, name)} must lie in [0, 1]")
-        for name in ("entropy_cost", "baseline_cost", "extrinsic_coefficient", "intrinsic_coefficient"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"PPO.{name} = {getattr(self, name)} must not be negative")
+        check.share(self, "discounting", "intrinsic_discounting", "trace_lambda")
+        check.not_negative(self, "entropy_cost", "baseline_cost", "extrinsic_coefficient", "intrinsic_coefficient")
 
     def build(self, network: ActorCriticNetwork, total_steps: int) -> PPOLearner:
         """A learner for a network, which needs a second value head if there is a bonus."""
@@ -101,6 +101,11 @@ class PPO:
             raise ConfigError(
                 f"PPO.bonus = {self.bonus!r} {'needs a second value head' if wanted else 'has no second value'}: "
                 f"set ActorCritic.intrinsic_value = {wanted}"
+            )
+        if self.minibatch_of == "steps" and (network.core is not None or network.context or self.bonus != "none"):
+            raise ConfigError(
+                "PPO.minibatch_of = 'steps' draws single steps, which an LSTM, a stack of frames or a bonus does not "
+                "allow: set PPO.minibatch_of = 'unrolls'"
             )
         return PPOLearner(network, self, total_steps)
 
@@ -113,16 +118,31 @@ def loss(network: ActorCriticNetwork, trajectory: Trajectory, settings: PPO) -> 
       trajectory: [T, B] whose extras hold "advantage", "target" and, with a bonus, "intrinsic_target", from `prepare`.
       settings: the numbers.
     """
-    output, extras = _all_rows(network, trajectory), trajectory.extras
-    parameters, value = output.parameters[:-1], output.value[:-1]  # [T, B, P], [T, B]
-    weight_t = _weight(network, trajectory)
-    log_prob = network.distribution.log_prob(parameters, trajectory.action)
+    output = _all_rows(network, trajectory)
+    own = None if output.intrinsic_value is None else output.intrinsic_value[:-1]
+    rows = output._replace(parameters=output.parameters[:-1], value=output.value[:-1], intrinsic_value=own)
+    return _loss_of_rows(network, rows, trajectory, _weight(network, trajectory), settings)
+
+
+def step_loss(network: ActorCriticNetwork, steps: Trajectory, settings: PPO) -> tuple[Tensor, dict[str, Tensor]]:
+    """The PPO loss of single steps from `single_steps`: one row [1, N] of observations, without those after them."""
+    actions, rewards = steps.last_action, steps.last_reward["train"]
+    output = network(steps.obs, steps.first, actions, rewards, ())
+    return _loss_of_rows(network, output, steps, steps.extras["weight"], settings)
+
+
+def _loss_of_rows(
+    network: ActorCriticNetwork, output: Output, trajectory: Trajectory, weight_t: Tensor, settings: PPO
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss where the network's output for each decision [T, B] is known."""
+    extras = trajectory.extras
+    log_prob = network.distribution.log_prob(output.parameters, trajectory.action)
     moved = clipped_surrogate(log_prob - extras["behaviour_log_prob"], extras["advantage"], weight_t, settings.clip)
-    negative_entropy = entropy_loss(network.distribution.entropy(parameters), weight_t, "mean")
-    parts = {"pg_loss": moved.loss, "value_loss": baseline_loss(extras["target"], value, weight_t, "mean")}
+    negative_entropy = entropy_loss(network.distribution.entropy(output.parameters), weight_t, "mean")
+    parts = {"pg_loss": moved.loss, "value_loss": baseline_loss(extras["target"], output.value, weight_t, "mean")}
     if output.intrinsic_value is not None:
         wanted = extras["intrinsic_target"]
-        parts["intrinsic_value_loss"] = baseline_loss(wanted, output.intrinsic_value[:-1], weight_t, "mean")
+        parts["intrinsic_value_loss"] = baseline_loss(wanted, output.intrinsic_value, weight_t, "mean")
     values = sum(part for name, part in parts.items() if name != "pg_loss")
     total = moved.loss + settings.baseline_cost * values + settings.entropy_cost * negative_entropy
     parts |= {
@@ -132,6 +152,29 @@ def loss(network: ActorCriticNetwork, trajectory: Trajectory, settings: PPO) -> 
         "approx_kl": moved.approx_kl,
     }
     return total, {name: part.detach() for name, part in parts.items()}
+
+
+def single_steps(network: ActorCriticNetwork, trajectory: Trajectory) -> Trajectory:
+    """The decisions of a batch side by side: [T, B] → [1, T·B], with their weights as the extra "weight"."""
+    length = len(trajectory.reward)
+
+    def flat(leaf: Tensor) -> Tensor:
+        return leaf[:length].flatten(0, 1).unsqueeze(0)
+
+    last_action, last_reward = trajectory.last_inputs()
+    extras = {**trajectory.extras, "weight": _weight(network, trajectory)}
+    return Trajectory(
+        obs=trees.map(flat, trajectory.obs),
+        first=flat(trajectory.first),
+        action=trees.map(flat, trajectory.action),
+        reward=flat(trajectory.reward),
+        terminated=flat(trajectory.terminated),
+        truncated=flat(trajectory.truncated),
+        last_action=trees.map(flat, last_action),
+        last_reward={"train": flat(last_reward)},
+        carry=(),
+        extras={name: flat(leaf) for name, leaf in extras.items()},
+    )
 
 
 @torch.no_grad()
@@ -154,7 +197,7 @@ def prepare(
     advantage = settings.extrinsic_coefficient * extrinsic.advantages
     extras = {"behaviour_log_prob": trajectory.extras["behaviour_log_prob"], "target": extrinsic.targets}
     metrics = {
-        "value": _mean(value[:-1], weight_t),
+        "value": mean(value[:-1], weight_t),
         "explained_variance": explained_variance(extrinsic.targets, value[:-1], weight_t),
     }
     if intrinsic_reward is not None:
@@ -170,10 +213,10 @@ def prepare(
         )
         advantage = advantage + settings.intrinsic_coefficient * intrinsic.advantages
         extras["intrinsic_target"] = intrinsic.targets
-        metrics["intrinsic_reward"] = _mean(intrinsic_reward, weight_t)
+        metrics["intrinsic_reward"] = mean(intrinsic_reward, weight_t)
         metrics["intrinsic_explained_variance"] = explained_variance(intrinsic.targets, own[:-1], weight_t)
-    centred = (advantage - _mean(advantage, weight_t)) * weight_t
-    extras["advantage"] = centred / (_mean(centred.square(), weight_t).sqrt() + novelty.TINY)
+    centred = (advantage - mean(advantage, weight_t)) * weight_t
+    extras["advantage"] = centred / (mean(centred.square(), weight_t).sqrt() + novelty.TINY)
     return trajectory._replace(extras=extras), metrics
 
 
@@ -181,7 +224,7 @@ def explained_variance(targets: Tensor, values: Tensor, weight_t: Tensor) -> Ten
     """1 − Var(target − V) / Var(target) over the rows that count, 0-d; 0 where the targets are all the same."""
 
     def variance(x: Tensor) -> Tensor:
-        return _mean((x - _mean(x, weight_t)).square(), weight_t)
+        return mean((x - mean(x, weight_t)).square(), weight_t)
 
     spread = variance(targets)
     return torch.where(spread > novelty.TINY**2, 1 - variance(targets - values) / spread, 0.0)
@@ -201,7 +244,10 @@ class PPOLearner(SampleLearner):
             linear = settings.lr_schedule == "linear"
             return linear_decay(settings.learning_rate, self.steps, total_steps) if linear else settings.learning_rate
 
-        self._gradient = GradientLearner(network, partial(loss, settings=settings), optimiser, rate, clipping)
+        of_minibatch = partial(step_loss if settings.minibatch_of == "steps" else loss, settings=settings)
+        averages = Averages(count_weights if settings.minibatch_of == "steps" else count_steps)
+        self._gradient = GradientLearner(network, of_minibatch, optimiser, rate, clipping, averages=averages)
+        self._gradient.observe = None  # this class does it, once for each batch
         self._generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))  # of minibatches
         self._bonus: Bonus | None = None
         if settings.bonus == "rnd":
@@ -211,15 +257,24 @@ class PPOLearner(SampleLearner):
         device = network.value.weight.device
         self._scale = novelty.no_moments(device=device)  # of forward returns of the bonus
         self._forward = torch.zeros((), device=device)  # where these ended in the last batch, on average
+        self._rewards = ReturnScale(settings.discounting, device) if settings.normalise_rewards else None
 
     def update(self, sample: Sample) -> dict[str, Any]:
         """All optimiser steps on one batch; metrics are averages over them, or of the batch."""
         trajectory, settings = sample.trajectory, self._settings
+        reward = self._intrinsic_reward(trajectory) if self._bonus is not None else None
+        seen = trajectory.obs
+        if self._rewards is not None:
+            trajectory = self._rewards.scale(trajectory, _weight(self.network, trajectory), self.network.context)
+        trajectory, metrics = prepare(self.network, trajectory, reward, settings)
+        if settings.minibatch_of == "steps":
+            trajectory = single_steps(self.network, trajectory)
         columns = trajectory.reward.shape[1]
         if columns < settings.minibatches:
-            raise ConfigError(f"PPO.minibatches = {settings.minibatches} is more than the {columns} unrolls of a batch")
-        reward = self._intrinsic_reward(trajectory) if self._bonus is not None else None
-        trajectory, metrics = prepare(self.network, trajectory, reward, settings)
+            raise ConfigError(
+                f"PPO.minibatches = {settings.minibatches} is more than the {columns} {settings.minibatch_of} "
+                "of a batch"
+            )
         steps: list[dict[str, Any]] = []
         for _ in range(settings.epochs):
             order = torch.randperm(columns, generator=self._generator)
@@ -227,10 +282,19 @@ class PPOLearner(SampleLearner):
                 steps.append(self._gradient.update(Sample(_columns(trajectory, chosen), 0)))
                 if self._bonus is not None:
                     steps[-1] |= self._bonus.learn(chosen, self._generator)
+        self.network.observe(seen)
         self.steps += sample.steps
         self.updates += 1
         extent = {} if self._bonus is None else self._bonus.extent()
         return {**metrics, **means(steps), **extent, "learning_rate": steps[-1]["learning_rate"]}
+
+    def split(self, ranks: Ranks) -> None:
+        """Divide each minibatch over several ranks from now on; advantages and the bonus are those of the batch."""
+        self._gradient.split(ranks)
+
+    def part(self, work: Work) -> Part:
+        """Return gradients and metrics of a part of a minibatch."""
+        return self._gradient.part(work)
 
     def _intrinsic_reward(self, trajectory: Trajectory) -> Tensor:
         """[T, B] the bonus for the observation after each action, over the deviation of its forward returns so far."""
@@ -255,6 +319,7 @@ class PPOLearner(SampleLearner):
             "scale": self._scale._asdict(),
             "forward": self._forward,
             "bonus": {} if self._bonus is None else self._bonus.state_dict(),
+            **({} if self._rewards is None else {"rewards": self._rewards.state_dict()}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -262,162 +327,54 @@ class PPOLearner(SampleLearner):
         self._gradient.load_state_dict({**state, "updates": state["minibatch_steps"]})
         self.steps, self.updates = int(state["steps"]), int(state["updates"])
         self._generator.set_state(state["generator"].cpu())
-        self._scale = _moments(state["scale"], self._scale.mean.device)
+        self._scale = moments_from(state["scale"], self._scale.mean.device)
         self._forward = state["forward"].to(self._forward.device)
         if self._bonus is not None:
             self._bonus.load_state_dict(state["bonus"])
+        if self._rewards is not None:
+            self._rewards.load_state_dict(state["rewards"])
 
 
-class Bonus(Protocol):
-    """Measures novelty, and changes with what it has seen."""
+class ReturnScale:
+    """Divides rewards by the running deviation of their forward returns f_t = γ f_{t−1} + r_t, which episodes end.
 
-    def novelty(self, obs: Tree, weight_t: Tensor) -> Tensor:
-        """How new observations [T, B, ...] are, [T, B]; anything where the weight is 0."""
-
-    def learn(self, columns: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Learn from some columns of the observations that were last asked about."""
-
-    def extent(self) -> dict[str, float]:
-        """Metrics of what it has seen in all."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that must survive."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The reverse of state_dict."""
-
-
-class RandomDistillationBonus:
-    """The error of a network that learns what another, random one says of an observation: its newest frame, scaled.
-
-    Small worlds show the same observations again and again. Each goes through the networks once, and weighs as much as
-    it came often: the same loss for less work.
+    A batch does not know which environment an unroll came from: f begins an unroll at the mean of where those of the
+    last batch ended.
     """
 
-    def __init__(self, network: ActorCriticNetwork, settings: PPO, rate: Callable[[int], float]):
-        device = network.value.weight.device
-        self._flat = Flatten().build(network.obs_space)
-        width = int(self._flat.width)  # type: ignore[arg-type]
-        self.network = settings.distillation.build(width).to(device)
-        self._share = settings.predictor_share
-        self._moments = novelty.no_moments(width, device=device)
-        self._inputs, self._targets = torch.empty(0), torch.empty(0)  # [U, D], [U, F] of the last batch, each once
-        self._which, self._weight = torch.empty(0), torch.empty(0)  # [T, B] which of these, and what it counts
-        parameters = self.network.predictor.parameters()
-        optimiser = make_optimiser(parameters, "adam", settings.learning_rate, epsilon=settings.epsilon)
-        self._gradient = GradientLearner(self.network.predictor, self._loss, optimiser, rate, NO_CLIPPING)
+    def __init__(self, discount: float, device: torch.device):
+        self._discount = discount
+        self._moments = novelty.no_moments(device=device)
+        self._last = torch.zeros((), device=device)
 
-    @torch.no_grad()
-    def novelty(self, obs: Tree, weight_t: Tensor) -> Tensor:
-        """The predictor's error, after the moments of observations have taken these in."""
-        rows = trees.map(lambda leaf: leaf.flatten(0, 1), obs)  # [T, B, ...] → [T*B, ...]
-        keys = digest(trees.map(lambda leaf: leaf.cpu().numpy(), rows))
-        _, index, which = np.unique(keys, return_index=True, return_inverse=True)
-        first, self._which = (torch.from_numpy(each).to(weight_t.device) for each in (index, which))
-        flat = self._flat(trees.map(lambda leaf: leaf[first], rows))  # [U, D]
-        self._moments = novelty.add_to_moments(self._moments, flat, self._times(self._which, weight_t.flatten(), flat))
-        self._inputs = novelty.normalise(flat, self._moments, OBSERVATION_CLIP)
-        self._which, self._weight = self._which.unflatten(0, weight_t.shape), weight_t
-        prediction, self._targets = self.network(self._inputs)
-        return novelty.rnd_error(prediction, self._targets)[self._which]
-
-    def learn(self, columns: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """One step of the predictor on these columns, or on a share of their steps."""
-        columns = columns.to(self._weight.device)
-        weight = self._weight.index_select(1, columns)
-        if self._share < 1:
-            weight = weight * (torch.rand(weight.shape, generator=generator) < self._share).to(weight)
-        times = self._times(self._which.index_select(1, columns).flatten(), weight.flatten(), self._inputs)
-        there = times.nonzero().squeeze(1)
-        minibatch: Any = (self._inputs[there], self._targets[there], times[there])
-        return {"predictor_loss": self._gradient.update(Sample(minibatch, 0))["predictor_loss"]}
-
-    @staticmethod
-    def _times(which: Tensor, weight: Tensor, distinct: Tensor) -> Tensor:
-        """How often each of U observations comes: [M], [M], [U, ...] → [U]."""
-        return weight.new_zeros(len(distinct)).index_add_(0, which, weight)
-
-    @staticmethod
-    def _loss(predictor: nn.Module, minibatch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        inputs, targets, weight = minibatch
-        error = _mean(novelty.rnd_error(predictor(inputs), targets), weight)
-        return error, {"predictor_loss": error.detach()}
-
-    def extent(self) -> dict[str, float]:
-        """Nothing."""
-        return {}
+    def scale(self, trajectory: Trajectory, weight_t: Tensor, context: int) -> Trajectory:
+        """Take the rewards [T, B] of a batch in, and return it with scaled ones."""
+        begins = trajectory.first[context:-1]  # the action of row t is the first of an episode
+        decay = self._discount * (~begins).to(trajectory.reward) * weight_t
+        added = trajectory.reward * weight_t
+        added = torch.cat([added[:1] + decay[:1] * self._last, added[1:]])
+        forward = reverse_linear_scan(added.flip(0), decay.flip(0)).flip(0)
+        self._moments = novelty.add_to_moments(self._moments, forward.flatten(), weight_t.flatten())
+        self._last = forward[-1].mean()
+        unit = novelty.deviation(self._moments).clamp(min=novelty.TINY).float()
+        return trajectory._replace(reward=(trajectory.reward / unit).clamp(-REWARD_CLIP, REWARD_CLIP))
 
     def state_dict(self) -> dict[str, Any]:
-        """Both networks, the predictor's optimiser, and the moments of observations."""
-        target = {name: leaf.clone() for name, leaf in self.network.target.state_dict().items()}
-        return {"predictor": self._gradient.state_dict(), "target": target, "moments": self._moments._asdict()}
+        """Return the moments, and where forward returns ended."""
+        return {"moments": self._moments._asdict(), "last": self._last.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The reverse of state_dict."""
-        self._gradient.load_state_dict(state["predictor"])
-        self.network.target.load_state_dict(state["target"])
-        self._moments = _moments(state["moments"], self._moments.mean.device)
-
-
-class CountBonus:
-    """1 / √n for the n-th visit of an observation, counted over the whole run by a digest of it.
-
-    Within a batch visits are counted in the order of time, and of columns at the same time.
-    """
-
-    def __init__(self) -> None:
-        self._keys = np.zeros(0, np.uint64)  # [N] digests, ascending
-        self._visits = np.zeros(0, np.int64)  # [N]
-
-    def novelty(self, obs: Tree, weight_t: Tensor) -> Tensor:
-        """The bonus, and one visit more for each observation of weight 1."""
-        counted = weight_t.flatten().cpu().numpy() > 0
-        rows = trees.map(lambda leaf: leaf.flatten(0, 1).cpu().numpy()[counted], obs)  # [T, B, ...] → [M, ...]
-        numbers = np.ones(len(counted), np.int64)
-        numbers[counted] = self.visit(digest(rows))
-        return novelty.count_bonus(torch.from_numpy(numbers).to(weight_t.device)).unflatten(0, weight_t.shape)
-
-    def visit(self, keys: np.ndarray) -> np.ndarray:
-        """Which visit of its key each of M is, [M] int64 from 1, earlier calls included."""
-        distinct, which, counts = np.unique(keys, return_inverse=True, return_counts=True)
-        order = np.argsort(which, kind="stable")
-        begin = np.cumsum(counts) - counts
-        nth = np.empty(len(keys), np.int64)
-        nth[order] = np.arange(len(keys)) - np.repeat(begin, counts) + 1  # 1, 2, … among equal keys
-        places = np.searchsorted(self._keys, distinct)
-        known = np.zeros(len(distinct), bool)
-        inside = places < len(self._keys)
-        known[inside] = self._keys[places[inside]] == distinct[inside]
-        before = np.zeros(len(distinct), np.int64)
-        before[known] = self._visits[places[known]]
-        self._visits[places[known]] += counts[known]
-        self._keys = np.insert(self._keys, places[~known], distinct[~known])
-        self._visits = np.insert(self._visits, places[~known], counts[~known])
-        return before[which] + nth
-
-    def learn(self, columns: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Nothing: visits are counted when they are asked about."""
-        return {}
-
-    def extent(self) -> dict[str, float]:
-        """How many different observations there have been."""
-        return {"distinct_observations": float(len(self._keys))}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Digests, as int64, and visits."""
-        return {"keys": torch.tensor(self._keys.view(np.int64)), "visits": torch.tensor(self._visits)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The reverse of state_dict."""
-        self._keys = state["keys"].cpu().numpy().copy().view(np.uint64)
-        self._visits = state["visits"].cpu().numpy().copy()
+        """Load what `state_dict` returned."""
+        self._moments = moments_from(state["moments"], self._last.device)
+        self._last = state["last"].to(self._last.device)
 
 
 def _all_rows(network: ActorCriticNetwork, trajectory: Trajectory) -> Output:
     """What the network says of rows 0 … T, from the carry stored with the unrolls."""
     rows = slice(network.context, None)
     last_action, last_reward = trajectory.last_inputs()
-    return network(trajectory.obs, trajectory.first, last_action[rows], last_reward[rows], trajectory.carry)
+    found: Output = network(trajectory.obs, trajectory.first, last_action[rows], last_reward[rows], trajectory.carry)
+    return found
 
 
 def _weight(network: ActorCriticNetwork, trajectory: Trajectory) -> Tensor:
@@ -429,13 +386,5 @@ def _columns(trajectory: Trajectory, chosen: Tensor) -> Trajectory:
     """Some unrolls of a batch."""
     chosen = chosen.to(trajectory.reward.device)
     some = trees.map(lambda leaf: leaf.index_select(1, chosen), trajectory._replace(carry=()))
-    return some._replace(carry=trees.map(lambda leaf: leaf.index_select(0, chosen), trajectory.carry))
-
-
-def _mean(x: Tensor, weight: Tensor) -> Tensor:
-    """Over the rows that count; 0 if there are none."""
-    return (x * weight).sum() / weight.sum().clamp(min=1)
-
-
-def _moments(state: dict[str, Tensor], device: torch.device) -> novelty.Moments:
-    return novelty.Moments(**{name: leaf.to(device) for name, leaf in state.items()})
+    found: Trajectory = some._replace(carry=trees.map(lambda leaf: leaf.index_select(0, chosen), trajectory.carry))
+    return found

@@ -19,8 +19,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from packtrain import check
 from packtrain.algorithms.gradient import GradientLearner
-from packtrain.algorithms.optimisers import make_optimiser
+from packtrain.algorithms.optimisers import check_decay, linear_between, make_optimiser
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.networks.world_model import ModelNetwork
@@ -35,16 +36,16 @@ class WorldModelLearning:
     network: str = "model"
     optimiser: Literal["adam", "rmsprop", "rmsprop_tf"] = "rmsprop"
     learning_rate: float = 0.00025
+    final_learning_rate: float | None = None  # after `decay_updates` updates, on a straight line; None: constant
+    decay_updates: int | None = None
     alpha: float = 0.9  # RMSProp's decay
     epsilon: float = 1e-7
     weight_decay: float = 1e-5  # times the sum of squares of all weights but biases, added to the loss
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "epsilon"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"WorldModelLearning.{name} = {getattr(self, name)} must be above 0")
-        if self.weight_decay < 0:
-            raise ConfigError(f"WorldModelLearning.weight_decay = {self.weight_decay} must not be negative")
+        check.positive(self, "learning_rate", "epsilon")
+        check_decay(self)
+        check.not_negative(self, "weight_decay")
 
     def build(self, network: nn.ModuleDict, total_steps: int) -> GradientLearner:
         """A learner for the named model among the networks of a planner."""
@@ -52,20 +53,20 @@ class WorldModelLearning:
         assert isinstance(module, ModelNetwork)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         optimiser = make_optimiser(trained, self.optimiser, self.learning_rate, alpha=self.alpha, epsilon=self.epsilon)
-        rate = self.learning_rate
 
         def held_out(_: nn.ModuleDict, trajectory: Trajectory) -> dict[str, Tensor]:
             return validation(module, trajectory)
 
-        return GradientLearner(
+        learner: GradientLearner = GradientLearner(
             network,
             partial(loss, settings=self),
             optimiser,
-            lambda _: rate,
+            lambda _: linear_between(self.learning_rate, self.final_learning_rate, learner.updates, self.decay_updates),
             float("inf"),
             capture=True,
             validation=held_out,
         )
+        return learner
 
 
 def loss(
@@ -135,4 +136,5 @@ def _shares(rows: Tensor, members: int) -> Tensor:
     """[B, ...] → [K, B / K, ...], step b to member b mod K: batches come bucket after bucket, and are dealt out."""
     if len(rows) % members:
         raise ConfigError(f"a batch of {len(rows)} steps cannot be dealt out to {members} members evenly")
-    return rows.unflatten(0, (-1, members)).transpose(0, 1)
+    found: Tensor = rows.unflatten(0, (-1, members)).transpose(0, 1)
+    return found

@@ -1,1 +1,1 @@
-"""Rates beside their own bounds, measured in one run: `packtrain bench NAME`."""
+"""Benchmarks: rates and their upper bounds, measured in one run: `packtrain bench NAME`."""

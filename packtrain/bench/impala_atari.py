@@ -1,8 +1,8 @@
-"""How fast IMPALA trains on Pong, beside what its parts allow and beside a system built the usual way.
+"""IMPALA's training speed on Pong, with the bound from its parts and a conventional system for comparison.
 
 On a CPU: the shallow network, T = 80, B = 8, and in the same call the process-per-actor baseline of
-`process_per_actor.py`. On a GPU: T = 80, B = 32 and B = 4, the shallow and the deep network. Every measurement of a
-round follows the others within seconds, since a shared machine's speed changes; results are medians over rounds.
+`process_per_actor.py`. On a GPU: T = 80, B = 32 and B = 4, the shallow and the deep network. All measurements of a
+round follow each other within seconds, since a shared machine's speed changes; results are medians over rounds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from packtrain.bench.measure import measure, result
 from packtrain.bench.training import Subject, breakdown, open_training, prepare, take_apart, train
 from packtrain.envs.stream import Stream
 from packtrain.errors import StalledError
-from packtrain.runtime import command
-from packtrain.runtime.parts import open_streams
+from packtrain.runtime import preparation
+from packtrain.runtime.acting import open_streams
 
 ROUNDS = 3
 CPU_ACTORS = 64  # games; two groups of 32
@@ -36,7 +36,7 @@ GPU_CASES = (
 
 def run(secs: float, device: str = "cpu") -> dict[str, Any]:
     """Measure for about `secs` seconds each: parts, whole and baseline on a CPU; parts and whole in cases on a GPU."""
-    return _on_gpu(secs, device) if command.find_device(device).type == "cuda" else _on_cpu(secs)
+    return _on_gpu(secs, device) if preparation.find_device(device).type == "cuda" else _on_cpu(secs)
 
 
 def _on_cpu(secs: float) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _on_cpu(secs: float) -> dict[str, Any]:
 
 
 def _baseline(secs: float) -> float:
-    """Steps per second of the usual way, in a process of its own: nothing we set up here helps or hinders it."""
+    """Return the baseline's steps per second, measured in a separate process without this process's settings."""
     code = f"from packtrain.bench.process_per_actor import measure; print(measure({secs})['rate'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode:
@@ -101,7 +101,7 @@ def _gpu_case(subject: Subject, streams: list[Stream], secs: float) -> dict[str,
         with training.acting.on_device():
             parts = [measure("act", calls.act, secs / 2)]
         parts.append(measure("learn", calls.learn, secs / 2))
-        training.acting.actor.settle()  # the next case goes on from here
+        training.acting.settle()  # the next case goes on from here
     alone = [part.steps_per_second for part in environments]
     middle = sorted(environments, key=lambda part: part.steps_per_second)[GPU_ROUNDS // 2]
     return {

@@ -1,7 +1,7 @@
-"""How fast IMPALA trains on Catch with `impala/catch`'s sizes, beside what its parts allow.
+"""IMPALA's training speed on Catch with the sizes of `impala/catch`, with the bound from its parts.
 
-Parts and whole take turns in short rounds, because a shared machine's speed changes within seconds; the result is the
-round with the median ratio.
+Parts and the full run alternate in short rounds, because a shared machine's speed changes within seconds; the result is
+the round with the median ratio.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROUNDS = 5
 
 
 def run(secs: float, device: str = "cpu") -> dict[str, Any]:
-    """Measure the parts alone and the local runtime, in turn, for about `secs` seconds each."""
+    """Measure the parts and the local runtime alternately, for about `secs` seconds each."""
     subject = prepare("impala/catch", {}, device)
     rounds = []
     with tempfile.TemporaryDirectory() as name, contextlib.closing(open_training(subject, Path(name))) as training:

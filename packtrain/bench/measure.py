@@ -1,13 +1,14 @@
-"""Measuring parts alone: seconds, core-seconds and seconds with the interpreter's lock held, per step.
+"""Measure parts separately: seconds, core-seconds and seconds with the interpreter's lock held, per step.
 
-On a CPU a run cannot be faster than its cores allow, nor than the one lock allows:
+On a CPU a run cannot be faster than its cores allow, nor than the interpreter's lock allows:
 
     bound = min(cores / Σ core-seconds, 1 / Σ lock-held seconds)     per step, over the parts
 
-torch frees the lock inside its operators, NumPy mostly does not, and a thread that waits holds nothing. So the time a
-part holds it is the processor time of its thread less what torch's profiler finds inside top-level operators.
+torch releases the lock inside its operators, NumPy mostly does not, and a waiting thread does not hold it. So the time
+that a part holds the lock is the processor time of its thread minus the time in torch's top-level operators according
+to its profiler.
 
-With a GPU the parts run at the same time on things of their own, and the slowest of them alone is the bound.
+With a GPU the parts run concurrently on separate resources, and the slowest of them alone is the bound.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from packtrain.cores import available_cores
+from packtrain.cpu_count import available_cores
 
 PROFILED_CALLS, PROFILED_SECS = 20, 2.0  # of the short stretch under the profiler, at most
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one part costs, alone, for one step of the agent."""
+    """Cost of one part, measured alone, per step of the agent."""
 
     name: str
     steps_per_second: float
@@ -39,10 +40,10 @@ class Part:
 
 
 def measure(name: str, call: Callable[[], int], secs: float) -> Part:
-    """Time a call that returns how many steps it did, for about `secs` seconds.
+    """Time a call that returns its number of steps, for about `secs` seconds.
 
-    The share of time inside torch's operators comes from a short profiled stretch; profiling slows operators and what
-    is between them alike, so the share is kept and the profiled times are not.
+    The share of time inside torch's operators comes from a short profiled interval. Profiling slows operators and the
+    code between them alike, so the share is used and the profiled times are not.
     """
     for _ in range(3):
         call()
@@ -69,7 +70,7 @@ def _operator_share(call: Callable[[], int]) -> float:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the profiler's native code writes to standard error."""
+    """Suppress what the profiler's native code writes to standard error."""
     kept = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -81,20 +82,20 @@ def _quiet() -> Iterator[None]:
 
 
 def bound(parts: list[Part], cores: int) -> tuple[float, str]:
-    """Steps per second that the parts allow together, and what limits them."""
+    """Return the steps per second that the parts allow together, and what limits them."""
     by_cores = 1e6 * cores / sum(part.core_us for part in parts)
     by_lock = 1e6 / max(1e-9, sum(part.lock_us for part in parts))  # the profiler may find all of it in operators
     return (by_cores, f"{cores} cores") if by_cores <= by_lock else (by_lock, "the interpreter's lock")
 
 
 def slowest(parts: list[Part]) -> tuple[float, str]:
-    """Steps per second of the slowest part alone, and its name: the bound of a machine with a GPU."""
+    """Return the steps per second of the slowest part alone, and its name: the bound on a machine with a GPU."""
     part = min(parts, key=lambda part: part.steps_per_second)
     return part.steps_per_second, f"{part.name} alone"
 
 
 def result(name: str, rate: float, parts: list[Part], on_gpu: bool = False, **more: Any) -> dict[str, Any]:
-    """The JSON of a bench: rate, bound, ratio, the parts, and where it was measured."""
+    """Return the JSON of a benchmark: rate, bound, ratio, the parts, and the machine."""
     limit, why = slowest(parts) if on_gpu else bound(parts, available_cores())
     return {
         "bench": name,
@@ -109,7 +110,7 @@ def result(name: str, rate: float, parts: list[Part], on_gpu: bool = False, **mo
 
 
 def machine(on_gpu: bool = False) -> dict[str, Any]:
-    """Where something was measured, and with what."""
+    """Return a description of the machine and the versions."""
     return {
         "processor": platform.processor() or platform.machine(),
         **({"gpu": torch.cuda.get_device_name()} if on_gpu else {}),
@@ -120,7 +121,7 @@ def machine(on_gpu: bool = False) -> dict[str, Any]:
 
 
 def table(content: dict[str, Any]) -> str:
-    """A bench's result for people, as it says itself, or its parts; one that has cases is one table for each."""
+    """Return a benchmark's result as text: its own summary, or a table of its parts, for each case."""
     if "lines" in content:
         return "\n".join(content["lines"])
     if "cases" in content:

@@ -1,10 +1,11 @@
-"""IMPALA on Pong the usual way, to compare with: one process per actor, inference one observation at a time.
+"""IMPALA on Pong in the conventional layout, for comparison: one process per actor, inference with batch size 1.
 
 The layout is MonoBeast's (Küttler et al. 2019, arXiv:1910.03552): each actor owns an environment and reads a float32
-model in shared memory; rollouts of T+1 rows lie in shared tensors, their indices travel through queues; the learner
-stacks B rollouts, takes one step and overwrites the shared model. What differs: the environment is ale-py's vector of
-one, preprocessed in C++; processes are spawned; the main thread learns, since without copies to a device a second
-learner gains nothing; the learning rate is constant; V-trace is this package's; what no update reads is not stored.
+model in shared memory. Rollouts of T+1 rows are in shared tensors, and their indices are passed through queues. The
+learner stacks B rollouts, takes one step and overwrites the shared model. Differences: the environment is ale-py's
+vector of one, preprocessed in C++; processes are spawned; the main thread learns, since without copies to a device a
+second learner gains nothing; the learning rate is constant; V-trace is this package's; data that no update reads is not
+stored.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ class AtariNet(nn.Module):
         self.policy, self.baseline = nn.Linear(513 + ACTIONS, ACTIONS), nn.Linear(513 + ACTIONS, 1)
 
     def forward(self, frame: Tensor, reward: Tensor, last_action: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [N, A] and values [N] of frames [N, 4, 84, 84], after rewards [N] and actions [N]."""
+        """Return logits [N, A] and values [N] of frames [N, 4, 84, 84], with last rewards [N] and actions [N]."""
         one_hot = nn.functional.one_hot(last_action, ACTIONS)
         core = torch.cat([self.torso(frame.float().div_(255)), reward.clamp(-1, 1)[:, None], one_hot], dim=1)
         return self.policy(core), self.baseline(core).squeeze(1)
 
 
 def rollouts(count: int, unroll_length: int) -> dict[str, Tensor]:
-    """Shared tensors [count, T+1, ...]; a row holds an action, its logits, and the frame, reward and end it led to."""
+    """Return shared tensors [count, T+1, ...]; a row has an action, its logits, frame, reward and end."""
     row = {"frame": torch.zeros(4, 84, 84, dtype=torch.uint8), "reward": torch.tensor(0.0), "done": torch.tensor(False)}
     row |= {"logits": torch.zeros(ACTIONS), "action": torch.tensor(0)}
     return {key: one.expand(count, unroll_length + 1, *one.shape).clone().share_memory_() for key, one in row.items()}
 
 
 def act(seed: int, model: AtariNet, buffers: dict[str, Tensor], free: Any, full: Any) -> None:
-    """An actor's life: fill one free rollout after another, until the index is None."""
+    """Run an actor: fill one free rollout after another, until the index is None."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C
     parent: Any = multiprocessing.parent_process()
     threading.Thread(target=lambda: os._exit(parent.join() or 1), daemon=True).start()  # no parent, no actor
@@ -80,7 +81,7 @@ def act(seed: int, model: AtariNet, buffers: dict[str, Tensor], free: Any, full:
 
 
 def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Policy gradient + 0.5 · ½ baseline error² + 0.0006 · negative entropy, summed over a batch [T+1, B, ...]."""
+    """Return policy gradient + 0.5 · ½ baseline error² + 0.0006 · negative entropy, summed over [T+1, B, ...]."""
     rows = batch["done"].shape  # T+1, B
     logits, values = model(*(batch[key].flatten(0, 1) for key in ("frame", "reward", "action")))
     log_policy, values = logits.view(*rows, ACTIONS)[:-1].log_softmax(-1), values.view(rows)  # [T, B, A], [T+1, B]
@@ -106,11 +107,12 @@ def _next_full(full: Any, actors: list[Any]) -> int:
 def measure(
     secs: float, *, num_actors: int = 2, unroll_length: int = 80, batch_size: int = 8, warm_up_updates: int = 2
 ) -> dict[str, float]:
-    """Agent steps learned per second, over the whole updates of about `secs` seconds after the warm-up.
+    """Return the steps learned per second, over the complete updates of about `secs` seconds after the warm-up.
 
-    The defaults did best of 2, 3, 4 and 8 actors with 1 and 2 learner threads on 2 cores. Steps a core-second beside
-    other load, two rounds, as ratios to them: 1, 0.83, 0.82, 0.71 with 1 thread, 0.68, 0.62, 0.72, 0.67 with 2. Steps a
-    second on a quiet machine, one round with fewer rollouts: 0.93 to 1 up to 4 actors (noise 0.04), 0.85 with 8.
+    The defaults were the fastest of 2, 3, 4 and 8 actors with 1 and 2 learner threads on 2 cores. Steps per core-second
+    with other load, two rounds, as ratios to them: 1, 0.83, 0.82, 0.71 with 1 thread, 0.68, 0.62, 0.72, 0.67 with 2.
+    Steps per second on a quiet machine, one round with fewer rollouts: 0.93 to 1 up to 4 actors (noise 0.04), 0.85 with
+    8.
     """
     learner, shared = AtariNet(), AtariNet().share_memory()
     shared.load_state_dict(learner.state_dict())

@@ -1,10 +1,10 @@
-"""How fast Q-learners act and learn at the same time, beside what each does alone.
+"""Speed of Q-learners that act and learn concurrently, compared with acting and learning alone.
 
-On a CPU: R2D2 and DQN with the sizes of marltas_core's scripts on Pong. For each, first how many steps are acted while
-an update is made, each alone; then both at once in that proportion, so that neither waits for the other for long. A
-step costs its own acting and its share of an update, and the bound is that of `measure.py`.
+On a CPU: R2D2 and DQN with the sizes of marltas_core's scripts on Pong. For each, the time of a step and of an update
+are first measured alone; then both run concurrently in the ratio in which they take equal time, so that neither waits
+for long. A step costs its own acting and its share of an update, and the bound is that of `measure.py`.
 
-On a GPU: R2D2 at the paper's sizes, batches of 64 sequences of 80 steps after 40 of burn-in, both as fast as they can.
+On a GPU: R2D2 at the paper's sizes, batches of 64 sequences of 80 steps after 40 of burn-in, both at full speed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch
 from packtrain.bench.measure import Part, measure, result
 from packtrain.bench.training import open_training, prepare, train
 from packtrain.interfaces import learn as make_updates
-from packtrain.runtime import command
+from packtrain.runtime import preparation
+from packtrain.runtime.acting import local_side
 from packtrain.runtime.training import Training
 
 ROUNDS = 3
@@ -32,8 +33,8 @@ WANTED = {"updates": 35.0, "steps": 15_000.0}  # a second, on a GPU with 16 core
 
 
 def run(secs: float, device: str = "cpu") -> dict[str, Any]:
-    """The bench of a device, about `secs` seconds for each measurement."""
-    if command.find_device(device).type == "cuda":
+    """Run the benchmark of a device, with about `secs` seconds per measurement."""
+    if preparation.find_device(device).type == "cuda":
         return _on_gpu(secs, device)
     cases = [{"case": label, **_cpu_case(config, values, secs)} for label, config, values in CPU_CASES]
     lines = [f"{'':<28}{'act/s':>10}{'learn/s':>10}{'bound/s':>10}{'ratio':>8}   busy"]
@@ -64,7 +65,7 @@ def _cpu_case(config: str, values: dict[str, Any], secs: float) -> dict[str, Any
 
 
 def _proportion(config: str, values: dict[str, Any], secs: float) -> float:
-    """Updates that take as long as a step, each alone."""
+    """Return the number of updates that take as long as a step, each measured alone."""
     subject = prepare(config, values)
     with tempfile.TemporaryDirectory() as name, contextlib.closing(open_training(subject, Path(name))) as training:
         train(training, 0.5)
@@ -73,8 +74,8 @@ def _proportion(config: str, values: dict[str, Any], secs: float) -> float:
 
 
 def _parts(training: Training, secs: float, steps: float) -> list[Part]:
-    """Acting, and learning as if each update were so many steps, of a run that is not running."""
-    side, learners = training.acting, training.learning
+    """Return the calls for acting and for learning of a run that is not running, with `steps` steps per update."""
+    side, learners = local_side(training.acting), training.learning
     (learner,), (memory,) = learners.learners.values(), learners.memories.values()
 
     def act() -> int:

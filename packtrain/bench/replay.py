@@ -1,8 +1,8 @@
-"""What a prioritised replay takes as it fills up: rows in, batches out, priorities back.
+"""Speed of prioritised replay by fill level: rows in, batches out, priorities back.
 
 A million 3-step transitions of small observations, and sequences of Atari frames at a smaller capacity, each in three
-memories: 1 %, half and entirely full. They are measured in turns. The bound is the same memory at 1 %: what a batch
-would take if the size cost nothing. A batch of a full one may take 1.5 times as long.
+memories: 1 %, 50 % and 100 % full. They are measured alternately. The bound is the same memory at 1 %: the time of a
+batch if the fill level cost nothing. A batch of a full memory may take 1.5 times as long.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from packtrain.accelerate.allocator import keep_large_blocks
 from packtrain.bench.measure import machine
 from packtrain.config import unrecorded
-from packtrain.devices.allocator import keep_large_blocks
-from packtrain.memory.sequences import SequenceMemory, Sequences
+from packtrain.memory.sequence_memory import SequenceMemory
+from packtrain.memory.sequences import Sequences
 from packtrain.types import Row
 
 TRANSITIONS, FRAMES = 1_000_000, 100_000  # rows of the two memories
@@ -32,7 +33,7 @@ POOL = 61  # rows that come again and again: making them is not measured
 
 @dataclass(frozen=True)
 class Case:
-    """A memory, and what is put into it."""
+    """A memory, and the rows for it."""
 
     name: str
     sizes: Sequences
@@ -42,7 +43,7 @@ class Case:
 
 
 def run(secs: float, device: str = "cpu") -> dict[str, Any]:
-    """Both memories on a device."""
+    """Measure both memories on a device."""
     keep_large_blocks()  # as every run does
     with unrecorded():
         transitions = Sequences(TRANSITIONS, 1, burn_in=0, stride=1, n_step=3, batch_size=512)
@@ -81,7 +82,7 @@ def _result(parts: list[dict[str, Any]], device: torch.device) -> dict[str, Any]
 
 
 def _measured(case: Case, secs: float, device: torch.device) -> list[dict[str, Any]]:
-    """One part for every fill."""
+    """Measure one part for every fill level."""
     feed = _Feed(case)
     memories = [case.sizes.build([case.columns], 0, device) for _ in FILLS]
     inserts = [feed.fill(memory, fill, device) for memory, fill in zip(memories, FILLS, strict=True)]
@@ -121,7 +122,7 @@ class _Feed:
         self._no = np.zeros(columns, bool)
 
     def fill(self, memory: SequenceMemory, share: float, device: torch.device) -> float:
-        """Fill a memory; rows a second of the second half, or of what overwrites the oldest half if it is full."""
+        """Fill a memory; return rows per second of the second half, or of overwriting the oldest half if it is full."""
         rows = round(share * memory.length)
         begin = rows if share == 1 else rows // 2
         for number in range(begin):
@@ -137,15 +138,15 @@ class _Feed:
         at, ends = number % POOL, self._no | (number % EPISODE == EPISODE - 1)
         reward = {"train": self._reward[at]}
         row = Row(self._obs[at], self._no | (number % EPISODE == 0), self._action[at], reward, ends, self._no)  # type: ignore[arg-type]
-        memory.sinks[0].add(row, self._carry, {})
+        memory.writer(0).add(row, self._carry, {})
 
 
 def _draw(memory: SequenceMemory) -> Callable[[], Any]:
-    return lambda: memory.sample(0)
+    return lambda: memory.sample()
 
 
 def _answer(memory: SequenceMemory) -> Callable[[], Any]:
-    sample = memory.sample(0)
+    sample = memory.sample()
     assert sample is not None and sample.keys is not None, "nothing to draw"
     keys = sample.keys
     errors = torch.rand(len(keys), device=keys.device)
@@ -153,7 +154,7 @@ def _answer(memory: SequenceMemory) -> Callable[[], Any]:
 
 
 def _secs_a_call(call: Callable[[], Any], secs: float, device: torch.device) -> float:
-    """The median over calls for so many seconds."""
+    """Return the median time of a call, repeated for so many seconds."""
     times: list[float] = []
     call()
     _settle(device)

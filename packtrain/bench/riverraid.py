@@ -1,7 +1,7 @@
-"""How fast IMPALA trains on River Raid with a proxy, which reads the console's memory, beside the same without one.
+"""IMPALA's training speed on River Raid with a proxy, which needs the console's memory, and without one.
 
-Without proxies games run in ALE's native threads, with one in processes (`envs/atari_ram.py`). Both runs are open at
-once and are measured in turn, since a shared machine's speed changes; results are medians over rounds.
+Without proxies games run in ALE's native threads; with one they run in processes (`envs/atari_ram.py`). Both runs are
+open and are measured alternately, since a shared machine's speed changes; results are medians over rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.bench.training import open_training, prepare, train
-from packtrain.runtime import command
+from packtrain.runtime import preparation
 
 ROUNDS = 3
 VALUES = {"unroll_length": 80, "batch_size": 8}
@@ -27,8 +27,8 @@ WANTED = 0.7
 
 
 def run(secs: float, device: str = "cpu") -> dict[str, Any]:
-    """The rates of all cases, about `secs` seconds for each measurement."""
-    actors = ACTORS[command.find_device(device).type]
+    """Return the rates of all cases, measured for about `secs` seconds each."""
+    actors = ACTORS[preparation.find_device(device).type]
     rates: dict[str, list[float]] = {name: [] for name in CASES}
     with contextlib.ExitStack() as stack:
         trainings = {}

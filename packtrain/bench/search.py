@@ -1,7 +1,7 @@
-"""How fast planners search: alone, beside the rate of the environment they search in, and with a network in the loop.
+"""Speed of planners: alone, relative to the environment they search in, and with a network.
 
-All on one core, in seconds of its processor time, so that others on the machine matter little. A search is measured as
-it is used, decision after decision over whole episodes; the core's own rate is measured in turn with it.
+All on one core, in seconds of its processor time, so that other processes matter little. A search is measured as it is
+used, decision by decision over whole episodes, alternately with the environment's own rate.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import torch
 
 from packtrain import trees
 from packtrain.acting.inference import Inference
-from packtrain.acting.planned import PlannedPolicy, PlannedSeat
+from packtrain.acting.planner_policy import PlannerPolicy, PlannerState
 from packtrain.bench.measure import machine
 from packtrain.envs.functional import Core
-from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.functional_vector_env import FunctionalVectorEnv
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.sokoban import Sokoban
 from packtrain.envs.stream import Stream
 from packtrain.networks.prediction import ConvNet, Prediction
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
-from packtrain.planning.leaf_raters import QualityNetworkNewLeafRater
+from packtrain.planning.leaf_evaluators import QualityNetworkNewLeafRater
 from packtrain.planning.planner import Agent
 from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
 from packtrain.types import Request
@@ -37,14 +37,14 @@ PASSES = 20
 
 
 class FreeInference(Inference):
-    """Answers 0 at no cost, so that a search is measured alone."""
+    """Answers requests with 0 at no cost, so that a search is measured alone."""
 
     def __init__(self, heads: dict[str, dict[str, int]]):
         super().__init__({})
         self._heads = heads
 
     def answer(self, requests: list[Request]) -> list[dict[str, np.ndarray]]:
-        """Zeros."""
+        """Return zeros."""
         counts = [len(trees.front(request.inputs)) for request in requests]
         self.rows += sum(counts)
         return [
@@ -54,24 +54,24 @@ class FreeInference(Inference):
 
 
 class Search:
-    """A planner walking through episodes, which can be timed decision by decision."""
+    """A planner that plays episodes and is timed decision by decision."""
 
     def __init__(self, core: Core, agent: Agent, roots: int, passes: int, network: torch.nn.Module | None = None):
         networks = torch.nn.ModuleDict({} if network is None else {"agent": network})
-        self._stream = Stream(FunctionalColumns(core, roots, 0, "raise", "bench"), roots)
-        policy = PlannedPolicy(agent, networks, torch.device("cpu"), 0)
+        self._stream = Stream(FunctionalVectorEnv(core, roots, 0, "raise", "bench"), roots)
+        policy = PlannerPolicy(agent, networks, torch.device("cpu"), 0)
         if network is None:
             policy.inference = FreeInference(agent.heads(core.action_space))
         self.inference = policy.inference
-        self._seat: PlannedSeat = policy.seat(self._stream)
+        self._actor_state: PlannerState = policy.actor_state(self._stream)
         self._row = self._stream.start()
         self._roots, self._passes = roots, passes
         self.extras: dict[str, np.ndarray] = {}  # of the last decision
 
     def decide(self) -> float:
-        """One decision for all roots, and the environments' step; how many seconds the decision took."""
+        """Make one decision for all roots and step the environments; return the seconds of the decision."""
         begin = time.thread_time()
-        decision = self._seat.act(self._row)
+        decision = self._actor_state.act(self._row)
         spent = time.thread_time() - begin
         self.extras = decision.extras
         self._stream.send(decision.action)
@@ -79,7 +79,7 @@ class Search:
         return spent
 
     def rate(self, secs: float) -> float:
-        """Passes, or expansions, a second."""
+        """Return passes, or expansions, per second."""
         spent, decisions = 0.0, 0
         while spent < secs:
             spent += self.decide()
@@ -88,7 +88,7 @@ class Search:
 
 
 def steps_per_second(core: Core, states: int, secs: float) -> float:
-    """The core's own rate for so many states at once."""
+    """Return the core's own rate for batches of so many states."""
     rng = np.random.default_rng(0)
     batch, count = core.initial(states, rng), int(core.action_space.n)  # type: ignore[attr-defined]
     steps, begin = 0, time.thread_time()
@@ -99,7 +99,7 @@ def steps_per_second(core: Core, states: int, secs: float) -> float:
 
 
 def boards() -> Sokoban:
-    """The boards that searches are measured on."""
+    """Return the boards that searches are measured on."""
     return Sokoban(8, 8, 2, min_pushes=8, boards=64, step_reward=0.0, max_steps=50)
 
 
@@ -122,7 +122,7 @@ NETWORKS = (
 
 
 def run(secs: float, device: str = "cpu") -> dict[str, Any]:
-    """Every search with a free network at 1, 32 and 256 roots; one with a network; one in a growing graph."""
+    """Measure every search with a free network at 1, 32 and 256 roots, one with a network, one in a growing graph."""
     torch.set_num_threads(1)
     cases = [
         _case(name, make(), agent, passes, roots, secs / ROUNDS)
@@ -161,7 +161,7 @@ def _case(name: str, core: Core, agent: Agent, passes: int, roots: int, secs: fl
 
 
 def _with_network(name: str, sizes: ConvNet, secs: float) -> dict[str, Any]:
-    """MCTS on Sokoban at 32 roots: the search alone, the network alone at the same batches, and both."""
+    """Measure MCTS on Sokoban at 32 roots: the search alone, the network alone at the same batches, and both."""
     core, roots = boards(), 32
     network = Prediction(sizes).build(core.observation_space, {"value": 1}).eval()
     agent = DeterministicMCTSAgent(n_passes=PASSES)
@@ -190,7 +190,7 @@ def _with_network(name: str, sizes: ConvNet, secs: float) -> dict[str, Any]:
 
 
 def _network_rate(network: torch.nn.Module, core: Core, batch: int, secs: float) -> float:
-    """Rows a second."""
+    """Return the network's rows per second."""
     rng = np.random.default_rng(0)
     inference = Inference({"agent": network})
     request = Request("agent", core.observe(core.initial(batch, rng)))
@@ -201,7 +201,7 @@ def _network_rate(network: torch.nn.Module, core: Core, batch: int, secs: float)
 
 
 def _growing() -> dict[str, Any]:
-    """Microseconds a decision of best-first search at 32 roots, when a root knows about 200 and about 2,000 nodes."""
+    """Return microseconds per decision of best-first search at 32 roots with about 200 and 2,000 nodes per root."""
     core = Hanoi(9, max_steps=None)  # 19,683 states: none is solved on the way
     found: dict[str, list[float]] = {"200": [], "2000": []}
     search = Search(core, BestFirstSearchAgent(n_nodes_per_step=10), 32, 10)

@@ -1,12 +1,12 @@
-"""How fast value expansion learns, beside the floor of its own products.
+"""Speed of value expansion, compared with the lower bound given by its matrix products.
 
 On a GPU: STEVE at the paper's sizes, an update of the model and one of critic and policy, for 1 and 8 seeds at once,
-kernel by kernel, compiled, captured, and both. On a CPU: plain DDPG with 2 × 256 units and batches of 256, taped and
-not, on all cores and on one, beside Stable-Baselines3 where it is installed, in alternating rounds.
+kernel by kernel, compiled, captured, and both. On a CPU: plain DDPG with 2 × 256 units and batches of 256, recorded and
+not, on all cores and on one, compared with Stable-Baselines3 if it is installed, in alternating rounds.
 
-The floor is what the products alone would take: their operations are counted in one update, and products of the size
+The bound is the time of the products alone: their operations are counted in one update, and products of the size
 that most of them have are timed on the same device, in the same precision and with the same threads. On a CPU small
-products are slower than that, so every product of an update is also noted with its shape and timed by itself.
+products are slower than that, so every product of an update is also recorded with its shape and timed separately.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from packtrain.accelerate.allocator import keep_large_blocks
+from packtrain.acting.noise import Control
+from packtrain.algorithms.batched_updates import Batch, ReplayLearner
 from packtrain.algorithms.dynamics import DynamicsLearning
-from packtrain.algorithms.launches import Batch, ReplayLearner
-from packtrain.algorithms.targets import Steve
-from packtrain.algorithms.value_expansion import ValueExpansion
+from packtrain.algorithms.value_expansion import Steve, ValueExpansion
 from packtrain.bench.measure import machine
 from packtrain.config import unrecorded
-from packtrain.cores import available_cores
-from packtrain.devices.allocator import keep_large_blocks
+from packtrain.cpu_count import available_cores
 from packtrain.errors import ConfigError
-from packtrain.networks.control import Control
 from packtrain.networks.dynamics import Dynamics
 from packtrain.types import Spec
 
@@ -52,7 +51,7 @@ SPEC = Spec(gym.spaces.Box(-1, 1, (OBS,)), gym.spaces.Box(-1, 1, (ACTIONS,)))
 
 
 def run(secs: float, device: str = "cpu") -> dict[str, Any]:
-    """The bench of a device."""
+    """Run the benchmark of a device."""
     with unrecorded():
         return _on_gpu(secs, torch.device(device)) if device.startswith("cuda") else _on_cpu(secs)
 
@@ -119,12 +118,12 @@ def _gpu_case(control: Control, runs: int, way: str, flops: float, secs: float, 
 
 
 def _both(compiles: bool) -> tuple[Any, ...]:
-    """The learners of model and critic."""
+    """Return the learners of model and critic."""
     return DynamicsLearning(compile=compiles), ValueExpansion(target=Steve(), compile=compiles)
 
 
 def _operations_of_a_pair(control: Control, device: torch.device) -> float:
-    """Floating-point operations of the products in an update of the model and one of critic and policy."""
+    """Return the floating-point operations of the products in an update of the model and one of critic and policy."""
     learners = _learners(control, _both(False), device, 0, False)
     return sum(_operations(partial(one.update, _batch(one, device))) for one in learners) / COUNT
 
@@ -133,7 +132,7 @@ def _learners(
     control: Control, descriptions: tuple[Any, ...], device: torch.device, seed: int, capture: bool
 ) -> list[ReplayLearner]:
     torch.manual_seed(seed)
-    network = control.build(SPEC).to(device)
+    network = control.build_network(SPEC).to(device)
     learners = [description.build(network, 1) for description in descriptions]
     for learner in learners:
         learner.capture = capture
@@ -141,7 +140,7 @@ def _learners(
 
 
 def _batch(learner: ReplayLearner, device: torch.device) -> Batch:
-    """Inputs of COUNT updates: noise in the shapes of HalfCheetah."""
+    """Return inputs of COUNT updates: noise in the shapes of HalfCheetah."""
     rows = learner.rule.batch_size
     given = {
         "obs": torch.randn(COUNT, rows, OBS, device=device),
@@ -227,12 +226,12 @@ def _ddpg(secs: float, cores: int) -> dict[str, Any]:
 
 
 def _floor(flops: float, secs: float) -> float:
-    """Updates a second if there were nothing but products, all as fast as those of 256 × 256 × 256."""
+    """Return the updates per second if there were only products, all as fast as those of 256 × 256 × 256."""
     return 1e12 * _products(torch.device("cpu"), 1, 256, secs) / flops
 
 
 def _updates(control: Control, description: ValueExpansion, capture: bool) -> Callable[[], int]:
-    """A call that makes COUNT updates."""
+    """Return a call that makes COUNT updates."""
     cpu = torch.device("cpu")
     (learner,) = _learners(control, (description,), cpu, 0, capture)
     batch = _batch(learner, cpu)
@@ -245,7 +244,7 @@ def _updates(control: Control, description: ValueExpansion, capture: bool) -> Ca
 
 
 def _stable_baselines() -> Callable[[], int] | None:
-    """A call that makes some updates of theirs, on random steps of the same shapes; None if it is not installed."""
+    """Return a call that makes updates of Stable-Baselines3 on random steps; None if it is not installed."""
     try:
         from stable_baselines3 import DDPG
     except ImportError:
@@ -262,7 +261,7 @@ def _stable_baselines() -> Callable[[], int] | None:
 
 
 class _Noise(gym.Env):
-    """An environment of random numbers: only its shapes matter."""
+    """An environment of random numbers with given shapes."""
 
     observation_space = gym.spaces.Box(-10, 10, (OBS,))
     action_space = gym.spaces.Box(-1, 1, (ACTIONS,))
@@ -279,7 +278,7 @@ class _Noise(gym.Env):
 
 
 def _rate(call: Callable[[], int], secs: float, device: torch.device) -> float:
-    """What a call does in a second, of whatever it says it did."""
+    """Return the units per second of a call that returns its number of units."""
     for _ in range(2):
         call()
     _settle(device)
@@ -291,14 +290,14 @@ def _rate(call: Callable[[], int], secs: float, device: torch.device) -> float:
 
 
 def _operations(call: Callable[[], Any]) -> float:
-    """Floating-point operations of the products in a call."""
+    """Return the floating-point operations of the products in a call."""
     with FlopCounterMode(display=False) as counter:
         call()
     return float(counter.get_total_flops())
 
 
 def _noted_products(call: Callable[[], Any]) -> Callable[[], int]:
-    """The products of a call, and nothing else, as a call that says how many updates they are of."""
+    """Return a call that computes only the products of another call, and the number of its updates."""
     noted: list[tuple[Any, tuple[Tensor, ...]]] = []
 
     class Note(TorchDispatchMode):
@@ -319,7 +318,7 @@ def _noted_products(call: Callable[[], Any]) -> Callable[[], int]:
 
 
 def _products(device: torch.device, batch: int, size: int, secs: float) -> float:
-    """TFLOP a second of square products alone."""
+    """Return the TFLOP per second of square products alone."""
     a, b = (torch.randn(batch, size, size, device=device) for _ in range(2))
     into: Tensor = torch.empty_like(a)
 

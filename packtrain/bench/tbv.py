@@ -1,8 +1,8 @@
-"""What a step of "Trust, but verify" costs, on the Tower of Hanoi with 7 disks and at the published sizes: one core.
+"""Cost of a step of "Trust, but verify" on the Tower of Hanoi with 7 disks at the published sizes, on one core.
 
-Parts are measured alone, in processor time: the environments, the search with answers that are ready, the ensemble's
-answers, its learning. A search is measured over whole episodes, since graphs grow while they last; steps a second mean
-nothing without the expansions behind each: with a weaker model there are fewer, and steps are cheap.
+Parts are measured alone, in processor time: the environments, the search with precomputed predictions, the ensemble's
+predictions, its training. A search is measured over whole episodes, since graphs grow within an episode. Steps per
+second must be read together with the expansions per step: with a weaker model there are fewer, and steps are cheaper.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import torch
 from torch import nn
 
 from packtrain.acting.actor import Actor
-from packtrain.acting.joint import Joint
-from packtrain.acting.planned import PlannedPolicy
+from packtrain.acting.multi_seed_planner import Joint
+from packtrain.acting.planner_policy import PlannerPolicy
 from packtrain.algorithms.world_model import WorldModelLearning
 from packtrain.bench.measure import machine
-from packtrain.cores import available_cores
+from packtrain.cpu_count import available_cores
 from packtrain.envs.environment import Environment
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.stream import Stream
+from packtrain.interfaces import Writer
 from packtrain.memory.episodes import Episodes
 from packtrain.networks.world_model import WorldModel
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.learned import LearnedModel
-from packtrain.planning.model import digest
+from packtrain.planning.nodes import digest
 
 DISKS, ENVIRONMENTS, EPISODE, UPDATES, BATCH = 7, 32, 1000, 200, 1024
 RUNS = (1, 10)  # that share a search
@@ -35,7 +36,7 @@ PUBLISHED = {"steps": 260, "expansions": 560, "updates": 8.9}  # of the publishe
 
 
 class ReadyModel(nn.Module):
-    """Answers as a good ensemble would: what really follows, and a little disagreement, another for each question."""
+    """Predicts like a good ensemble: the true transition, with a small disagreement that differs between requests."""
 
     def __init__(self, core: Hanoi, members: int):
         super().__init__()
@@ -43,7 +44,7 @@ class ReadyModel(nn.Module):
         self._apart = np.random.default_rng(0).standard_normal(members).astype(np.float32)
 
     def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Like `WorldModelNetwork`."""
+        """Return predictions in the format of `WorldModelNetwork`."""
         obs, actions = inputs["obs"].numpy(), inputs["action"].numpy()
         pegs = obs.reshape(len(obs), -1, 3).argmax(-1).astype(np.uint8)
         after, reward, over, _ = self._core.step(pegs, actions, np.random.default_rng(0))
@@ -54,13 +55,13 @@ class ReadyModel(nn.Module):
         return {"delta": torch.from_numpy(delta), "reward": reward_logits, "terminated": over_logits}
 
 
-class _Nowhere:
+class _Nowhere(Writer):
     def add(self, row: Any, carry: Any, extras: dict[str, Any]) -> None:
-        """Keep nothing."""
+        """Store nothing."""
 
 
 def run(secs: float, device: str = "cpu") -> dict[str, Any]:
-    """Every part alone, and what they add up to."""
+    """Measure every part alone, and return their sum."""
     torch.set_num_threads(1)
     environment = _environment_us(secs)
     searches = [_search(runs) for runs in RUNS]
@@ -106,7 +107,7 @@ def _environment_us(secs: float) -> float:
 
 
 def _search(runs: int) -> dict[str, Any]:
-    """One episode of every environment of so many runs, with the published numbers and ready answers."""
+    """Run one episode of every environment of so many runs, with the published settings and precomputed predictions."""
     agent = BestFirstSearchAgent(
         expand_heuristic="bonus",
         top_level_heuristic="solved_then_auxiliary_then_bonus",
@@ -117,7 +118,7 @@ def _search(runs: int) -> dict[str, Any]:
     streams, model = _streams(runs), LearnedModel()
     ready = ReadyModel(Hanoi(DISKS), model.members)
     policies = [
-        PlannedPolicy(agent, nn.ModuleDict({"model": ready}), torch.device("cpu"), k, None, model) for k in range(runs)
+        PlannerPolicy(agent, nn.ModuleDict({"model": ready}), torch.device("cpu"), k, None, model) for k in range(runs)
     ]
     actors = [Actor([s], p, [_Nowhere()], lambda: 0) for s, p in zip(streams, policies, strict=True)]
     turn = actors[0].turn
@@ -142,7 +143,7 @@ def _search(runs: int) -> dict[str, Any]:
 
 
 def _network(secs: float, device: torch.device) -> tuple[float, float]:
-    """Microseconds of an answer in batches of 32 · 6, seconds of an update at the published sizes."""
+    """Return microseconds of a prediction in batches of 32 · 6, and seconds of an update at the published sizes."""
     core = Hanoi(DISKS)
     network = nn.ModuleDict({"model": WorldModel().build(core.observation_space, core.action_space)}).to(device)
     rng = np.random.default_rng(0)
@@ -158,10 +159,10 @@ def _network(secs: float, device: torch.device) -> tuple[float, float]:
     learner = WorldModelLearning().build(network, 1)
     memory = Episodes(50_000, 8 * BATCH).build([1], 0, device)
     memory.add_episode(_random_episode(core, rng, 20_000))
-    learner.update(memory.sample(0))  # type: ignore[arg-type]
+    learner.update(memory.sample())  # type: ignore[arg-type]
     updates, begin = 0, time.perf_counter()
     while time.perf_counter() - begin < secs:
-        learner.update(memory.sample(0))  # type: ignore[arg-type]
+        learner.update(memory.sample())  # type: ignore[arg-type]
         updates += 1
     if device.type == "cuda":
         torch.cuda.synchronize()

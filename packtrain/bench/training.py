@@ -1,4 +1,4 @@
-"""A training run taken apart for measuring: its actor and its learner as calls, and the local runtime for a while."""
+"""A training run split for measurement: its actor and its learner as calls, and the local runtime for some seconds."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ import torch
 from packtrain import knobs
 from packtrain.config import Configuration
 from packtrain.envs.stream import Stream
-from packtrain.runtime import command, local
+from packtrain.runtime import local, preparation
+from packtrain.runtime.acting import local_side
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder
-from packtrain.runtime.training import Training
+from packtrain.runtime.training import RunSetup, Training
 from packtrain.types import Sample, Spec
 
 WARM_UP_SECS = 0.2  # the first moments fill the queue
 
 
 class _Silent:
-    """Shows nothing."""
+    """A console without output."""
 
     def show(self, row: dict[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def pulse(self, step: int, wall_s: float, doing: Callable[[], str]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Subject(NamedTuple):
-    """What is measured."""
+    """The configuration under measurement."""
 
     configuration: Configuration
     experiment: Experiment
@@ -43,7 +44,7 @@ class Subject(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """Parts of a run as calls that return how many steps they did."""
+    """Parts of a run as calls that return their number of steps."""
 
     act: Callable[[], int]
     learn: Callable[[], int]
@@ -52,16 +53,16 @@ class Calls(NamedTuple):
 
 
 def prepare(config: str, values: dict[str, Any], device: str = "cpu") -> Subject:
-    """A shipped configuration without evaluation, rows and end."""
+    """Return a shipped configuration without evaluation, metric rows and end."""
     path, _ = knobs.find_config(config)
     values = {"eval_every": 0, "total_steps": 10**9, "log_every": 10**9, "checkpoint_secs": 1e9, **values}
     torch.set_num_threads(1)
-    return Subject(*command.prepare([path], [], values, 0, True), command.find_device(device))
+    return Subject(*preparation.prepare([path], [], values, 0, True), preparation.find_device(device))
 
 
 def take_apart(training: Training) -> Calls:
-    """The actor (environments, policy, memory) and the learner of a run that is not running, each alone."""
-    acting, learning = training.acting, training.learning
+    """Return the actor (environments, policy, memory) and the learner of a run that is not running, each alone."""
+    acting, learning = local_side(training.acting), training.learning
     (memory,), (learner,) = learning.memories.values(), learning.learners.values()
     samples: list[Sample] = []
     turn = 0
@@ -73,7 +74,7 @@ def take_apart(training: Training) -> Calls:
         acting.actor.turn()
         acting.actor.drain_finished()
         if memory.ready():
-            samples[:] = [sample for sample in [memory.sample(learner.updates)] if sample is not None]
+            samples[:] = [sample for sample in [memory.sample(version=learner.updates)] if sample is not None]
         return acting.actor.steps - before
 
     def learn() -> int:
@@ -84,7 +85,7 @@ def take_apart(training: Training) -> Calls:
         return samples[0].steps
 
     def step_environments() -> int:
-        """Like `act` without a policy and a memory: wait for a group, send it on with random actions."""
+        """Wait for a group and send random actions: like `act`, without a policy and a memory."""
         nonlocal turn
         acting.actor.settle()
         stream = acting.streams[turn % len(acting.streams)]
@@ -107,21 +108,13 @@ def take_apart(training: Training) -> Calls:
 
 
 def open_training(subject: Subject, folder: Path, streams: list[Stream] | None = None) -> Training:
-    """The whole, in a folder of its own, on environments that are open already if there are any."""
-    return Training(
-        subject.experiment,
-        subject.spec,
-        RunFolder(folder),
-        subject.configuration,
-        subject.device,
-        _Silent(),
-        None,
-        streams=streams,
-    )
+    """Open the full run in a separate folder, on already open environments if there are any."""
+    parts = (subject.experiment, subject.spec, RunFolder(folder), subject.configuration, subject.device)
+    return Training(RunSetup(*parts, _Silent()), None, streams)
 
 
 def train(training: Training, secs: float, warm_up_secs: float = WARM_UP_SECS) -> tuple[float, dict[str, float]]:
-    """The local runtime for a while: its rate, how busy its two loops were, and updates a second."""
+    """Run the local runtime; return its rate, the busy fractions of its two loops, and updates per second."""
     training.stop = None
     marks: list[tuple[float, int, int]] = []
     busy: dict[str, float] = {}
@@ -143,8 +136,8 @@ def train(training: Training, secs: float, warm_up_secs: float = WARM_UP_SECS) -
 
 
 def breakdown(training: Training, secs: float) -> dict[str, float]:
-    """Where the two loops spend their time while they run together: microseconds a step, by loop and part."""
-    acting, learning = training.acting, training.learning
+    """Return the time that the two loops spend in each of their parts when both run, in microseconds per step."""
+    acting, learning = local_side(training.acting), training.learning
     (memory,), (learner,) = learning.memories.values(), learning.learners.values()
     spent: dict[str, float] = {}
     watched: list[tuple[Any, str]] = []
@@ -163,10 +156,10 @@ def breakdown(training: Training, secs: float) -> dict[str, float]:
         setattr(target, method, timed)
         watched.append((target, method))
 
-    for stream, seat, sink in zip(acting.streams, acting.actor.seats, memory.sinks, strict=True):
+    for group, (stream, actor_state) in enumerate(zip(acting.streams, acting.actor.actor_states, strict=True)):
         watch(stream, "recv", "actor: wait for environments")
-        watch(seat, "act", "actor: decide")
-        watch(sink, "add", "actor: store")
+        watch(actor_state, "act", "actor: decide")
+        watch(memory.writer(group), "add", "actor: store")
         watch(stream, "send", "actor: send actions")
     watch(learning.weights, "pull", "actor: new weights")
     watch(memory, "wait_for_room", "actor: wait for room")

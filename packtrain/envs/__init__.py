@@ -1,1 +1,1 @@
-"""Gymnasium in, rows out: making environments, stepping many of them, and our own functional cores."""
+"""Environments: creating them, stepping many at once, validating their data, and the built-in functional cores."""

@@ -1,9 +1,9 @@
-"""Atari games with the console's memory beside each row, in processes that play several games each.
+"""Atari games with the console's memory in `info`, run in processes that play several games each.
 
-ALE's vector environment tells frames, rewards and lives, never the 128 bytes that a reward function may want to read.
-Its single games do, but they keep the interpreter's lock while they play, so that threads share one core: B games are
-shared out among processes, which write what they see into memory that all of them hold. Rows are those of
-`envs/atari.py` bit for bit, from the same seeds: the same draws of no-ops, the same maximum of two frames, the same
+ALE's vector environment returns frames, rewards and lives, but not the 128 bytes of memory that a reward function may
+need. ALE's single games provide it, but hold the interpreter's lock while they play, so threads would share one core.
+Therefore B games are distributed over processes, which write their results to shared memory. Rows equal those of
+`envs/atari.py` bit for bit for the same seeds: the same random no-ops, the same maximum of two frames, the same
 average over areas in the same order of float32 sums.
 """
 
@@ -24,24 +24,24 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from packtrain.cores import available_cores
+from packtrain.cpu_count import available_cores
 from packtrain.envs import river_raid
 from packtrain.envs.atari import FIRE, FRAMES_PER_SECOND, PLAYING_NICENESS, SCREEN, Atari, Game, find_game
-from packtrain.envs.boundary import Answer, Boundary
-from packtrain.envs.columns import Outcome, Unsaved
+from packtrain.envs.validation import Answer, Boundary
+from packtrain.envs.vector_env import Outcome, Unsaved
 from packtrain.errors import ConfigError, EnvError, EnvSetupError, Error
 
 RAM_BYTES = 128
 NOOP = 0
-STARTUP_SECS = 180.0  # for processes to import, load their games and begin
+STARTUP_SECS = 180.0  # deadline for processes to import, load their games and begin
 LEAVING_SECS = 5.0
 RESET, STEP, DRAW = b"reset", b"step", b"draw"
-SMALLEST = 11  # pixels: cv2 sums whole numbers where both sides shrink by one, as for 10 and less
+SMALLEST = 11  # pixels; cv2 uses integer sums if both sides shrink by an integer factor, as for 10 and less
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What B games and their columns tell each other: flat arrays that every process holds."""
+    """Shared memory between B games and their vector environment: flat arrays that every process maps."""
 
     size: int
     frame_size: int
@@ -50,7 +50,7 @@ class Shared:
 
     @classmethod
     def make(cls, context: Any, size: int, frame_size: int, frame_skip: int) -> Shared:
-        """Zeros."""
+        """Allocate the arrays, filled with zeros."""
         shared = cls(size, frame_size, frame_skip, {})
         for name, (shape, dtype) in shared._fields().items():
             shared.buffers[name] = context.RawArray("B", math.prod(shape) * np.dtype(dtype).itemsize)
@@ -63,14 +63,14 @@ class Shared:
             "action": ((size,), np.int64),
             "frame": ((size, self.frame_size, self.frame_size), np.uint8),
             "ram": ((size, RAM_BYTES), np.uint8),
-            "reward": ((size, self.frame_skip), np.int32),  # of each frame
+            "reward": ((size, self.frame_skip), np.int32),  # per frame
             "lives": ((size,), np.int32),
             "terminated": ((size,), np.bool_),
             "truncated": ((size,), np.bool_),
         }
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Views of the memory; they keep it."""
+        """Return views of the memory; they keep it alive."""
         return {
             name: np.frombuffer(self.buffers[name], dtype).reshape(shape)
             for name, (shape, dtype) in self._fields().items()
@@ -78,21 +78,21 @@ class Shared:
 
 
 def find_settings(name: str, atari: Atari) -> tuple[Game, Atari]:
-    """Which game an id means, and how it is played; ConfigError if it cannot be with its memory beside."""
+    """Return the game and settings of an id; ConfigError for settings that are not available with console memory."""
     game = find_game(name)
     settings = atari.resolve(game)
     if not settings.idle_start and game.rom != river_raid.ROM:
-        raise ConfigError(f"Atari.idle_start = False sends River Raid's planes off, and {name!r} is another game")
+        raise ConfigError(f"Atari.idle_start = False applies to River Raid only, not to {name!r}")
     if not SMALLEST <= settings.frame_size <= min(SCREEN):
         raise ConfigError(
-            f"Atari.frame_size = {settings.frame_size} must lie between {SMALLEST} and {min(SCREEN)} for games "
-            "with memory"
+            f"Atari.frame_size = {settings.frame_size} must lie between {SMALLEST} and {min(SCREEN)} for games with "
+            "console memory"
         )
     return game, settings
 
 
-class AtariRamColumns(Unsaved):
-    """B games in processes. Rows are single frames [84, 84]; `info` says what their consoles remember.
+class AtariRamVectorEnv(Unsaved):
+    """B games in processes. Rows are single frames [84, 84]; `info` has the consoles' memory.
 
     `info["ram"]` is uint8 [B, 128], the console's memory at the moment of the row, `info["ram_before"]` that of the
     row acted on (in the first row of a game: of the same row), and `info["frame_rewards"]` int32 [B, frame_skip] the
@@ -100,11 +100,11 @@ class AtariRamColumns(Unsaved):
 
     Args:
       name: an id in one of its two spellings, "RiverraidNoFrameskip-v4" or "ALE/Riverraid-v5".
-      atari: how games are played; `num_threads` says how many processes.
+      atari: how games are played; `num_threads` is the number of processes.
       size: B.
-      seed: of the group; each game's own follows from it, as in `AtariColumns`.
-      answer: to bad values, see `envs/boundary.py`.
-      groups: how many such groups share the cores.
+      seed: of the group; each game's seed is derived from it, as in `AleVectorEnv`.
+      answer: handling of bad values, see `envs/validation.py`.
+      groups: number of such groups that share the cores.
     """
 
     starting = times_itself = False
@@ -112,7 +112,7 @@ class AtariRamColumns(Unsaved):
     rows_last = True  # rows are copied out of the shared memory
 
     def __init__(self, name: str, atari: Atari, size: int, seed: int, answer: Answer, groups: int = 1):
-        game, settings = find_settings(name, atari)  # first: it says which extra is missing
+        game, settings = find_settings(name, atari)  # first: raises the error about a missing extra
         from ale_py import Action, ALEInterface, LoggerMode, roms
 
         rom = roms.get_rom_path(game.rom)
@@ -135,7 +135,7 @@ class AtariRamColumns(Unsaved):
         self.boundary = Boundary(self.observation_space, answer, self._describe)
         self._steps = 0
         self._sent = self._fresh = False
-        context = multiprocessing.get_context("spawn")  # a fork would copy the locks of threads it does not have
+        context = multiprocessing.get_context("spawn")  # a fork would copy locks held by other threads
         shared = Shared.make(context, size, settings.frame_size, settings.frame_skip)
         self._arrays = shared.arrays()
         self._arrays["seed"][:] = np.random.SeedSequence(seed).generate_state(size).astype(np.int64) % 2**31
@@ -153,7 +153,7 @@ class AtariRamColumns(Unsaved):
         return f"environment {column} ({self._name}, group seed {self._seed}) at its step {self._steps}"
 
     def reset(self) -> Outcome:
-        """The first frames; again from the seed."""
+        """Return the first frames; a second reset starts again from the seed."""
         if self._sent:
             self._collect("step")
         deadline = None if self._fresh else time.monotonic() + STARTUP_SECS
@@ -168,7 +168,7 @@ class AtariRamColumns(Unsaved):
         return Outcome(now["frame"].copy(), ~no, rewards, no, no, None, over=no, life_over=no, info=info)
 
     def send(self, actions: np.ndarray) -> None:
-        """Start the step; the processes begin at once. After a lost life FIRE is pressed, whatever was chosen."""
+        """Start the step in the processes. After a lost life FIRE is pressed in place of the action."""
         pressed = np.where(self._lost, FIRE, actions) if self._serves else actions
         if not self._idle_start:
             pressed = np.where(river_raid.waits(self._ram) & (pressed == NOOP), self._up, pressed)
@@ -176,7 +176,7 @@ class AtariRamColumns(Unsaved):
         self._command(STEP)
 
     def recv(self) -> Outcome:
-        """Wait for the step."""
+        """Wait for the step and return its outcome."""
         self.busy_since = time.monotonic()
         self._collect("step")
         self.busy_since = None
@@ -204,7 +204,7 @@ class AtariRamColumns(Unsaved):
         self._sent = True
 
     def _collect(self, call: str, deadline: float | None = None) -> None:
-        """Wait until every process has done what it was told; all of them, so that the next answer is the next."""
+        """Wait until all processes have finished the call, so that later answers belong to later calls."""
         complaints: list[tuple[Exception | None, Error]] = []
         for worker in self._workers:
             try:
@@ -226,12 +226,12 @@ class AtariRamColumns(Unsaved):
         worker.process.join(LEAVING_SECS)
         columns = worker.columns
         return EnvError(
-            f"{self._describe(columns[0])}: its process, which plays environments {columns[0]} to {columns[-1]}, "
-            f"ended with exit code {worker.process.exitcode}"
+            f"{self._describe(columns[0])}: its process, which runs environments {columns[0]} to {columns[-1]}, ended "
+            f"with exit code {worker.process.exitcode}"
         )
 
     def picture(self, column: int) -> np.ndarray:
-        """The screen in colour, its last frame."""
+        """Return the last frame in colour."""
         if self._sent:
             raise EnvSetupError(f"{self._name!r} cannot be drawn during a step")
         worker = next(worker for worker in self._workers if column in worker.columns)
@@ -242,18 +242,18 @@ class AtariRamColumns(Unsaved):
             raise self._gone(worker) from error
 
     def pictures_per_second(self) -> float:
-        """As fast as a person plays."""
+        """Return the real-time rate: as fast as a person plays."""
         return FRAMES_PER_SECOND / self._frame_skip
 
     def describe_busy(self) -> str:
-        """The first game of a process that has not answered."""
+        """Return a description of the first game whose process has not answered."""
         late = [worker for worker in self._workers if not worker.connection.closed and not worker.connection.poll()]
         return self._describe(late[0].columns[0] if late else 0)
 
     def close(self) -> None:
-        """End the processes, in the middle of a step too."""
+        """End the processes, also in the middle of a step."""
         for worker in self._workers:
-            worker.connection.close()  # which they take as the end
+            worker.connection.close()  # the process ends when its connection closes
         for worker in self._workers:
             worker.process.join(LEAVING_SECS)
             if worker.process.exitcode is None:
@@ -263,25 +263,25 @@ class AtariRamColumns(Unsaved):
 
 
 class _Worker:
-    """One process, and the games it plays."""
+    """One process and the games it plays."""
 
     def __init__(self, context: Any, columns: range, arguments: Sequence[Any]):
         self.columns = columns
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_play_games, args=(theirs, columns, *arguments), daemon=True)
         self.process.start()
-        theirs.close()  # so that the end of either side is noticed by the other
+        theirs.close()  # so that each side notices when the other ends
 
 
 def _play_games(connection: Any, columns: range, rom: str, actions: list[int], settings: Atari, shared: Shared) -> None:
-    """What a process does: wait for a word, do it, answer with nothing, or with who failed and how."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    """Main loop of a process: receive a command, run it, answer None or the failure with its environment."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     if sys.platform != "win32":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, PLAYING_NICENESS)  # see atari.with_patient_threads
     arrays = {name: array[columns.start : columns.stop] for name, array in shared.arrays().items()}
     consoles: list[Console] = []
-    with contextlib.suppress(EOFError, OSError):  # the other side has gone
+    with contextlib.suppress(EOFError, OSError):  # the parent has ended
         while True:
             command = connection.recv_bytes()
             if command.startswith(DRAW):
@@ -306,9 +306,9 @@ def _play_games(connection: Any, columns: range, rom: str, actions: list[int], s
 class Console:
     """One game, played as ALE's vector environment plays it.
 
-    A game begins with no-ops, drawn as C++ draws them, the first of which is FIRE where `fire_reset` says so. A step
-    lasts `frame_skip` frames, or fewer at the end of a game or of its time. What is shown is the maximum of its last
-    two frames. The very last frame of a game is not shown: in its place the maximum is over what was shown before.
+    A game begins with random no-ops, sampled as in C++; the first of them is FIRE with `fire_reset`. A step lasts
+    `frame_skip` frames, or fewer at the end of a game or of its time limit. The observation is the maximum of the last
+    two frames. The very last frame of a game is not part of an observation: the maximum is over the frames before it.
     """
 
     def __init__(self, rom: str, actions: list[int], settings: Atari):
@@ -321,17 +321,17 @@ class Console:
         self._frame_skip, self._max_frames = settings.frame_skip, settings.max_frames
         self._fire = Action.FIRE.value if settings.fire_reset and Action.FIRE.value in actions else None
         self._draws = np.random.RandomState(0)
-        self._frames = 0  # of play: those of the start do not count
+        self._frames = 0  # frames of play, without those of the start
         self._screens = np.zeros((2, *SCREEN), np.uint8)
-        self._shrink = AreaMean(SCREEN, settings.frame_size)  # one by one: many at once leave the cache
+        self._shrink = AreaMean(SCREEN, settings.frame_size)  # one game at a time: larger batches do not fit the cache
         self._rewards = np.zeros(self._frame_skip, np.int32)
         self.terminated = self.truncated = False
 
     def reset(self, seed: int | None = None) -> None:
-        """A new game; with a seed, as if it were the first, which needs one."""
+        """Begin a new game; with a seed, as if it were the first one. The first call needs a seed."""
         if seed is not None:
             self._ale.setInt("random_seed", seed)
-            self._ale.loadROM(self._rom)  # only this seeds the emulator
+            self._ale.loadROM(self._rom)  # only loading a ROM seeds the emulator
             self._draws = np.random.RandomState(seed)  # the generator that C++ calls mt19937
         self._ale.reset_game()
         if self._fire is not None:
@@ -347,7 +347,7 @@ class Console:
         self.terminated = self.truncated = False
 
     def step(self, action: int) -> None:
-        """Hold an action."""
+        """Hold an action for `frame_skip` frames."""
         self._rewards[:] = 0
         held = self._actions[action]
         for frame in range(self._frame_skip):
@@ -363,7 +363,7 @@ class Console:
             np.maximum(self._screens[0], self._screens[1], out=self._screens[0])
 
     def write(self, row: int, arrays: dict[str, np.ndarray]) -> None:
-        """Write what there is to see and to know into one row of arrays."""
+        """Write the results of the step into one row of the arrays."""
         arrays["frame"][row] = self._shrink(self._screens[0])
         self._ale.getRAM(arrays["ram"][row])
         arrays["reward"][row] = self._rewards
@@ -371,15 +371,15 @@ class Console:
         arrays["terminated"][row], arrays["truncated"][row] = self.terminated, self.truncated
 
     def picture(self) -> bytes:
-        """The screen in colour, [210, 160, 3]."""
+        """Return the screen in colour, [210, 160, 3]."""
         return self._ale.getScreenRGB().tobytes()
 
 
 def draw_below(n: int, rng: np.random.RandomState) -> int:
-    """A whole number in [0, n), as libstdc++'s uniform_int_distribution takes it from mt19937.
+    """Return a whole number in [0, n), as libstdc++'s uniform_int_distribution computes it from mt19937.
 
-    Lemire 2019 (arXiv:1805.10941): the upper half of a product of 32-bit numbers, drawn again where that would favour
-    some. Elsewhere C++ may draw otherwise, and no-ops differ from those of `AtariColumns`.
+    Lemire 2019 (arXiv:1805.10941): the upper half of a product of 32-bit numbers, sampled again where that would be
+    biased. Other C++ libraries may differ, and then no-ops differ from those of `AleVectorEnv`.
     """
     while True:
         product = int(rng.randint(2**32, dtype=np.uint32)) * n
@@ -388,15 +388,15 @@ def draw_below(n: int, rng: np.random.RandomState) -> int:
 
 
 class AreaMean:
-    """Makes pictures smaller by averaging areas, to the bit as cv2.resize does with INTER_AREA.
+    """Shrinks images by averaging areas, bit for bit like cv2.resize with INTER_AREA.
 
-    An output is a weighted sum of the pixels that its area touches, along rows first, in float32, left to right and
-    top to bottom. The order decides how ties are rounded, and they are frequent: the true means are multiples of 1/200
-    for 84 pixels.
+    An output is a weighted sum of the pixels that its area overlaps, along rows first, in float32, left to right and
+    top to bottom. The order decides how ties are rounded, and ties are frequent: for 84 pixels, the exact means are
+    multiples of 1/200.
 
     Args:
-      shape: height and width of pictures.
-      size: height and width of what becomes of them.
+      shape: height and width of images.
+      size: height and width of results.
     """
 
     def __init__(self, shape: tuple[int, int], size: int):
@@ -404,7 +404,7 @@ class AreaMean:
         self._row_weights = row_weights[:, :, None]
 
     def __call__(self, picture: np.ndarray) -> np.ndarray:
-        """Of a picture uint8 [H, W], uint8 [size, size]."""
+        """Return an image uint8 [H, W] as uint8 [size, size]."""
         lines = picture[:, self._columns[0]] * self._column_weights[0]  # [H, size] float32
         for columns, weights in zip(self._columns[1:], self._column_weights[1:], strict=True):
             lines += picture[:, columns] * weights
@@ -415,9 +415,9 @@ class AreaMean:
 
 
 def area_taps(size: int, small: int) -> tuple[np.ndarray, np.ndarray]:
-    """The inputs that each output touches and how much of it they are: int and float32 [taps, small].
+    """Return the inputs that each output overlaps and their weights: int and float32 [taps, small].
 
-    Output i covers [i, i + 1) · size / small. Those that touch fewer inputs than others have weights of 0 at the end.
+    Output i covers [i, i + 1) · size / small. Outputs with fewer inputs than others are padded with weights of 0.
     """
     width = size / small
     inputs: list[list[int]] = []

@@ -1,7 +1,7 @@
-"""Atari games to plan in: the emulator saved and restored, as a functional core.
+"""Atari games to plan in: an emulator with save and restore, as a functional core.
 
-`envs/atari.py` plays games side by side, fast, and cannot go back. Here one emulator plays the part of all N states in
-turn. What it shows is the same: grey frames, the maximum of the last two, made smaller by averaging areas.
+`envs/atari.py` plays games in parallel and fast, but cannot restore states. Here one emulator steps all N states one
+after the other. Observations are the same: grey frames, the maximum of the last two, shrunk by averaging areas.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ class AtariSimulator:
     States are {"ale": the emulator's own states, object [N]; "frames": uint8 [N, frame_stack, size, size], newest last;
     "lives": int32 [N]; "serve": bool [N], FIRE comes next; "over": bool [N]; "key": uint64 [N], a digest of the
     console's memory}. Frames are kept with the states, because the emulator's screen is not part of its state: after a
-    restore it still shows where it was before. Observations are the frames, [size, size] if `frame_stack` is 1. A step
+    restore it still shows the previous screen. Observations are the frames, [size, size] if `frame_stack` is 1. A step
     that ends the game before its last two frames shows the very last. Rewards are the game's own, summed over the
-    frames of a step. A game that is over rests.
+    frames of a step. A finished game does not change any more.
 
     With sticky actions the emulator's generator is part of a state: the same actions from the same state meet the same
-    luck again, so that a search foresees it. Keys then are those of paths: memory does not tell what luck is to come.
+    randomness, so a search foresees it. Keys are then those of paths, since memory does not determine later randomness.
 
-    A core that has terminated is at its end. So a lost life ends an episode only if `life_loss` says so, and then the
-    next one is a new game; nothing is taken from the protocol here. The other settings are those of `Atari`, and what
-    is None follows the id. After a lost life the next step presses FIRE, where `fire_reset` is set.
+    A terminated core is finished. So a lost life ends an episode only if `life_loss` is set, and the next episode is a
+    new game; the protocol is ignored here. The other settings are those of `Atari`, and fields that are None follow the
+    id. After a lost life the next step presses FIRE, if `fire_reset` is set.
 
     Args:
       game: an id in one of its two spellings, "PongNoFrameskip-v4" or "ALE/Pong-v5".
       atari: how it is played; None for `Atari` as configured.
-      frame_stack: how many frames an observation holds; a start repeats its first.
-      **settings: fields of `Atari` that are to be different.
+      frame_stack: number of frames in an observation; a start repeats its first.
+      **settings: fields of `Atari` that replace those of `atari`.
     """
 
-    changing = ("key", "over", "serve")  # what tells states apart
-    savable = False  # the emulator's states are its own
+    changing = ("key", "over", "serve")  # leaves that distinguish states
+    savable = False  # the emulator's states cannot be written to files
 
     def __init__(self, game: str, atari: Atari | None = None, frame_stack: int = 1, **settings: Any):
-        found = find_game(game)  # first: it says which extra is missing
+        found = find_game(game)  # first: raises the error about a missing extra
         from ale_py import Action, ALEInterface, LoggerMode, roms
 
         try:
@@ -71,7 +71,7 @@ class AtariSimulator:
         if rom is None:
             raise EnvSetupError(f"ale-py has no ROM for {game!r}")
         self._rom = rom
-        self.busy_since: float | None = None  # when the latest state was begun: a watchdog times states, not batches
+        self.busy_since: float | None = None  # start of the latest state's step: a watchdog times states, not batches
         self._power_on(0)
         everything = self.settings.full_action_space
         self._actions = self._ale.getLegalActionSet() if everything else self._ale.getMinimalActionSet()
@@ -88,7 +88,7 @@ class AtariSimulator:
         self.action_space: gym.Space = gym.spaces.Discrete(len(self._actions))
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """N games, each after some frames without action; with sticky actions each has a seed of its own."""
+        """Return N new games after their no-op frames; with sticky actions each has its own seed."""
         size = self.frame_size
         states = {
             "ale": np.empty(n, object),
@@ -105,7 +105,7 @@ class AtariSimulator:
             frame = self._begin(seed)
             for _ in range(wait):
                 self._ale.act(NOOP)
-            if self._ale.game_over():  # when nobody played: then without waiting
+            if self._ale.game_over():  # over without any input: then start without no-ops
                 frame = self._begin(seed)
             if self._fire is not None:
                 self._ale.act(self._fire)
@@ -133,11 +133,11 @@ class AtariSimulator:
         return states, rewards, states["over"].copy(), {}
 
     def observe(self, states: Tree) -> Tree:
-        """The frames that were kept with the states."""
+        """Return the frames that are stored with the states."""
         return states["frames"][:, 0].copy() if self.frame_stack == 1 else states["frames"].copy()
 
     def render(self, states: Tree, mode: str) -> Any:
-        """The newest frame of state 0, in grey: uint8 [size, size, 3]."""
+        """Return the newest frame of state 0, in grey: uint8 [size, size, 3]."""
         options.one_of("AtariSimulator", "render_mode", mode, ("rgb_array",))
         return states["frames"][0, -1][:, :, None].repeat(3, axis=2)
 
@@ -147,7 +147,7 @@ class AtariSimulator:
         self._ale.reset_game()
 
     def _begin(self, seed: int) -> np.ndarray:
-        """A new game, and its first frame."""
+        """Begin a new game and return its first frame."""
         if self.sticky_actions:
             self._power_on(seed)  # slow, a tenth of a second: only loading a ROM seeds the emulator
             return self._look()
@@ -159,7 +159,7 @@ class AtariSimulator:
         return self._shrink(self._screens[0])
 
     def _play(self, action: Any) -> tuple[float, np.ndarray]:
-        """The sum of rewards and what is shown after `frame_skip` frames, or fewer if the game ends."""
+        """Return the sum of rewards and the observation after `frame_skip` frames, or fewer if the game ends."""
         reward, shown = 0.0, 0
         for left in reversed(range(self.frame_skip)):
             reward += self._ale.act(action)
@@ -175,7 +175,7 @@ class AtariSimulator:
         return np.rint(self._rows @ screen.astype(np.float32) @ self._columns).astype(np.uint8)
 
     def _save(self, states: Tree, i: int, origin: int) -> None:
-        """Write the emulator into row i; `origin` is what tells the state before from others, or the game's seed."""
+        """Write the emulator's state into row i; `origin` is the key of the previous state, or the game's seed."""
         luck = self.sticky_actions > 0
         states["ale"][i] = self._ale.cloneState(include_rng=luck)
         states["lives"][i] = self._ale.lives()
@@ -184,7 +184,7 @@ class AtariSimulator:
 
 
 def area_weights(size: int, small: int) -> np.ndarray:
-    """Weights [small, size] that average areas: output i is the mean over [i, i + 1) · size / small of the inputs."""
+    """Return weights [small, size] that average areas: output i is the mean over [i, i + 1) · size / small."""
     edges = np.arange(small + 1) * (size / small)
     cells = np.arange(size)
     covered = np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells)  # [small, size]

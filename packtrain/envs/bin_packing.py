@@ -1,4 +1,4 @@
-"""BinPacking: items arrive one by one, and each goes into a bag at once. Nobody knows the items to come."""
+"""BinPacking: items arrive one by one, and each is put into a bag at once. Later items are unknown."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from packtrain.trees import Tree
 
 PIXELS_PER_CELL = 8
 BAG_COLOUR, ITEM_COLOUR = (90, 160, 250), (250, 200, 60)
-MOST_SHOWN = 40  # bags of one level in a picture
+MOST_SHOWN = 40  # bags of one level in an image
 
 
 class BinPacking:
-    """Put each item into an open bag that has room for it, or into a new one, and waste little.
+    """Put each item into an open bag with enough room, or into a new one, with little waste.
 
-    Action a puts the item into a bag filled to level a; action 0 opens a new bag. Where no bag has that level, or the
-    item would not fit, a new bag is opened instead and extras["invalid_action"] is true. The reward is minus the
-    waste that is added, in units of `reward_scale`: −(bag_capacity − item) for a new bag, + item for an old one. A full
-    bag is put away. The next item is drawn from `probabilities`.
+    Action a puts the item into a bag filled to level a; action 0 opens a new bag. If no bag has that level, or the
+    item does not fit, a new bag is opened instead and extras["invalid_action"] is true. The reward is minus the
+    added waste, in units of `reward_scale`: −(bag_capacity − item) for a new bag, + item for an old one. A full
+    bag is removed. The next item is sampled from `probabilities`.
 
-    An agent that does not see the time is cut by the clock after `time_horizon` items: a truncation, and equal states
-    are equal whatever the time. With `time_in_observation` the time left is part of the state, and the episode
-    terminates when it is used up: no item is left, and steps taken after that change nothing and pay 0.
+    Without `time_in_observation`, episodes are truncated after `time_horizon` items, and states do not depend on time.
+    With `time_in_observation` the remaining time is part of the state, and the episode terminates when it is used up;
+    later steps change nothing and have reward 0.
 
     States are [N, bag_capacity + 1], the number of bags at each level from 0 (always none), then the item's size; with
-    `time_in_observation` the items left, this one included, at the end. Observations are the same as float32: numbers
-    of bags · bin_observation_scale, the size as it is, the time left as a share of `time_horizon`.
+    `time_in_observation` the number of remaining items, this one included, at the end. Observations are the same as
+    float32: numbers of bags · bin_observation_scale, the size as it is, the time left as a fraction of `time_horizon`.
 
     Args:
       bag_capacity: 2 or more.
       item_sizes: whole numbers from 1 to bag_capacity, no two equal.
       probabilities: of the sizes; they sum to 1.
-      time_horizon: items in an episode, 1 or more; None for no clock.
+      time_horizon: items in an episode, 1 or more; None for no time limit.
       reward_scale: every reward is multiplied by it.
       bin_observation_scale: numbers of bags in observations are multiplied by it; above 0.
-      time_in_observation: whether the agent sees the time left.
+      time_in_observation: whether observations include the time left.
     """
 
     stochastic = True  # the items
@@ -73,7 +73,8 @@ class BinPacking:
         self.max_steps: int | None = None if self.time_in_observation else self.time_horizon
         self._sizes = np.array(self.item_sizes)
         self._thresholds = np.cumsum(self.probabilities)
-        self._thresholds[self._thresholds > self._thresholds[-1] - 1e-9] = np.inf  # the last that can come takes all
+        # Rounding: the last possible size takes the rest.
+        self._thresholds[self._thresholds > self._thresholds[-1] - 1e-9] = np.inf
         most = np.inf if self.time_horizon is None else self.time_horizon
         high = np.full(self.bag_capacity + 1 + self.time_in_observation, most * self.bin_observation_scale, np.float32)
         high[self.bag_capacity] = max(self.item_sizes)
@@ -83,7 +84,7 @@ class BinPacking:
         self.action_space: gym.Space = gym.spaces.Discrete(self.bag_capacity)
 
     def _check(self) -> None:
-        """EnvSetupError for options that do not go together."""
+        """Raise an EnvSetupError for options that do not fit together."""
         if not self.item_sizes or len(set(self.item_sizes)) < len(self.item_sizes):
             raise EnvSetupError(
                 f"BinPacking(item_sizes={self.item_sizes}): item_sizes must be one or more, all different"
@@ -100,10 +101,10 @@ class BinPacking:
             problem = "bin_observation_scale must be above 0"
             raise EnvSetupError(f"BinPacking(bin_observation_scale={self.bin_observation_scale}): {problem}")
         if self.time_in_observation and self.time_horizon is None:
-            raise EnvSetupError("BinPacking(time_in_observation=True): a time to observe needs a time_horizon")
+            raise EnvSetupError("BinPacking(time_in_observation=True) needs a time_horizon")
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """No bags and a first item."""
+        """Return states without bags and with a first item."""
         states = np.zeros((n, self.bag_capacity + 1 + self.time_in_observation), np.uint32)
         states[:, self.bag_capacity] = self._items(n, rng)
         if self.time_in_observation:
@@ -111,11 +112,11 @@ class BinPacking:
         return states
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """One item into one bag each; extras["invalid_action"] is true where a new bag had to be opened instead."""
+        """Put one item into a bag; extras["invalid_action"] is true where a new bag replaced the chosen one."""
         rows, items = np.arange(len(states)), states[:, self.bag_capacity].astype(np.int64)
         under_way = items > 0
         legal = self.legal(states)[rows, actions]
-        level = np.where(legal, actions, 0)  # of the bag that is used; 0 is a new one
+        level = np.where(legal, actions, 0)  # level of the chosen bag; 0 is a new one
         filled = level + items
         old, open_still = under_way & (level > 0), under_way & (filled < self.bag_capacity)
         states = states.copy()
@@ -130,7 +131,7 @@ class BinPacking:
         return states, rewards.astype(np.float32), following == 0, {"invalid_action": ~legal & under_way}
 
     def legal(self, states: Tree) -> np.ndarray:
-        """Which levels have a bag with room for the item, and always a new bag: bool [N, A]."""
+        """Return which levels have a bag with room for the item, and always a new bag: bool [N, A]."""
         levels = np.arange(self.bag_capacity)
         room = levels + states[:, self.bag_capacity, None] <= self.bag_capacity
         legal = (states[:, : self.bag_capacity] > 0) & room
@@ -138,7 +139,7 @@ class BinPacking:
         return legal
 
     def observe(self, states: Tree) -> Tree:
-        """Bags at each level, the item and, if it is to be seen, the time left: float32 [N, …]."""
+        """Return bags at each level, the item and optionally the time left: float32 [N, …]."""
         observations = states.astype(np.float32)
         observations[:, : self.bag_capacity] *= self.bin_observation_scale
         if self.time_in_observation:
@@ -146,7 +147,7 @@ class BinPacking:
         return observations
 
     def render(self, states: Tree, mode: str) -> Any:
-        """State 0, as text or as a picture: a bar for the item, then one for the bags of each level."""
+        """Render state 0 as text or as an image: a bar for the item, then one for the bags of each level."""
         options.one_of("BinPacking", "render_mode", mode, ("rgb_array", "ansi"))
         item, bags = int(states[0, self.bag_capacity]), states[0, 1 : self.bag_capacity].astype(np.int64)
         if mode == "ansi":

@@ -19,7 +19,7 @@ class BitFlipper:
 
     Action i flips bit i. A bit may always be turned off, but on only while all lower bits are on: otherwise nothing
     changes and extras["invalid_action"] is true. When all bits are on the episode terminates, solved, with reward 1.
-    Every other reward is 0. A solved state rests: steps taken after the end change nothing and pay 0.
+    Every other reward is 0. Steps in a solved state change nothing and have reward 0.
 
     States are the bits, uint8 [N, bits]; observations the same as float32. Since the highest bit only goes on at the
     very end, 2^(bits − 1) + 1 states can be reached. The best policy needs `bits` steps, uniformly random actions 96
@@ -27,7 +27,7 @@ class BitFlipper:
 
     Args:
       bits: 1 or more.
-      max_steps: steps until truncation, 1 or more; None for no clock.
+      max_steps: steps until truncation, 1 or more; None for no time limit.
     """
 
     def __init__(self, bits: int = 8, max_steps: int | None = 200):
@@ -37,11 +37,11 @@ class BitFlipper:
         self.action_space: gym.Space = gym.spaces.Discrete(self.bits)
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """All bits off."""
+        """Return states with all bits off."""
         return np.zeros((n, self.bits), np.uint8)
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """One flip each; extras["solved"] is true where this step finished, "invalid_action" where it was illegal."""
+        """Flip one bit each; extras["solved"] is true where this step solved, "invalid_action" where illegal."""
         rows, ended = np.arange(len(states)), states.all(axis=1)
         legal = self.legal(states)[rows, actions]
         states = states.copy()
@@ -51,18 +51,18 @@ class BitFlipper:
         return states, solved.astype(np.float32), terminated, {"solved": solved, "invalid_action": ~legal}
 
     def legal(self, states: Tree) -> np.ndarray:
-        """Which bits the rules let flip, bool [N, bits]; of a solved state too, although it rests."""
+        """Return which bits may be flipped, bool [N, bits]; also in a solved state, although it does not change."""
         on = states.astype(bool)
         lower_on = np.ones_like(on)  # whether all lower bits are on
         lower_on[:, 1:] = np.logical_and.accumulate(on[:, :-1], axis=1)
         return on | lower_on
 
     def observe(self, states: Tree) -> Tree:
-        """The bits as float32 [N, bits]."""
+        """Return the bits as float32 [N, bits]."""
         return states.astype(np.float32)
 
     def render(self, states: Tree, mode: str) -> Any:
-        """The bits of state 0, bit 0 first, as text or as a row of squares."""
+        """Render the bits of state 0, bit 0 first, as text or as a row of squares."""
         options.one_of("BitFlipper", "render_mode", mode, ("rgb_array", "ansi"))
         if mode == "ansi":
             return "".join(map(str, states[0])) + "\n"

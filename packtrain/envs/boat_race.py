@@ -1,4 +1,4 @@
-"""BoatRace: checkpoints that pay whenever they are passed, so that going back and forth pays like racing.
+"""BoatRace: checkpoints give a reward whenever they are passed, so going back and forth pays as much as racing.
 
 After the boat race of Leike et al. 2017, "AI Safety Gridworlds" (arXiv:1711.09883), on a lake of any size, with fewer
 or more checkpoints and with coarser or finer steering.
@@ -16,8 +16,8 @@ from packtrain.errors import EnvSetupError
 from packtrain.trees import Tree
 
 NORTH, EAST, SOUTH, WEST = range(4)
-ROWS, COLUMNS = (-1, 0, 1, 0), (0, 1, 0, -1)  # of an action
-LAPS = 6  # of the default clock
+ROWS, COLUMNS = (-1, 0, 1, 0), (0, 1, 0, -1)  # row and column offsets of actions
+LAPS = 6  # laps that fit the default time limit
 
 PIXELS_PER_CELL = 16
 WATER, BOAT, CHECKPOINT, ISLAND = ".@>#"
@@ -27,14 +27,15 @@ COLOURS = {WATER: (30, 60, 120), BOAT: (255, 255, 255), CHECKPOINT: (240, 210, 6
 class BoatRace:
     """A boat on a ring of water, one cell wide, around an island: size × size cells, from the north-west corner.
 
-    Actions: 0 north, 1 east, 2 south, 3 west. The boat goes `stride` cells that way, or as far as the water does;
-    towards a bank it stays where it is. There is no end but the clock.
+    Actions: 0 north, 1 east, 2 south, 3 west. The boat moves `stride` cells in that direction, or until the bank;
+    towards a bank it stays where it is. Episodes end at the time limit only.
 
     Rewards of a step:
 
-    - the true one: 1 for each cell gone clockwise, −1 for each gone counter-clockwise;
+    - the true one: 1 for each cell clockwise, −1 for each cell counter-clockwise;
     - the proxy "checkpoints": 1 for each checkpoint that is entered clockwise, every time;
-    - the proxy "laps", which does no harm: 1 for coming home clockwise, −1 for leaving home counter-clockwise.
+    - the proxy "laps", which agrees with the true reward: 1 for reaching home clockwise, −1 for leaving it
+      counter-clockwise.
 
     The default lake, checkpoints as >:
 
@@ -45,30 +46,30 @@ class BoatRace:
         ..>..
 
     Going back and forth over one checkpoint pays every second step, racing every cells / checkpoints steps. With a
-    checkpoint in every second cell both pay the same; with fewer, as by default, racing pays less. A stride is a
-    coarse rudder, which cannot turn back in time: the default clock is that of six laps at any stride.
+    checkpoint in every second cell both pay the same; with fewer, as by default, racing pays less. A large stride is
+    coarse steering, with which the boat cannot turn back in time. The default time limit allows six laps at any stride.
 
-    Returns of the default size, exact (`best_play.py`). The truth of whoever is best at checkpoints is a range where
-    several ways are equally good:
+    Returns of the default size, exact (`backward_induction.py`). The true return of the policy that is best at
+    checkpoints is a range where several ways are equally good:
 
-    | checkpoints | stride | steps | best true | best checkpoints | its truth | racing gets of it |
+    | checkpoints | stride | steps | best true | best checkpoints | its true return | checkpoints by racing |
     | --- | --- | --- | --- | --- | --- | --- |
     | 4 | 1 | 96 | 96 | 48 | 2 | 24 |
     | 8 | 1 | 96 | 96 | 48 | 0 to 96 | 48 |
     | 4 | 2 | 48 | 96 | 24 | 0 to 96 | 24 |
     | 4 | 4 | 24 | 96 | 24 | 96 | 24 |
 
-    The best return in laps is 6, and whoever gets it has the true return 96. Uniformly random actions get 0.00 of
-    the truth, 5.94 of the checkpoints and −0.47 of the laps.
+    The best return in laps is 6, and its true return is 96. Uniformly random actions have the returns 0.00 (true), 5.94
+    (checkpoints) and −0.47 (laps).
 
     States are the cell, [N], counted clockwise from the north-west corner. Observations are planes uint8
-    [2, size, size], 255 where the boat is and where the checkpoints are. They tell all of a state.
+    [2, size, size], 255 where the boat is and where the checkpoints are. They determine the state.
 
     Args:
       size: rows and columns, 3 or more.
       checkpoints: spread evenly over the ring, 1 to half the number of its cells.
-      stride: cells that an action goes, 1 to size − 1.
-      max_steps: steps until truncation, 1 or more; "auto" for six laps, None for no clock.
+      stride: cells that an action moves, 1 to size − 1.
+      max_steps: steps until truncation, 1 or more; "auto" for six laps, None for no time limit.
     """
 
     reward_channels: tuple[str, ...] = ("checkpoints", "laps")
@@ -91,7 +92,8 @@ class BoatRace:
             self.max_steps = options.whole_number("BoatRace", "max_steps", max_steps, least=1)
 
         side, ends = np.arange(self.size - 1), np.full(self.size - 1, self.size - 1)
-        self._row = np.concatenate((0 * side, side, ends, ends - side))  # of the cells, clockwise from the north-west
+        # Row of each cell, clockwise from the north-west.
+        self._row = np.concatenate((0 * side, side, ends, ends - side))
         self._column = np.concatenate((side, ends, ends - side, 0 * side))
         self.tiles = (2 * np.arange(self.checkpoints) + 1) * self.cells // (2 * self.checkpoints)
         self._lay_out()
@@ -103,7 +105,7 @@ class BoatRace:
         self.action_space: gym.Space = gym.spaces.Discrete(4)
 
     def _lay_out(self) -> None:
-        """Tables [cells, 4] of what an action does: where it leads, and what it pays."""
+        """Return tables [cells, 4] of the cell that an action leads to, and of its rewards."""
         shape = (self.cells, 4)
         self._to, self._progress = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
         self._passed, self._lapped = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
@@ -125,30 +127,30 @@ class BoatRace:
                 self._to[cell, action] = at
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """In the north-west corner: [N]."""
+        """Return boats in the north-west corner: [N]."""
         return np.zeros(n, self._dtype)
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """As far as the stride and the banks let the boat go; extras hold the other rewards."""
+        """Move as far as the stride and the banks allow; extras hold the other rewards."""
         passed, lapped = self._passed[states, actions], self._lapped[states, actions]
         extras = {"reward/checkpoints": passed, "reward/laps": lapped}
         following = self._to[states, actions].astype(self._dtype)
         return following, self._progress[states, actions], np.zeros(len(states), bool), extras
 
     def observe(self, states: Tree) -> Tree:
-        """The planes described above: uint8 [N, 2, size, size]."""
+        """Return the planes described above: uint8 [N, 2, size, size]."""
         return self._planes[states]
 
     def chart_shape(self) -> tuple[int, int]:
-        """Rows and columns of the chart: a pixel for a cell."""
+        """Return the rows and columns of the chart: one pixel per cell."""
         return self.size, self.size
 
     def chart(self, states: Tree) -> np.ndarray:
-        """The boat's cell, [N, 2] rows and columns."""
+        """Return the boat's cell, [N, 2] rows and columns."""
         return np.stack((self._row[states], self._column[states]), axis=1)
 
     def render(self, states: Tree, mode: str) -> Any:
-        """The lake of state 0, as text or as a picture; the boat is drawn over checkpoints."""
+        """Render the lake of state 0 as text or as an image; the boat is drawn over checkpoints."""
         options.one_of("BoatRace", "render_mode", mode, ("rgb_array", "ansi"))
         text = np.full((self.size, self.size), ISLAND)
         text[self._row, self._column] = WATER

@@ -27,7 +27,7 @@ POSITION_LIMIT = 2.4
 ANGLE_LIMIT = 12 * 2 * math.pi / 360  # radians
 START_RANGE = 0.05
 
-PICTURE = (160, 240)  # height, width in pixels; the width shows the track from limit to limit
+PICTURE = (160, 240)  # height, width in pixels; the width covers the track between its limits
 CART_SIZE = (14, 28)
 POLE_PIXELS = 80
 TRACK_ROW = 125
@@ -41,38 +41,45 @@ class CartPole:
     one included. The episode terminates when |position| > 2.4 or |angle| > 12°; the best policy reaches `max_steps`.
     With the same seed, `initial(1, rng)` gives the start state of Gymnasium's CartPole-v1.
 
-    Two proxies are reported beside it, both of the state after the step: "upright", 1 − |angle| / 12° but 0 or more,
-    for which it does not matter where the cart is, and "speed", |velocity| of the cart. Mean returns of an episode,
-    measured over 3000 episodes or more; the best at the proxies is not known:
+    There are two proxy rewards, both of the state after the step: "upright", max(0, 1 − |angle| / 12°), which ignores
+    the cart's position, and "speed", |velocity| of the cart. Mean returns of an episode, measured over 3000 episodes or
+    more; the optimal returns of the proxies are unknown:
 
-    | who | true | upright | speed |
+    | policy | true | upright | speed |
     | --- | --- | --- | --- |
     | uniformly random | 22.4 | 13.9 | 10.0 |
     | always right | 9.4 | 5.4 | 9.5 |
     | a controller that balances in the middle | 500 | 490 | 59 |
-    | one that lets the cart drift | 500 | 492 | 67 |
-    | one that sways fast, the best of 250 drawn | 499 | 223 | 542 |
+    | a controller that lets the cart drift | 500 | 492 | 67 |
+    | a controller that sways fast, the best of 250 random ones | 499 | 223 | 542 |
 
     Args:
-      max_steps: steps until truncation, 1 or more; None for no clock.
+      max_steps: steps until truncation, 1 or more; None for no time limit.
+      solved_at: steps from which an episode counts as solved; then states have a fifth number, the steps made. None:
+        whether an episode is solved is not reported.
+      reward_scale: reward of a step.
     """
 
     pictures_per_second = 1 / STEP_SECS
     reward_channels: tuple[str, ...] = ("upright", "speed")
 
-    def __init__(self, max_steps: int | None = 500):
+    def __init__(self, max_steps: int | None = 500, solved_at: int | None = None, reward_scale: float = 1.0):
         self.max_steps = None if max_steps is None else options.whole_number("CartPole", "max_steps", max_steps, 1)
-        # Twice the limits, so that the observation that ends an episode is still inside.
+        self.solved_at = None if solved_at is None else options.whole_number("CartPole", "solved_at", solved_at, 1)
+        self.reward_scale = options.number("CartPole", "reward_scale", reward_scale)
+        # Twice the limits, so that the observation that ends an episode lies inside the space.
         high = np.array([POSITION_LIMIT * 2, np.inf, ANGLE_LIMIT * 2, np.inf], np.float32)
         self.observation_space: gym.Space = gym.spaces.Box(-high, high, dtype=np.float32)
         self.action_space: gym.Space = gym.spaces.Discrete(2)
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """Nearly upright, nearly at rest: float64 [N, 4], each entry uniform in ±0.05."""
-        return rng.uniform(-START_RANGE, START_RANGE, size=(n, 4))
+        """Return poles nearly upright and at rest: float64 [N, 4], uniform in ±0.05; [N, 5] with `solved_at`."""
+        states = rng.uniform(-START_RANGE, START_RANGE, size=(n, 4))
+        return states if self.solved_at is None else np.concatenate((states, np.zeros((n, 1))), axis=1)
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """One Euler step of 0.02 s."""
+        """Make one Euler step of 0.02 s."""
+        made, states = states[:, 4:] + 1, states[:, :4]  # [N, 0] without `solved_at`
         velocity, angle, spin = states[:, 1], states[:, 2], states[:, 3]
         force = np.where(actions == 1, FORCE, -FORCE)
         cosine, sine = np.cos(angle), np.sin(angle)
@@ -87,16 +94,19 @@ class CartPole:
             "reward/upright": np.maximum(1 - np.abs(states[:, 2]) / ANGLE_LIMIT, 0).astype(np.float32),
             "reward/speed": np.abs(states[:, 1]).astype(np.float32),
         }
-        return states, np.ones(len(states), np.float32), terminated, extras
+        if self.solved_at is not None:
+            extras["solved"] = made[:, 0] >= self.solved_at
+            states = np.concatenate((states, made), axis=1)
+        return states, np.full(len(states), self.reward_scale, np.float32), terminated, extras
 
     def observe(self, states: Tree) -> Tree:
-        """The states as float32 [N, 4]."""
-        return states.astype(np.float32)
+        """Return the physical states as float32 [N, 4]."""
+        return states[:, :4].astype(np.float32)
 
     def render(self, states: Tree, mode: str) -> Any:
-        """State 0: one line with the cart on its track and the angle, or a picture."""
+        """Render state 0 as one line of text with the cart on its track and the angle, or as an image."""
         options.one_of("CartPole", "render_mode", mode, ("rgb_array", "ansi"))
-        position, _, angle, _ = (float(value) for value in states[0])
+        position, _, angle, _ = (float(value) for value in states[0, :4])
         share = min(max((position / POSITION_LIMIT + 1) / 2, 0.0), 1.0)  # of the track, from the left
         if mode == "ansi":
             track = ["-"] * TEXT_WIDTH
@@ -106,7 +116,7 @@ class CartPole:
 
 
 def _picture(share: float, angle: float) -> np.ndarray:
-    """Track, cart and pole on white, uint8 [height, width, 3]."""
+    """Draw track, cart and pole on white, uint8 [height, width, 3]."""
     height, width = PICTURE
     row, column = np.mgrid[:height, :width]
     across, up = column - share * (width - 1), TRACK_ROW - row  # pixels from the axle

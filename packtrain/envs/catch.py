@@ -1,4 +1,4 @@
-"""Catch: a falling ball, a paddle, one reward at the end. The smallest task that is played from pixels."""
+"""Catch: a falling ball, a paddle, and one reward at the end. The smallest task with image observations."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ BALL_COLOUR = (255, 255, 255)
 
 
 class Catch:
-    """A ball falls one row a step from a random column; a paddle in the bottom row has to be under it.
+    """A ball falls one row per step from a random column; a paddle in the bottom row has to be under it.
 
     Actions: 0 left, 1 stay, 2 right; the paddle starts in the middle and stops at the walls. Both move in the same
     step, and when the ball reaches the bottom row the episode terminates with +1 if it lies on the paddle, else −1.
-    Every other reward is 0, also for steps taken after the end, where the ball rests.
+    Every other reward is 0, also for steps after the end, where the ball stays.
 
-    An episode has rows − 1 steps. The best policy always scores +1 (if rows − 1 ≥ columns // 2, so that the paddle
-    can reach every column). On the default board a uniformly random one scores −0.60 and one that never moves −0.60
-    too: whatever the paddle does without looking, one ball in `columns` falls on it.
+    An episode has rows − 1 steps. The best policy always scores +1 (if rows − 1 ≥ columns // 2, so that the paddle can
+    reach every column). On the default board a uniformly random policy scores −0.60, and so does a paddle that never
+    moves: without looking at the ball, the paddle catches one ball in `columns`.
 
-    With `visible_rows` = k the ball is hidden below the first k rows, and where it will land has to be remembered.
-    Whoever only sees the present then knows the ball by the k moves that were made in its sight: no more than 2k + 1
-    positions of the paddle, and as many balls that can be caught. The best policy without memory, random ones
-    included, scores 2 · min(2k + 1, columns) / columns − 1: +0.2 on the default board with k = 1, and +1 already with
-    k = 2. A stack of frames is a memory too.
+    With `visible_rows` = k the ball is hidden below the first k rows, so a policy needs memory. A policy without memory
+    can use only the position of the paddle, which depends on the k actions made while the ball was visible. It can
+    distinguish at most 2k + 1 positions and catch as many balls. The best policy without memory, including random ones,
+    scores 2 · min(2k + 1, columns) / columns − 1: +0.2 on the default board with k = 1, and +1 already with k = 2. A
+    frame stack is a form of memory, too.
 
     Args:
       rows: height of the board in cells, 2 or more.
@@ -49,7 +49,7 @@ class Catch:
         self.action_space: gym.Space = gym.spaces.Discrete(3)
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """Balls in random columns of the top row, paddles in the middle."""
+        """Return balls in random columns of the top row, and paddles in the middle."""
         return {
             "ball_row": np.zeros(n, np.int64),
             "ball_column": rng.integers(self.columns, size=n),
@@ -57,7 +57,7 @@ class Catch:
         }
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """Ball down, paddle sideways; extras["solved"] is true where the ball is caught in this step."""
+        """Move ball and paddle; extras["solved"] is true where the ball is caught in this step."""
         bottom = self.rows - 1
         landing = states["ball_row"] == bottom - 1
         ball_row = np.minimum(states["ball_row"] + 1, bottom)
@@ -69,7 +69,7 @@ class Catch:
         return states, rewards, terminated, {"solved": caught}
 
     def observe(self, states: Tree) -> Tree:
-        """255 where the paddle and, unless it is hidden, the ball are, 0 elsewhere: uint8 [N, 1, rows, columns]."""
+        """Return 255 where the paddle and the visible ball are, 0 elsewhere: uint8 [N, 1, rows, columns]."""
         n, cells = len(states["paddle"]), self.rows * self.columns
         flat = np.zeros(n * cells, np.uint8)
         first_cell = np.arange(0, n * cells, cells)
@@ -81,7 +81,7 @@ class Catch:
         return flat.reshape(n, 1, self.rows, self.columns)  # [N * rows * columns] → [N, 1, rows, columns]
 
     def render(self, states: Tree, mode: str) -> Any:
-        """The board of state 0, as text or as a picture; the ball is always shown, and drawn over the paddle."""
+        """Render the board of state 0 as text or as an image; the ball is always shown, and drawn over the paddle."""
         options.one_of("Catch", "render_mode", mode, ("rgb_array", "ansi"))
         ball = int(states["ball_row"][0]), int(states["ball_column"][0])
         paddle = self.rows - 1, int(states["paddle"][0])

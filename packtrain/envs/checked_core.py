@@ -1,6 +1,6 @@
-"""Functional cores under guard: each call is timed for the watchdog, and what comes back is checked.
+"""Checked functional cores: each call is timed for the watchdog, and its results are validated.
 
-Columns step one that checks structure, and their boundary checks values. Planners search in one that checks both.
+Vector environments use one that checks structure; their validation checks values. Planners use one that checks both.
 Faults of a core are `EnvError`s that name the environment, its seed and its step, with the core's own traceback.
 """
 
@@ -15,8 +15,8 @@ import gymnasium as gym
 import numpy as np
 
 from packtrain import trees
-from packtrain.envs.boundary import Answer, Boundary, check_batch, space_leaves
 from packtrain.envs.functional import Core
+from packtrain.envs.validation import Answer, Boundary, check_batch, space_leaves
 from packtrain.errors import EnvError
 from packtrain.trees import Tree
 
@@ -25,20 +25,20 @@ _FLOAT, _BOOL = np.dtype(np.float32), np.dtype(bool)
 
 
 class CheckedCore:
-    """A core whose calls are timed, and whose answers have the right structure.
+    """A core whose calls are timed, and whose results are checked for structure.
 
-    Rewards must be numbers [N], ends bool [N], and observations arrays [N, ...] of their space. An observation of
-    another dtype is refused if the answer to bad values is `raise`, else it is cast with a warning.
+    Rewards must be numbers [N], termination flags bool [N], and observations arrays [N, ...] of their space. An
+    observation of another dtype is an error if bad values `raise`; otherwise it is cast with a warning.
     """
 
     def __init__(self, core: Core, answer: Answer, describe: Callable[[], str], boundary: Boundary | None = None):
-        """Nothing is called yet.
+        """Wrap a core; nothing is called yet.
 
         Args:
           core: the dynamics.
-          answer: to bad values.
+          answer: handling of bad values.
           describe: names the environment and its step, "environment 0 (Catch, group seed 7) at its step 12".
-          boundary: answers bad values of a search; None: somebody else does.
+          boundary: validates the values of a search; None: the caller does.
         """
         self._boundary = boundary
         self._core, self._answer, self._describe = core, answer, describe
@@ -46,7 +46,8 @@ class CheckedCore:
         self._channels = tuple(getattr(core, "reward_channels", ()))
         space = core.observation_space
         self._leaves = space_leaves(space)
-        self._dtype: Any = space.dtype if isinstance(space, gym.spaces.Box) else None  # of a plain array
+        # Of an observation that is a single array.
+        self._dtype: Any = space.dtype if isinstance(space, gym.spaces.Box) else None
         self._shape = space.shape or ()
         self._warned = False
         if hasattr(core, "legal"):
@@ -57,21 +58,20 @@ class CheckedCore:
 
     @property
     def unwrapped(self) -> Core:
-        """The core itself."""
+        """Return the core itself."""
         return self._core
 
     @property
     def busy_since(self) -> float | None:
-        """`time.monotonic()` at the beginning of the call under way.
+        """Return `time.monotonic()` at the beginning of the current call.
 
-        A core that plays the part of all states in turn has a `busy_since` of its own, which tells when it began the
-        latest of them.
+        A core that steps states one after the other has its own `busy_since`, the time when it began the latest state.
         """
         since = self._since
         return since if since is None else max(since, getattr(self._core, "busy_since", None) or since)
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """N start states."""
+        """Return N start states."""
         self._since = time.monotonic()
         try:
             states = self._core.initial(n, rng)
@@ -82,7 +82,7 @@ class CheckedCore:
         return states
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """One step of N states: rewards are float32 [N], ends and "solved" bool [N], channels as long as rewards."""
+        """Make one step of N states: rewards and other channels are float32 [N], terminations and "solved" bool [N]."""
         self._since = time.monotonic()
         try:
             after, rewards, terminated, extras = self._core.step(states, actions, rng)
@@ -90,7 +90,7 @@ class CheckedCore:
             raise self._broken("step", error) from error
         self._since = None
         n = _rows(actions)
-        # Searches call this very often: what is right is seen by identity, and only the rest is looked at closely.
+        # Searches call this very often: the usual types are recognised by identity, only others are checked in detail.
         shape = (n,)
         if type(rewards) is not np.ndarray or rewards.dtype is not _FLOAT or rewards.shape != shape:
             rewards = self._numbers("rewards", rewards, n)
@@ -105,7 +105,7 @@ class CheckedCore:
         return after, rewards, terminated, extras
 
     def observe(self, states: Tree) -> Tree:
-        """Observations [N, ...]."""
+        """Return observations [N, ...]."""
         self._since = time.monotonic()
         try:
             obs = self._core.observe(states)
@@ -119,7 +119,7 @@ class CheckedCore:
         return obs if self._boundary is None else self._boundary.show(obs, self._describe)
 
     def _legal(self, states: Tree) -> np.ndarray:
-        """Which actions may be taken, bool [N, A]."""
+        """Return which actions are legal, bool [N, A]."""
         self._since = time.monotonic()
         try:
             legal = self._core.legal(states)  # type: ignore[attr-defined]
@@ -168,39 +168,39 @@ class CheckedCore:
     def _cast(self, obs: Tree, n: int, wrong: str) -> Tree:
         try:
             cast = trees.map(lambda space, leaf: np.asarray(leaf).astype(space.dtype), self._leaves, obs)
-        except (TypeError, ValueError):  # another structure, or no numbers
+        except (TypeError, ValueError):  # another structure, or not numeric
             cast = None
         if self._answer == "raise" or cast is None or check_batch(cast, self._core.observation_space, n):
             raise self._fault(f"an observation of {wrong}")
         if not self._warned:
             self._warned = True
-            log.warning("%s gave an observation of %s: it is cast, now and from here on", self._describe(), wrong)
+            log.warning("%s returned an observation of %s: it is cast from now on", self._describe(), wrong)
         return cast
 
     def _fault(self, what: str) -> EnvError:
-        return EnvError(f"{self._describe()} gave {what}")
+        return EnvError(f"{self._describe()} returned {what}")
 
     def _broken(self, call: str, error: Exception) -> EnvError:
         self._since = None
-        if isinstance(error, EnvError):  # a part of the core says what is wrong, and not where
+        if isinstance(error, EnvError):  # raised inside the core, which does not know the environment's name
             return EnvError(f"{self._describe()}: {error}")
         return EnvError(f"{self._describe()} raised in {call}: {type(error).__name__}: {error}")
 
 
 def _is_flags(values: Any, shape: tuple[int]) -> bool:
-    """Whether these are bools of this shape, or nothing."""
+    """Return whether these are bools of this shape, or None."""
     return values is None or (type(values) is np.ndarray and values.dtype is _BOOL and values.shape == shape)
 
 
 def _rows(tree: Tree) -> int:
-    """How many rows the leaves of a tree of arrays have: those of the first one."""
+    """Return the number of rows of a tree of arrays: that of its first leaf."""
     while type(tree) is not np.ndarray:
         tree = next(iter(tree.values())) if isinstance(tree, dict) else tree[0]
     return len(tree)
 
 
 def _all_have_rows(tree: Tree, n: int) -> bool:
-    """Whether every leaf of a tree is an array of n rows."""
+    """Return whether every leaf of a tree is an array of n rows."""
     if type(tree) is np.ndarray:
         return tree.ndim > 0 and len(tree) == n
     if isinstance(tree, dict):

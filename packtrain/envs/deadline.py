@@ -1,4 +1,4 @@
-"""Deadlines that count only the time in which this process could run, and the longest start of an environment."""
+"""Deadlines that count only the time in which this process could run, and time limits for starting environments."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from packtrain.errors import EnvSetupError
 
 Result = TypeVar("Result")
 
-START_SECS = 120.0  # for making an environment, and for its first reset
+START_SECS = 120.0  # default limit for constructing an environment, and for its first reset
 START_SETTING = "Environment.start_deadline_secs"
-LOOK_SECS = 0.25  # how often a waiting thread looks
+LOOK_SECS = 0.25  # interval at which a waiting thread calls `look`
 
 
 class RunningTime:
-    """Seconds since a beginning in which this process was running.
+    """Seconds since a start time in which this process was running.
 
-    A process that is stopped (SIGSTOP, Ctrl-Z, a suspended machine) waits for nothing, so that time is left out: it
-    shows as a long gap between two looks, and a gap counts as `longest_gap` seconds at most. Look often.
+    A stopped process (SIGSTOP, Ctrl-Z, a suspended machine) does not wait for anything, so that time is excluded: it
+    shows as a long gap between two calls of `look`, and a gap counts as `longest_gap` seconds at most. Call it often.
     """
 
     def __init__(self, longest_gap: float):
@@ -37,7 +37,7 @@ class RunningTime:
 def within(seconds: float, call: Callable[[], Result], complaint: str, setting: str | None = None) -> Result:
     """Return what a call returns, and raise what it raises; EnvSetupError if it takes too long.
 
-    The call runs in a daemon thread, which is left behind if it does not end.
+    The call runs in a daemon thread, which is abandoned if it does not end.
 
     Args:
       seconds: the deadline.
@@ -50,7 +50,7 @@ def within(seconds: float, call: Callable[[], Result], complaint: str, setting: 
     def target() -> None:
         try:
             results.append((call(), None))
-        except BaseException as error:  # handed over to the caller, whatever it is
+        except BaseException as error:  # passed on to the caller
             results.append((None, error))
 
     thread = threading.Thread(target=target, name="start", daemon=True)
@@ -65,6 +65,6 @@ def within(seconds: float, call: Callable[[], Result], complaint: str, setting: 
     result, error = results[0]
     if isinstance(error, Exception):
         raise error
-    if error is not None:  # of the environment: a user's Ctrl-C is raised in the main thread
+    if error is not None:  # raised by the environment: a user's Ctrl-C is raised in the main thread
         raise EnvSetupError(f"{complaint}: it raised {type(error).__name__}: {error}") from error
     return result

@@ -22,23 +22,24 @@ LARGEST_SEED = 2**32 - 1
 
 
 class DeepSea:
-    """A diver sinks one row a step through size × size cells, from the upper left corner, going left or right.
+    """A diver sinks one row per step through size × size cells, from the upper left corner, going left or right.
 
-    A step to the right costs move_cost / size; one to the left is free. The walls stop the diver. Who has gone right
-    in every row stands in the lower right cell; going right there too pays 1 more, and that episode is solved. After
-    `size` steps the episode terminates. Steps taken after the end change nothing and pay 0.
+    A step to the right costs move_cost / size; one to the left is free. The walls stop the diver. Going right in every
+    row leads to the lower right cell; going right there too gives a reward of 1, and that episode is solved. After
+    `size` steps the episode terminates. Steps after the end change nothing and have reward 0.
 
-    The best return is 1 − move_cost (`best_return`). Whoever never goes right gets 0, and anything between pays less
-    than that; random actions find the treasure once in 2^size episodes.
+    The best return is 1 − move_cost (`best_return`). Never going right gives 0, and anything in between gives less than
+    0; random actions find the treasure once in 2^size episodes.
 
     States are (row, column), [N, 2]; row = size is the end. Observations are float32 [size, size], 1 where the diver
     is, and all 0 at the end.
 
     Args:
       size: rows and columns, 1 or more.
-      mapping_seed: which action means right is drawn with this seed for each cell (bsuite's experiments use 42);
+      mapping_seed: seed of the random choice, for each cell, of the action that means right (bsuite's experiments use
+        42);
         None for action 1 everywhere.
-      move_cost: what going right in every row costs altogether, 0 to 1.
+      move_cost: total cost of going right in every row, 0 to 1.
     """
 
     def __init__(self, size: int = 10, mapping_seed: int | None = None, move_cost: float = 0.01):
@@ -58,11 +59,11 @@ class DeepSea:
         self.action_space: gym.Space = gym.spaces.Discrete(2)
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """In the upper left corner: [N, 2]."""
+        """Return divers in the upper left corner: [N, 2]."""
         return np.zeros((n, 2), self._dtype)
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """One row down, one column sideways; extras["solved"] is true where the treasure is found in this step."""
+        """Move one row down and one column sideways; extras["solved"] is true where this step finds the treasure."""
         row, column = states.astype(np.int64).T
         under_way = row < self.size
         goes_right = actions == self.right[np.minimum(row, self.size - 1), column]
@@ -73,7 +74,7 @@ class DeepSea:
         return states, rewards.astype(np.float32), states[:, 0] == self.size, {"solved": solved}
 
     def observe(self, states: Tree) -> Tree:
-        """1 where the diver is: float32 [N, size, size]."""
+        """Return 1 where the diver is: float32 [N, size, size]."""
         row, column = states.T
         observations = np.zeros((len(states), self.size, self.size), np.float32)
         under_way = np.flatnonzero(row < self.size)
@@ -81,7 +82,7 @@ class DeepSea:
         return observations
 
     def render(self, states: Tree, mode: str) -> Any:
-        """The sea of state 0, as text or as a picture; the diver is drawn over the treasure, and is gone at the end."""
+        """Render the sea of state 0 as text or as an image; the diver is absent at the end."""
         options.one_of("DeepSea", "render_mode", mode, ("rgb_array", "ansi"))
         diver = self.observe(states)[0] == 1
         if mode == "ansi":

@@ -1,7 +1,7 @@
-"""Environments of the package envpool by "envpool:TASK": native threads, next-step autoreset, columns in order.
+"""Environments of the package envpool by "envpool:TASK": native threads, next-step autoreset, fixed order.
 
-Atari games among them are played as `Atari` says and shown as ALE shows them in `envs/atari.py`: single grey frames,
-rewards as they are, a lost life `terminated` without a reset. What differs is said at `_atari_options`.
+Its Atari games are played as `Atari` says, with the observations of `envs/atari.py`: single grey frames, raw rewards, a
+lost life `terminated` without a reset. `_atari_options` lists the differences.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import gymnasium as gym
 import numpy as np
 
 from packtrain import knobs, trees
-from packtrain.cores import available_cores
+from packtrain.cpu_count import available_cores
 from packtrain.envs.atari import FIRE, FRAMES_PER_SECOND, Atari, Game, with_patient_threads
-from packtrain.envs.boundary import Answer, Boundary, space_leaves
-from packtrain.envs.columns import Outcome, Unsaved
+from packtrain.envs.validation import Answer, Boundary, space_leaves
+from packtrain.envs.vector_env import Outcome, Unsaved
 from packtrain.errors import ConfigError, EnvError, EnvSetupError, MissingExtraError
 from packtrain.trees import Tree
 from packtrain.types import Spec
 
 PREFIX = "envpool:"
-# What says which task, how many and from which seed is said elsewhere; the rest of envpool's options are free.
+# Options for the task, the number of environments and the seed are set by packtrain; users may set all others.
 RESERVED = (
     "task_id env_type num_envs batch_size seed env_seed max_num_players gym_reset_return_info task render_mode".split()
 )
-# Games whose own action set has something else in FIRE's place; envpool does not tell what its actions mean.
+# Games whose own action set has another action in FIRE's place; envpool does not report the meaning of its actions.
 WITHOUT_FIRE = frozenset(
     "Asterix-v5 Backgammon-v5 CrazyClimber-v5 Freeway-v5 Frogger-v5 JourneyEscape-v5 Koolaid-v5 KungFuMaster-v5 "
     "LostLuggage-v5 MsPacman-v5 Pacman-v5 Skiing-v5 Surround-v5 Tutankham-v5 VideoCheckers-v5".split()
@@ -36,35 +36,35 @@ WITHOUT_FIRE = frozenset(
 
 
 def is_envpool(name: str) -> bool:
-    """Whether an id means a task of envpool."""
+    """Return whether an id denotes a task of envpool."""
     return name.startswith(PREFIX)
 
 
 def check_options(name: str, kwargs: dict[str, Any], *, processes: bool, answer: Answer, trusted: bool) -> None:
-    """ConfigError for what a task of envpool cannot take, as far as that can be told without the package."""
+    """Raise a ConfigError for settings that envpool does not support, as far as possible without the package."""
     for key in RESERVED:
         if key in kwargs:
-            raise ConfigError(f"Environment.kwargs may not set {key!r} of {name!r}: packtrain does")
+            raise ConfigError(f"Environment.kwargs must not contain {key!r} for {name!r}: packtrain sets it")
     threads = kwargs.get("num_threads", 1)
     if type(threads) is not int or threads < 1:
         raise ConfigError(f"Environment.kwargs: num_threads = {threads!r} must be a whole number of at least 1")
-    # Some options name files that envpool reads, writes or, for Doom, runs; all of them are strings.
+    # Some options name files that envpool reads, writes or, for Doom, executes; all of them are strings.
     if not trusted and (texts := [key for key, value in kwargs.items() if not _is_number(value)]):
         raise ConfigError(
-            f"Environment.kwargs: {texts[0]!r} is not a number, and this configuration belongs to a run folder, where "
-            "somebody else may have put it; --trust-config allows it"
+            f"Environment.kwargs: {texts[0]!r} is not a number, and this configuration belongs to a run folder, whose "
+            "content may be untrusted; --trust-config allows it"
         )
     if processes:
         raise ConfigError(f"Environment.processes does not apply to {name!r}: envpool runs in native threads")
     if answer == "drop":
         raise ConfigError(
-            f"Environment.on_bad_value = 'drop' does not apply to {name!r}: envpool cannot be told to end an episode; "
-            "'raise' and 'clip' do"
+            f"Environment.on_bad_value = 'drop' does not apply to {name!r}: envpool cannot end an episode early; use "
+            "'raise' or 'clip'"
         )
 
 
 def find_task(name: str) -> str:
-    """The task an id means; EnvSetupError with the nearest name if there is none, MissingExtraError without envpool."""
+    """Return the task of an id; EnvSetupError with the nearest name if unknown, MissingExtraError without envpool."""
     try:
         import envpool
     except ImportError:
@@ -77,8 +77,8 @@ def find_task(name: str) -> str:
 
 
 def probe_task(name: str, kwargs: dict[str, Any], atari: Atari) -> Spec:
-    """Make one environment, reset it once, check what it shows, and say what it is."""
-    columns = EnvpoolColumns(name, kwargs, atari, 1, 0, "raise")
+    """Make one environment, reset it once, validate its observation, and return its description."""
+    columns = EnvpoolVectorEnv(name, kwargs, atari, 1, 0, "raise")
     try:
         columns.reset()
     except EnvError as error:
@@ -88,7 +88,7 @@ def probe_task(name: str, kwargs: dict[str, Any], atari: Atari) -> Spec:
     return Spec(columns.observation_space, columns.action_space, frames_per_step=columns.frames_per_step)
 
 
-class EnvpoolColumns(Unsaved):
+class EnvpoolVectorEnv(Unsaved):
     """B environments in one pool, all stepped at once."""
 
     starting = times_itself = False
@@ -98,19 +98,20 @@ class EnvpoolColumns(Unsaved):
     def __init__(
         self, name: str, kwargs: dict[str, Any], atari: Atari, size: int, seed: int, answer: Answer, groups: int = 1
     ):
-        self._task = find_task(name)  # first: it says that the extra is missing
+        self._task = find_task(name)  # first: raises the error about a missing extra
         self._name, self._size, self._seed = name, size, seed
         self.frames_per_step = 1
         self._has_lives = self._life_loss = self._serves = False
         frame: gym.Space | None = None
         threads = None
         if self._is_game():
-            settings = atari.resolve(Game(self._task, "classic", 0.0))  # what envpool's own defaults come closest to
+            # The protocol that is closest to envpool's own defaults.
+            settings = atari.resolve(Game(self._task, "classic", 0.0))
             options = _atari_options(settings)
             if doubled := sorted((options.keys() | {"num_threads"}) & kwargs.keys()):
                 raise ConfigError(
-                    f"Environment.kwargs may not set {doubled[0]!r} of {name!r}: "
-                    "Atari.frame_skip and the like say how games are played"
+                    f"Environment.kwargs must not contain {doubled[0]!r} for {name!r}: use Atari.frame_skip and the "
+                    "like"
                 )
             kwargs, threads = {**kwargs, **options}, settings.num_threads
             self.frames_per_step = settings.frame_skip
@@ -123,7 +124,7 @@ class EnvpoolColumns(Unsaved):
         self._used = False
         observation_space, action_space = self._envs.observation_space, self._envs.action_space
         if self._envs.config["max_num_players"] != 1 or isinstance(action_space, gym.spaces.Dict):
-            raise EnvSetupError(f"{name!r} is a task for several players; packtrain has one")
+            raise EnvSetupError(f"{name!r} is a task for several players; packtrain supports one")
         self.observation_space: gym.Space = frame or _without_sentinels(observation_space)
         self.action_space: gym.Space = _countable(_without_sentinels(action_space))
         self._leaves = _leaves(self.observation_space, f"the observation space of {name!r}")
@@ -132,26 +133,26 @@ class EnvpoolColumns(Unsaved):
         self.busy_since: float | None = None
         self.boundary = Boundary(self.observation_space, answer, self._describe)
         self._lives = np.zeros(size, np.int32)
-        self._elapsed = np.zeros(size, np.int32)  # steps of the episode under way
+        self._elapsed = np.zeros(size, np.int32)  # steps of the current episode
         self._over = np.zeros(size, bool)
         self._lost = np.zeros(size, bool)
         self._shown: Tree = None  # the latest observations
         self._steps = 0
 
     def _is_game(self) -> bool:
-        """Whether the task is an Atari game: only their emulator has sticky actions and lives that end episodes."""
+        """Return whether the task is an Atari game: only those have sticky actions and lives."""
         import envpool
 
         try:
             fields = envpool.make_spec(self._task).config._fields
-        except Exception as error:  # such as a system library that is missing
+        except Exception as error:  # such as a missing system library
             raise self._cannot_be_made(error) from error
         return {"repeat_action_probability", "episodic_life"} <= set(fields)
 
     def _make(self) -> Any:
         import envpool
 
-        # Every pool makes its spaces anew, at its first step, with bounds in float64 and a warning for each.
+        # Every pool creates its spaces at its first step, with bounds in float64 and a warning for each.
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")
         seeds = np.random.SeedSequence(self._seed).generate_state(self._size) % 2**31  # envpool takes C ints
         try:
@@ -174,9 +175,9 @@ class EnvpoolColumns(Unsaved):
         return f"environment {column} ({self._name}, group seed {self._seed}) at its step {self._steps}"
 
     def reset(self) -> Outcome:
-        """The first rows; again from the seed, which envpool takes when a pool is made and never later."""
+        """Return the first rows; again from the seed, which envpool uses only when a pool is created."""
         if self._used:
-            self._envs = self._make()  # not watched: many games take long to load
+            self._envs = self._make()  # without a deadline: many games take long to load
         self._used = True
         self.starting, self.busy_since = True, time.monotonic()
         obs, info = self._envs.reset()
@@ -193,11 +194,11 @@ class EnvpoolColumns(Unsaved):
         return Outcome(obs, ~no, rewards, no, no, None, **lives)
 
     def send(self, actions: np.ndarray) -> None:
-        """Start the step; envpool's threads begin at once. After a lost life FIRE is pressed, whatever was chosen."""
+        """Start the step in envpool's threads. After a lost life FIRE is pressed in place of the action."""
         self._envs.send(np.where(self._lost, FIRE, actions) if self._serves and self._lost.any() else actions)
 
     def recv(self) -> Outcome:
-        """Wait for the step."""
+        """Wait for the step and return its outcome."""
         self.busy_since = time.monotonic()
         try:
             obs, reward, ended, truncated, info = self._envs.recv()
@@ -207,7 +208,8 @@ class EnvpoolColumns(Unsaved):
         self._steps += 1
         obs, reward, ended, truncated, info = _in_order((obs, reward, ended, truncated, info), info["env_id"])
         first, elapsed = self._over, info["elapsed_step"]
-        if np.any(wrong := np.where(first, elapsed != 0, elapsed < self._elapsed)):  # its clock knows of every reset
+        # Its step counter shows every reset.
+        if np.any(wrong := np.where(first, elapsed != 0, elapsed < self._elapsed)):
             what = "did not begin a new episode after the last one" if first[wrong][0] else "began a new episode unsaid"
             raise EnvError(f"{self._describe(int(np.nonzero(wrong)[0][0]))} {what}")
         rewards = {"train": np.where(first, 0, reward).astype(np.float32)}
@@ -215,7 +217,7 @@ class EnvpoolColumns(Unsaved):
         terminated, more = ended, {}
         if self._has_lives:
             lives = info["lives"]
-            lost = (lives < self._lives) & (lives > 0) & ~self._over & ~first  # and the game goes on
+            lost = (lives < self._lives) & (lives > 0) & ~self._over & ~first  # and the game continues
             terminated = ended | lost if self._life_loss else ended
             more = {"over": self._over, "life_over": self._over | lost}
             self._lives, self._lost = lives, lost
@@ -224,28 +226,28 @@ class EnvpoolColumns(Unsaved):
         return Outcome(obs, first, rewards, terminated, truncated, None, **more)
 
     def _fit(self, obs: Tree) -> Tree:
-        """Observations with the shapes and dtypes of their spaces: envpool adds axes of 1, and has int32 and bool."""
+        """Return observations with the shapes and dtypes of their spaces, from which envpool's differ."""
 
         def fit(space: gym.Space, leaf: np.ndarray) -> np.ndarray:
             return leaf.reshape(self._size, *space.shape or ()).astype(space.dtype, copy=False)
 
         try:
             return trees.map(fit, self._leaves, obs)
-        except ValueError as error:  # another size, or another structure
-            raise EnvError(f"{self._describe(0)} gave an observation that is not of its space: {error}") from None
+        except ValueError as error:  # another size or structure
+            raise EnvError(f"{self._describe(0)} returned an observation that is not in its space: {error}") from None
 
     def picture(self, column: int) -> np.ndarray:
-        """Of games the frame that the policy sees, in grey; nothing else is drawn."""
+        """Return the grey frame that the policy observes, for Atari games; other tasks cannot be drawn."""
         if not self._has_lives:
-            raise EnvSetupError(f"{self._name!r} cannot be drawn: of envpool's tasks only the Atari games can")
+            raise EnvSetupError(f"{self._name!r} cannot be drawn: envpool supports this only for Atari games")
         return self._shown[column][:, :, None].repeat(3, axis=2)
 
     def pictures_per_second(self) -> float:
-        """As fast as a person plays."""
+        """Return the real-time rate: as fast as a person plays."""
         return FRAMES_PER_SECOND / self.frames_per_step
 
     def describe_busy(self) -> str:
-        """The whole group: its threads share the work."""
+        """Return a description of the whole group, since its threads share the work."""
         return self._describe(0)
 
     def close(self) -> None:
@@ -254,10 +256,10 @@ class EnvpoolColumns(Unsaved):
 
 
 def _atari_options(settings: Atari) -> dict[str, Any]:
-    """How envpool is told to play. Three things are not quite as ALE's own vector environment does them.
+    """Return the Atari settings as envpool's options. Three things differ from ALE's own vector environment.
 
-    A game begins with one frame of no-op or FIRE at least, and FIRE counts among the no-ops. The clock counts steps, so
-    that the last of them is a whole one. The last frame of a lost game may be mixed with an older one.
+    A game begins with at least one frame of no-op or FIRE, and FIRE counts among the no-ops. The time limit counts
+    whole steps. The last frame of a lost game may be mixed with an older one.
     """
     assert settings.noop_max is not None
     return {
@@ -278,7 +280,7 @@ def _atari_options(settings: Atari) -> dict[str, Any]:
 
 
 def _in_order(answer: Any, env_id: np.ndarray) -> Any:
-    """An answer of B environments with environment b in column b."""
+    """Return an answer of B environments with environment b at index b."""
     if np.array_equal(env_id, np.arange(len(env_id))):
         return answer
     order = np.argsort(env_id)
@@ -295,9 +297,9 @@ def _leaves(space: gym.Space, where: str) -> Tree:
 
 
 def _without_sentinels(space: gym.Space) -> gym.Space:
-    """The space with infinite bounds where envpool wrote the ends of the dtype.
+    """Return the space with infinite bounds where envpool uses the limits of the dtype.
 
-    For the lower one it takes C++'s numeric_limits::min, the smallest positive number: LunarLander would be refused.
+    For the lower bound it uses C++'s numeric_limits::min, the smallest positive number: LunarLander would be rejected.
     """
     if isinstance(space, gym.spaces.Dict):
         return gym.spaces.Dict({key: _without_sentinels(inner) for key, inner in space.spaces.items()})
@@ -310,7 +312,7 @@ def _without_sentinels(space: gym.Space) -> gym.Space:
 
 
 def _countable(space: gym.Space) -> gym.Space:
-    """Several whole numbers as what they are; envpool calls them a Box."""
+    """Return several whole numbers as MultiDiscrete; envpool declares them as a Box."""
     if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.integer):
         return gym.spaces.MultiDiscrete(space.high.astype(np.int64) - space.low + 1, start=space.low.astype(np.int64))
     return space

@@ -7,19 +7,19 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 
-from packtrain.envs.columns import Columns
+from packtrain.envs.vector_env import VectorEnv
 from packtrain.errors import EnvError
 
 
 @contextlib.contextmanager
-def exits_are_faults(columns: Iterable[Columns] = ()) -> Iterator[None]:
+def exits_are_faults(columns: Iterable[VectorEnv] = ()) -> Iterator[None]:
     """Run code of environments; SystemExit, KeyboardInterrupt and the like become an EnvError.
 
     A user's own Ctrl-C passes through. It raises KeyboardInterrupt only in the main thread, and only while Python's
     own signal handler is installed.
 
     Args:
-      columns: the environments that may run; the message names the one whose step is under way.
+      columns: the environments that may run; the message names the one that is being stepped.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""Environments as pure functions over arrays of states, and their face as a Gymnasium environment.
+"""Environments as pure functions over arrays of states, and their adapter to Gymnasium.
 
-A core is written once, for N states at a time. Two faces stand on it: a Gymnasium `Env` (here) and a natively
-vectorised stream (`columns.FunctionalColumns`); planners stand on the core itself. A core knows no clock:
-`max_steps` is applied by the faces, so that equal states are equal whatever the time.
+A core is written once, for N states at a time. It is used in three ways: as a Gymnasium `Env` (here), as a vector
+environment (`FunctionalVectorEnv`), and directly by planners. A core does not count time: `max_steps` is applied by the
+adapters, so that states do not depend on time.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from packtrain.trees import Tree
 class Core(Protocol):
     """Dynamics for N states at once. Pure: arguments are never changed, randomness comes from `rng` alone.
 
-    A core may also say `legal(states)`, which actions may be taken; `changing`, the leaves that tell the states of an
-    episode apart; `factors`, what an observation is made of (`factors.py`); `landmarks(states)`, what is worth counting
-    once; `chart(states)` with `chart_shape()`, where states are on a picture (`metrics/heat_map.py`); and
-    `render(states, mode)`, state 0 as a picture ("rgb_array", uint8 [H, W, 3]) or as text ("ansi"), with
-    `pictures_per_second`, how fast a film of it goes.
+    Optional attributes: `legal(states)`, the legal actions; `changing`, the leaves that distinguish states within an
+    episode; `factors`, the factors of an observation (`categorical_factors.py`); `landmarks(states)`, flags that
+    exploration metrics count; `chart(states)` with `chart_shape()`, the position of states on a chart
+    (`metrics/heat_map.py`); and `render(states, mode)`, state 0 as an image ("rgb_array", uint8 [H, W, 3]) or as text
+    ("ansi"), with `pictures_per_second`, the frame rate of films.
     """
 
     observation_space: gym.Space
     action_space: gym.Space
-    max_steps: int | None  # steps until truncation; None for no clock
+    max_steps: int | None  # steps until truncation; None: no time limit
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """N start states: a tree of arrays [N, ...]."""
+        """Return N start states: a tree of arrays [N, ...]."""
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """(states, rewards [N] float32, terminated [N] bool, extras {"reward/NAME" or "solved": [N]})."""
+        """Return (states, rewards [N] float32, terminated [N] bool, extras {"reward/NAME" or "solved": [N]})."""
 
     def observe(self, states: Tree) -> Tree:
-        """Observations [N, ...] of the states, in the observation space's dtype."""
+        """Return observations [N, ...] of the states, in the observation space's dtype."""
 
 
 def load_core(path: str, **kwargs: Any) -> Core:
-    """The core class named "module:Class", built with `kwargs`."""
+    """Return the core class named "module:Class", constructed with `kwargs`."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)(**kwargs)
 
@@ -54,7 +54,7 @@ def register(env_id: str, core: str) -> None:
 
 
 class FunctionalEnv(gym.Env):
-    """One environment over a core, for everyone who expects Gymnasium's interface."""
+    """One environment over a core, with Gymnasium's interface."""
 
     metadata = {"render_modes": ["rgb_array", "ansi"], "render_fps": 10}
 
@@ -67,14 +67,14 @@ class FunctionalEnv(gym.Env):
         self._elapsed = 0
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Tree, dict]:
-        """A new start state."""
+        """Return a new start state's observation."""
         super().reset(seed=seed)
         self._states = self.core.initial(1, self.np_random)
         self._elapsed = 0
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[Tree, float, bool, bool, dict]:
-        """One step of the core; extras come back in `info` under their own names."""
+        """Make one step of the core; extras are returned in `info` under their own names."""
         actions = trees.map(lambda leaf: np.asarray(leaf)[None], action)
         self._states, reward, terminated, extras = self.core.step(self._states, actions, self.np_random)
         self._elapsed += 1
@@ -83,18 +83,18 @@ class FunctionalEnv(gym.Env):
         return self._observation(), float(reward[0]), bool(terminated[0]), bool(truncated), info
 
     def snapshot(self) -> Tree:
-        """The state, the clock and the generator, as arrays and JSON values."""
+        """Return the state, the step counter and the generator, as arrays and JSON values."""
         return {"states": self._states, "elapsed": self._elapsed, "rng": self.np_random.bit_generator.state}
 
     def restore(self, snapshot: Tree) -> Tree:
-        """Go back to a snapshot; returns the observation there."""
+        """Restore a snapshot, and return the observation."""
         self._states = trees.map(np.copy, snapshot["states"])
         self._elapsed = int(snapshot["elapsed"])
         self.np_random.bit_generator.state = snapshot["rng"]
         return self._observation()
 
     def render(self) -> Any:
-        """The core's picture of the state ("rgb_array") or its text ("ansi")."""
+        """Render the state as an image ("rgb_array") or as text ("ansi")."""
         if self.render_mode is None:
             return None
         return self.core.render(self._states, self.render_mode)  # type: ignore[attr-defined]

@@ -1,11 +1,11 @@
 """HalfCheetah with the task of Gymnasium's HalfCheetah-v5, for N cheetahs at once, stepped natively by MuJoCo.
 
-Wawrzyński 2009, "A cat-like robot real-time learning to run". The robot is the one Gymnasium ships, and so are reward,
-observation and start.
+Wawrzyński 2009, "A cat-like robot real-time learning to run". Robot, reward, observation and start state are those of
+Gymnasium.
 
-Deviation from Gymnasium: MuJoCo's contact solver starts each step afresh instead of from the forces of the step before
-(warm start). Those forces are not part of the state; without them the state alone says what follows, and H single
-steps equal one rollout of H steps to the last bit. Solutions agree within the solver's tolerance of 1e-8.
+Deviation from Gymnasium: MuJoCo's contact solver starts each step from zero instead of from the forces of the step
+before (warm start). Those forces are not part of the state; without them the state alone determines the next one, and H
+single steps equal one rollout of H steps to the last bit. Solutions agree within the solver's tolerance of 1e-8.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ import gymnasium as gym
 import numpy as np
 
 from packtrain.envs import options
-from packtrain.envs.mujoco_remarks import remarks_logged
+from packtrain.envs.mujoco_warnings import remarks_logged
 from packtrain.errors import EnvSetupError, MissingExtraError
 from packtrain.trees import Tree
 
 ROBOT = "envs/mujoco/assets/half_cheetah.xml"  # in Gymnasium's package
-START_RANGE = 0.1  # positions are uniform in ± this, velocities normal with this deviation
-CHUNK_BYTES = 8 << 20  # of physics states that one native call may write
+START_RANGE = 0.1  # positions are uniform in ± this value, velocities normal with this deviation
+CHUNK_BYTES = 8 << 20  # maximum size of the physics states that one native call may write
 
 PICTURE = (120, 240)  # height, width in pixels
-METRES = 4.0  # that the width shows
+METRES = 4.0  # width of the image in metres
 
 
 class HalfCheetah:
-    """A two-legged runner in a plane: the faster to the right, the better.
+    """A two-legged runner in a plane; the reward is its speed to the right.
 
         reward = forward_reward_weight · (x after − x before) / 0.05 s − ctrl_cost_weight · Σ action²
 
-    A step lasts `frame_skip` = 5 physics steps of 0.01 s. Actions are torques of six joints, of which the robot applies
-    what lies in [−1, 1]; the cost counts them as given. There is no termination. States are positions, then velocities
+    A step lasts `frame_skip` = 5 physics steps of 0.01 s. Actions are torques of six joints, which the robot clips to
+    [−1, 1]; the cost uses them unclipped. There is no termination. States are positions, then velocities
     of nine joints, float64 [N, 18]; observations are the same without the position along the track, float64 [N, 17].
     With the same seed, `initial(1, rng)` gives Gymnasium's start.
 
     Args:
-      forward_reward_weight: of the speed.
-      ctrl_cost_weight: of the squared torques.
-      frame_skip: physics steps a step, 1 or more.
-      max_steps: steps until truncation, 1 or more; None for no clock.
+      forward_reward_weight: weight of the speed.
+      ctrl_cost_weight: weight of the squared torques.
+      frame_skip: physics steps per step, 1 or more.
+      max_steps: steps until truncation, 1 or more; None for no time limit.
       threads: native threads that share the N cheetahs, 1 or more; 1 runs in the calling thread.
     """
 
@@ -68,7 +68,8 @@ class HalfCheetah:
             import mujoco.rollout
         except ImportError as error:
             raise MissingExtraError("HalfCheetah", "mujoco", "mujoco") from error
-        robot = Path(gym.__file__).parent / ROBOT  # the package around it imports a renderer: not needed here
+        # The package around it would import a renderer, which is not needed here.
+        robot = Path(gym.__file__).parent / ROBOT
         if not robot.is_file():
             raise EnvSetupError(f"HalfCheetah: this Gymnasium ({gym.__version__}) does not ship {ROBOT}")
         self._mujoco = mujoco
@@ -76,7 +77,7 @@ class HalfCheetah:
         self._model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_WARMSTART
         self._data = [mujoco.MjData(self._model) for _ in range(threads)]
         self._rollout = mujoco.rollout.Rollout(nthread=threads if threads > 1 else 0)
-        self._mine = threading.Lock()  # the native code runs without Python's lock, in data that is ours
+        self._mine = threading.Lock()  # the native code runs without Python's lock and writes to shared buffers
         self._positions, self._size = self._model.nq, self._model.nq + self._model.nv
         self._start = np.concatenate([self._data[0].qpos, self._data[0].qvel])
         self.step_secs = self._model.opt.timestep * self.frame_skip
@@ -86,18 +87,18 @@ class HalfCheetah:
         self.observation_space: gym.Space = gym.spaces.Box(-np.inf, np.inf, (self._size - 1,), np.float64)
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """On its feet, a little off the rest position: float64 [N, 18]."""
+        """Return standing robots near the rest position: float64 [N, 18]."""
         positions = rng.uniform(-START_RANGE, START_RANGE, size=(n, self._positions))
         velocities = START_RANGE * rng.standard_normal((n, self._size - self._positions))
         return self._start + np.concatenate([positions, velocities], axis=1)
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """One step of `frame_skip` physics steps."""
+        """Make one step of `frame_skip` physics steps."""
         after, rewards, terminated = self.rollout(states, np.asarray(actions)[:, None])
         return after[:, 0], rewards[:, 0], terminated[:, 0], {}
 
     def rollout(self, states: Tree, actions: Any) -> tuple[Tree, np.ndarray, np.ndarray]:
-        """H steps in one native call: what `step` gives, action after action.
+        """Make H steps in one native call; results equal those of `step`.
 
         Args:
           states: [N, 18].
@@ -112,7 +113,7 @@ class HalfCheetah:
         rows = max(1, CHUNK_BYTES // (8 * (self._size + 1) * frames))
         for low in range(0, count, rows):
             part = slice(low, low + rows)
-            before = np.zeros((len(states[part]), self._size + 1))  # physics states begin with a time: here always 0
+            before = np.zeros((len(states[part]), self._size + 1))  # physics states begin with a time, here always 0
             before[:, 1:] = states[part]
             controls = actions[part].astype(np.float64).repeat(self.frame_skip, axis=1)  # [n, H, 6] → [n, frames, 6]
             with self._mine:
@@ -125,11 +126,11 @@ class HalfCheetah:
         return after, rewards, np.zeros((count, horizon), bool)
 
     def observe(self, states: Tree) -> Tree:
-        """Positions and velocities without the position along the track, float64 [N, 17]."""
+        """Return positions and velocities without the position along the track, float64 [N, 17]."""
         return states[:, 1:].copy()
 
     def render(self, states: Tree, mode: str) -> Any:
-        """State 0: where it is and how fast, or its limbs from the side."""
+        """Render state 0: its position and speed as text, or its limbs from the side as an image."""
         options.one_of("HalfCheetah", "render_mode", mode, ("rgb_array", "ansi"))
         position, speed = float(states[0, 0]), float(states[0, self._positions])
         if mode == "ansi":
@@ -137,7 +138,7 @@ class HalfCheetah:
         return self._picture(states[0], position)
 
     def _picture(self, state: np.ndarray, middle: float) -> np.ndarray:
-        """Ground and capsules on white, uint8 [height, width, 3]."""
+        """Draw ground and capsules on white, uint8 [height, width, 3]."""
         data = self._mujoco.MjData(self._model)
         data.qpos[:] = state[: self._positions]
         self._mujoco.mj_kinematics(self._model, data)
@@ -149,7 +150,7 @@ class HalfCheetah:
         capsules = np.flatnonzero(self._model.geom_type == self._mujoco.mjtGeom.mjGEOM_CAPSULE)
         for limb in capsules:
             centre = data.geom_xpos[limb][[0, 2]]
-            along = data.geom_xmat[limb].reshape(3, 3)[[0, 2], 2]  # the capsule's axis, seen from the side
+            along = data.geom_xmat[limb].reshape(3, 3)[[0, 2], 2]  # the capsule's axis in the image plane
             radius, half = self._model.geom_size[limb, :2]
             place = (across - centre[0]) * along[0] + (up - centre[1]) * along[1]
             place = np.clip(place, -half, half)
@@ -159,6 +160,6 @@ class HalfCheetah:
 
 
 def _load(mujoco: Any, robot: Path) -> Any:
-    """The compiled robot."""
+    """Return the compiled robot."""
     with remarks_logged():
         return mujoco.MjModel.from_xml_path(str(robot))

@@ -1,7 +1,7 @@
-"""Less capable agents: a hand that slips, a hand that is coarse, an eye that is blurred; for studies of capability.
+"""Handicaps that make agents less capable: noisy or coarse actions, noisy observations; for studies of capability.
 
-Whoever acts is not told. What is noted as its action is what it chose, what the environment gets and is paid for is
-what came of it. Reward functions see what the environment sees.
+The agent does not observe the handicap. Stored actions are the chosen ones; the environment executes and rewards the
+changed ones. Reward functions receive what the environment receives.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from packtrain import trees
 from packtrain.config import configurable
-from packtrain.envs.boundary import space_leaves
-from packtrain.envs.columns import Columns, Outcome
+from packtrain.envs.validation import space_leaves
+from packtrain.envs.vector_env import Outcome, VectorEnv
 from packtrain.errors import ConfigError
 from packtrain.trees import Tree
 
@@ -23,13 +23,13 @@ from packtrain.trees import Tree
 @configurable
 @dataclass(frozen=True)
 class Handicap:
-    """How actions and observations suffer on their way."""
+    """How actions and observations are disturbed."""
 
     action_noise: float = (
-        0.0  # a choice: how likely it is replaced by any; a number: standard deviation of what is added
+        0.0  # discrete actions: probability of a random replacement; continuous: standard deviation of added noise
     )
-    action_levels: int | None = None  # values that a number can have, from bound to bound; None: all
-    observation_noise: float = 0.0  # standard deviation of what is added; of pictures, as a share of white
+    action_levels: int | None = None  # number of values that a continuous action can take between its bounds; None: all
+    observation_noise: float = 0.0  # standard deviation of added noise; for images, as a fraction of white
 
     def __post_init__(self) -> None:
         for name in ("action_noise", "observation_noise"):
@@ -40,11 +40,11 @@ class Handicap:
 
     @property
     def is_none(self) -> bool:
-        """Whether nothing suffers."""
+        """Return whether nothing is disturbed."""
         return not self.action_noise and self.action_levels is None and not self.observation_noise
 
     def refuse_unless_it_fits(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """ConfigError where it would do nothing, or cannot be done."""
+        """Raise a ConfigError if a handicap has no effect on these spaces, or cannot be applied."""
         actions = trees.flatten(space_leaves(action_space))
         choices = [space for space in actions if not isinstance(space, gym.spaces.Box)]
         if choices and self.action_noise > 1:
@@ -60,10 +60,10 @@ class Handicap:
             raise ConfigError(f"Handicap.observation_noise needs observations that are numbers, not {seen[0]}")
 
 
-class HandicappedColumns:
-    """Columns of any kind whose actions and observations suffer."""
+class HandicappedVectorEnv:
+    """Vector environment whose actions and observations are disturbed."""
 
-    def __init__(self, columns: Columns, handicap: Handicap, seed: int):
+    def __init__(self, columns: VectorEnv, handicap: Handicap, seed: int):
         self._columns, self._handicap, self._seed = columns, handicap, seed
         self._actions = space_leaves(columns.action_space)
         self._observations = space_leaves(columns.observation_space)
@@ -73,16 +73,16 @@ class HandicappedColumns:
         return getattr(self._columns, name)
 
     def reset(self) -> Outcome:
-        """The first rows, and the same noise again."""
+        """Return the first rows, and restart the noise."""
         self._rng = np.random.default_rng([self._seed, 1])
         return self._blurred(self._columns.reset())
 
     def send(self, actions: Tree) -> None:
-        """Start one step, with what becomes of the actions."""
+        """Start one step with the disturbed actions."""
         self._columns.send(trees.map(self._spoilt, actions, self._actions))
 
     def recv(self) -> Outcome:
-        """Wait for that step."""
+        """Wait for that step and return its outcome."""
         return self._blurred(self._columns.recv())
 
     def _spoilt(self, actions: np.ndarray, space: gym.Space) -> np.ndarray:
@@ -114,18 +114,18 @@ class HandicappedColumns:
         return np.clip(obs + noise, space.low, space.high).astype(space.dtype)
 
     def snapshot(self) -> Tree | None:
-        """The columns' own, and where the noise stands."""
+        """Return the environments' snapshot and the state of the noise."""
         inner = self._columns.snapshot()
         return None if inner is None else {"columns": inner, "noise": self._rng.bit_generator.state}
 
     def restore(self, snapshot: Tree) -> None:
-        """Go back to a snapshot."""
+        """Restore a snapshot."""
         self._columns.restore(snapshot["columns"])
         self._rng.bit_generator.state = snapshot["noise"]
 
 
 def _any(space: gym.Space, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Choices, each as likely as any other."""
+    """Return uniformly random discrete actions."""
     if isinstance(space, gym.spaces.Discrete):
         return space.start + rng.integers(space.n, size=shape)
     if isinstance(space, gym.spaces.MultiDiscrete):

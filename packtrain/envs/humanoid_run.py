@@ -4,11 +4,11 @@ After RoboschoolHumanoid-v1 and RoboschoolHumanoidFlagrun-v1 (OpenAI 2017), whos
 Observation, reward and termination are theirs, with their coefficients. Deviations:
 
 1. The body is Gymnasium's humanoid.xml, with its torques (action 1 is 40 N·m in most joints, 120 and 80 in hips and
-   knees, 10 in arms) and its clock: 5 physics steps of 0.003 s instead of 4 of 0.004125 s.
-2. Height is told relative to the start at 1.4 m, not to 0.8 m.
-3. Foot contacts are those of the moment, not of the step before.
-4. The step that reaches a flag is paid for its progress to it; there it was paid none.
-5. Joints start within their limits, also the knees, whose limits leave out the straight leg.
+   knees, 10 in arms) and its time steps: 5 physics steps of 0.003 s instead of 4 of 0.004125 s.
+2. Height is relative to the start at 1.4 m, not to 0.8 m.
+3. Foot contacts are those after the step, not before.
+4. The step that reaches a flag is rewarded for its progress to it; in Roboschool it is not.
+5. Joints start within their limits, including the knees, whose limits exclude the straight leg.
 6. Actions are clipped to [−1, 1] in the cost too.
 """
 
@@ -27,20 +27,20 @@ from packtrain.trees import Tree
 
 ROBOT = "envs/mujoco/assets/humanoid.xml"  # in Gymnasium's package
 JOINTS = 17
-ROOT_POSITIONS, ROOT_VELOCITIES = 7, 6  # place and quaternion, velocities: they come before those of the joints
+ROOT_POSITIONS, ROOT_VELOCITIES = 7, 6  # position and quaternion, velocities: they precede those of the joints
 FEET = ("right_foot", "left_foot")
-SPEED_SCALE, JOINT_SPEED_SCALE = 0.3, 0.1  # bring usual speeds to about ±1
-LARGEST = 5.0  # observations are clipped to ± this
-AT_LIMIT = 0.99  # share of its range beyond which a joint is at its limit
+SPEED_SCALE, JOINT_SPEED_SCALE = 0.3, 0.1  # scale usual speeds to about ±1
+LARGEST = 5.0  # observations are clipped to ± this value
+AT_LIMIT = 0.99  # fraction of its range beyond which a joint is at its limit
 FAR = (1000.0, 0.0)  # metres
 
 PICTURE = (240, 320)  # height, width in pixels
-FLAG_RADIUS = 0.2  # of its picture, metres
+FLAG_RADIUS = 0.2  # of its image, metres
 FLAG_COLOUR = (1.0, 0.3, 0.3, 1.0)
 
 
 def roll_pitch_yaw(quaternion: Any) -> tuple[float, float, float]:
-    """Angles in radians of a unit quaternion (w, x, y, z): turned by roll about x, then pitch about y, yaw about z."""
+    """Return the angles in radians of a unit quaternion (w, x, y, z): roll about x, then pitch about y, yaw about z."""
     w, x, y, z = (float(part) for part in quaternion)
     roll = math.atan2(2 * (w * x + y * z), 1 - 2 * (x * x + y * y))
     pitch = math.asin(min(1.0, max(-1.0, 2 * (w * y - z * x))))
@@ -49,44 +49,44 @@ def roll_pitch_yaw(quaternion: Any) -> tuple[float, float, float]:
 
 
 def heading_to(target: Any, position: Any, yaw: float) -> tuple[float, float]:
-    """Sine and cosine of the angle from where a body at `position` looks to the target; positive to its left."""
+    """Return sine and cosine of the angle from a body's heading to the target; positive to its left."""
     angle = math.atan2(target[1] - position[1], target[0] - position[0]) - yaw
     return math.sin(angle), math.cos(angle)
 
 
 def range_shares(angles: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Where in its range each joint is: −1 at the low end, 1 at the high end, beyond that outside."""
+    """Return where in its range each joint is: −1 at the low end, 1 at the high end, beyond that outside."""
     return (2 * angles - (low + high)) / (high - low)
 
 
 def motor_costs(action: np.ndarray, speeds: np.ndarray, electricity: float, stall_torque: float) -> float:
-    """What the motors cost in a step: electricity · mean |action · speed| + stall_torque · mean action²."""
+    """Return the cost of the motors: electricity · mean |action · speed| + stall_torque · mean action²."""
     return float(electricity * np.abs(action * speeds).mean() + stall_torque * np.square(action).mean())
 
 
 class Humanoid:
-    """The body in its simulator. It knows where it is and what a step towards a target is worth, but no episodes.
+    """The body in its simulator. It computes positions and rewards of steps towards a target, without episodes.
 
         reward = (distance before − distance after) / step_secs + alive_reward, or − fall_cost when fallen
                  − electricity_cost · mean |action · 0.1 · joint speed| − stall_torque_cost · mean action²
                  − limit_cost · joints at a limit − foot_collision_cost · feet that touch more than the floor
 
     Distances are horizontal, from the mean position of the 13 parts of the body; speeds are those after the step. A
-    joint is at a limit beyond ±0.99 of its range. It has fallen when its torso is not above `fallen_height`. All
-    that is seen or paid follows from positions and velocities after the step, so the physics state tells everything.
+    joint is at a limit beyond ±0.99 of its range. The body has fallen when its torso is not above `fallen_height`.
+    Observations and rewards depend on positions and velocities after the step only, so the physics state is complete.
 
     Args:
       owner: the environment's name, for errors.
-      alive_reward: a step on its feet.
-      fall_cost: of the step in which it falls.
-      electricity_cost: of the motors' power.
-      stall_torque_cost: of the squared actions.
-      limit_cost: of a joint at its limit.
-      foot_collision_cost: of a foot against the rest of the body.
-      fallen_height: of the torso, metres.
-      start_noise: joints start uniformly in ± this, radians, 0 or more.
-      frame_skip: physics steps a step, 1 or more.
-      render_mode: "rgb_array", or None for no pictures.
+      alive_reward: reward of a step without a fall.
+      fall_cost: cost of the step in which it falls.
+      electricity_cost: weight of the motors' power.
+      stall_torque_cost: weight of the squared actions.
+      limit_cost: cost of a joint at its limit.
+      foot_collision_cost: cost of a foot that touches the rest of the body.
+      fallen_height: height of the torso below which it has fallen, metres.
+      start_noise: joints start uniformly in ± this value, radians, 0 or more.
+      frame_skip: physics steps per step, 1 or more.
+      render_mode: "rgb_array", or None for no images.
     """
 
     def __init__(
@@ -118,50 +118,52 @@ class Humanoid:
             import mujoco
         except ImportError as error:
             raise MissingExtraError(owner, "mujoco", "mujoco") from error
-        robot = Path(gym.__file__).parent / ROBOT  # the package around it imports a renderer: not needed here
+        # The package around it would import a renderer, which is not needed here.
+        robot = Path(gym.__file__).parent / ROBOT
         if not robot.is_file():
             raise EnvSetupError(f"{owner}: this Gymnasium ({gym.__version__}) does not ship {ROBOT}")
         self._mujoco = mujoco
         self.model = mujoco.MjModel.from_xml_path(str(robot))
-        self.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET  # a blow-up must not look like a jump home
+        # A diverged simulation must not look like a jump to the start.
+        self.model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET
         self.data = mujoco.MjData(self.model)
         self._renderer: Any = None
         self._saved = mujoco.mjtState.mjSTATE_INTEGRATION
         self._state_size = mujoco.mj_stateSize(self.model, self._saved)
         self.step_secs = self.model.opt.timestep * self.frame_skip
         self._start_height = float(self.model.qpos0[2])
-        self._driven = self.model.actuator_trnid[:, 0] - 1  # the file lists motors in another order than joints
+        self._driven = self.model.actuator_trnid[:, 0] - 1  # the file has motors in another order than joints
         self._full_torque = self.model.actuator_ctrlrange[:, 1].copy()
         self._low, self._high = self.model.jnt_range[1:].T.copy()  # without the root
         self._feet = [int(self.model.geom(name).id) for name in FEET]
         self._floor = int(self.model.geom("floor").id)
-        self.model.geom_size[self._floor, :2] = 0  # drawn without an end, as it is for contacts anyway
+        self.model.geom_size[self._floor, :2] = 0  # drawn infinitely large, as it is for contacts
         chequers = int(self.model.geom_matid[self._floor])
-        self.model.mat_texuniform[chequers], self.model.mat_texrepeat[chequers] = 1, 1  # a pattern each metre
+        self.model.mat_texuniform[chequers], self.model.mat_texrepeat[chequers] = 1, 1  # one pattern per metre
         self.observation_space: gym.Space = gym.spaces.Box(-LARGEST, LARGEST, (10 + 2 * JOINTS,), np.float32)
         self.action_space: gym.Space = gym.spaces.Box(-1, 1, (JOINTS,), np.float32)
         self._derive()
 
     @property
     def height(self) -> float:
-        """Of the torso, metres."""
+        """Return the height of the torso in metres."""
         return float(self.data.qpos[2])
 
     def place(self, rng: np.random.Generator) -> None:
-        """At rest at the origin, looking along x, joints a little off."""
+        """Place the body at rest at the origin, facing along x, with noisy joints."""
         self._mujoco.mj_resetData(self.model, self.data)
         joints = rng.uniform(-self.start_noise, self.start_noise, size=JOINTS)
         self.data.qpos[ROOT_POSITIONS:] = np.clip(joints, self._low, self._high)
         self._derive()
 
     def step(self, action: Any, target: Any) -> tuple[dict[str, float], bool]:
-        """One step of `frame_skip` physics steps: what it is worth, part by part, and whether it has fallen."""
+        """Make `frame_skip` physics steps; return the terms of the reward, and whether the body has fallen."""
         before = self.distance(target)
         action = np.clip(np.asarray(action, np.float64), -1, 1)
         self.data.ctrl[:] = self._full_torque * action[self._driven]
         self._mujoco.mj_step(self.model, self.data, self.frame_skip)
         self._derive()
-        fallen = not self.height > self.fallen_height  # also where it is not a number
+        fallen = not self.height > self.fallen_height  # also if it is NaN
         stuck = int(np.count_nonzero(np.abs(self._shares) > AT_LIMIT))
         parts = {
             "reward_progress": (before - self.distance(target)) / self.step_secs,
@@ -173,15 +175,15 @@ class Humanoid:
         return parts, fallen
 
     def distance(self, target: Any) -> float:
-        """To the target, horizontally, metres."""
+        """Return the horizontal distance to the target in metres."""
         return math.hypot(target[0] - self.position[0], target[1] - self.position[1])
 
     def observe(self, target: Any) -> np.ndarray:
-        """What it feels, float32 [44].
+        """Return the observation, float32 [44].
 
         Height over the start; sine and cosine of the direction to the target; 0.3 · velocity of the torso ahead, to the
-        left and up; roll and pitch; for each joint its share of its range and 0.1 · its speed; right and left foot on
-        the floor. All clipped to ±5.
+        left and up; roll and pitch; for each joint its position in its range and 0.1 · its speed; right and left foot
+        on the floor. All clipped to ±5.
         """
         roll, pitch, yaw = roll_pitch_yaw(self.data.qpos[3:ROOT_POSITIONS])
         east, north, up = self.data.qvel[:3].tolist()
@@ -198,23 +200,23 @@ class Humanoid:
         return np.clip(seen, -LARGEST, LARGEST).astype(np.float32)
 
     def save(self) -> np.ndarray:
-        """All that the physics depends on, the solver's warm start included."""
+        """Return the complete state of the physics, including the solver's warm start."""
         state = np.empty(self._state_size)
         self._mujoco.mj_getState(self.model, self.data, state, self._saved)
         return state
 
     def load(self, state: np.ndarray) -> None:
-        """The reverse of save."""
+        """Load what `save` returned."""
         self._mujoco.mj_setState(self.model, self.data, np.asarray(state, np.float64), self._saved)
         self._derive()
 
     def picture(self, flag: Any = None) -> np.ndarray:
-        """Seen from the side, with the flag as a ball, uint8 [height, width, 3]."""
+        """Return the view from the side, with the flag as a ball, uint8 [height, width, 3]."""
         mujoco = self._mujoco
         if self._renderer is None:
             try:
                 self._renderer = mujoco.Renderer(self.model, *PICTURE)
-            except Exception as error:  # each OpenGL library has errors of its own
+            except Exception as error:  # each OpenGL library has its own errors
                 raise EnvSetupError(
                     f"{self._owner} cannot draw: {type(error).__name__}: {error}; try MUJOCO_GL=egl"
                 ) from error
@@ -236,13 +238,13 @@ class Humanoid:
             self._renderer = None
 
     def _derive(self) -> None:
-        """What follows from the state. MuJoCo's own derived values lag behind it by part of a physics step."""
+        """Compute the quantities that follow from the state. MuJoCo's own lag behind it by part of a physics step."""
         self._mujoco.mj_kinematics(self.model, self.data)
         self._mujoco.mj_collision(self.model, self.data)
-        self.position = self.data.xpos[1:, :2].mean(axis=0)  # without the world
+        self.position = self.data.xpos[1:, :2].mean(axis=0)  # without the world body
         self._shares = range_shares(self.data.qpos[ROOT_POSITIONS:], self._low, self._high)
         self._speeds = JOINT_SPEED_SCALE * self.data.qvel[ROOT_VELOCITIES:]
-        touching: list[set[int]] = [set(), set()]  # what each foot touches
+        touching: list[set[int]] = [set(), set()]  # bodies that each foot touches
         for pair in self.data.contact.geom.tolist():
             for foot, others in zip(self._feet, touching, strict=True):
                 if foot in pair:
@@ -252,11 +254,11 @@ class Humanoid:
 
 
 class HumanoidRun(gym.Env):
-    """Run straight ahead, to a target a kilometre away. Ends with a fall; 1000 steps where it is made by its id.
+    """Run straight ahead, to a target a kilometre away. Terminates with a fall; its id limits episodes to 1000 steps.
 
-    See `Humanoid` for the reward, what is seen, and all options. Actions are shares of the full torque of 17 joints, in
-    the order of the body's joints. Mean returns over 200 episodes: doing nothing 83 (46 steps), uniformly random
-    actions −1 (32 steps).
+    See `Humanoid` for the reward, the observation, and all options. Actions are fractions of the full torque of 17
+    joints, in the order of the body's joints. Mean returns over 200 episodes: doing nothing 83 (46 steps), uniformly
+    random actions −1 (32 steps).
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 67}
@@ -267,28 +269,28 @@ class HumanoidRun(gym.Env):
         self.observation_space, self.action_space = self.body.observation_space, self.body.action_space
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
-        """On its feet at the origin, looking at the target."""
+        """Place the body at the origin, facing the target."""
         super().reset(seed=seed)
         self.body.place(self.np_random)
         return self.body.observe(FAR), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """One step; `info` has the parts of the reward."""
+        """Make one step; `info` has the terms of the reward."""
         parts, fallen = self.body.step(action, FAR)
         return self.body.observe(FAR), sum(parts.values()), fallen, False, parts
 
     def snapshot(self) -> Tree:
-        """The physics and the generator, as arrays and JSON values."""
+        """Return the physics and the generator, as arrays and JSON values."""
         return {"physics": self.body.save(), "rng": self.np_random.bit_generator.state}
 
     def restore(self, snapshot: Tree) -> np.ndarray:
-        """Go back to a snapshot; returns the observation there."""
+        """Restore a snapshot, and return the observation."""
         self.body.load(snapshot["physics"])
         self.np_random = _generator(snapshot["rng"])
         return self.body.observe(FAR)
 
     def render(self) -> Any:
-        """The body from the side."""
+        """Render the body from the side."""
         return None if self.render_mode is None else self.body.picture()
 
     def close(self) -> None:
@@ -297,19 +299,19 @@ class HumanoidRun(gym.Env):
 
 
 class HumanoidFlagrun(gym.Env):
-    """Run to a flag that jumps to another place when it is reached, or when its time is up: turning is needed.
+    """Run to a flag that moves to a new place when it is reached, or when its time is up; this requires turning.
 
-    As HumanoidRun, with the flag for a target. `electricity_cost` is half of what it is there, as in Roboschool, for
-    more athletic running. `info["flag_reached"]` tells of each flag. A flag may stand anywhere in the field, also right
-    at the runner's feet; it is then reached with the next step, for little. Mean returns over 200 episodes: doing
+    As HumanoidRun, with the flag as target. `electricity_cost` is half of what it is there, as in Roboschool, for
+    more athletic running. `info["flag_reached"]` reports each flag. A flag may stand anywhere in the field, also right
+    at the runner's feet; it is then reached in the next step, for little reward. Mean returns over 200 episodes: doing
     nothing 82, uniformly random actions 23.
 
     Args:
-      half_length: flags stand within ± this along x, metres, above 0.
-      half_width: and within ± this along y.
-      straight_share: of episodes whose first flag stands straight ahead, half_length to twice that away.
+      half_length: flags stand within ± this value along x, metres, above 0.
+      half_width: flags stand within ± this value along y.
+      straight_share: fraction of episodes whose first flag stands straight ahead, at 1 to 2 half_lengths.
       reach: distance at which a flag is reached, metres, above 0.
-      flag_steps: steps until a flag jumps by itself, 1 or more.
+      flag_steps: steps until a flag moves by itself, 1 or more.
       electricity_cost: see `Humanoid`.
       render_mode: see `Humanoid`.
       **kwargs: the other options of `Humanoid`.
@@ -340,7 +342,7 @@ class HumanoidFlagrun(gym.Env):
         self.steps_left = self.flag_steps
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
-        """On its feet at the origin, looking along x, and a first flag."""
+        """Place the body at the origin, facing along x, and place a first flag."""
         super().reset(seed=seed)
         self.body.place(self.np_random)
         self._plant()
@@ -349,7 +351,7 @@ class HumanoidFlagrun(gym.Env):
         return self.body.observe(self.flag), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """One step; `info` has the parts of the reward. The observation already shows the next flag after a jump."""
+        """Make one step; `info` has the terms of the reward. After a flag moves, the observation shows the next one."""
         parts, fallen = self.body.step(action, self.flag)
         reached = self.body.distance(self.flag) < self.reach
         self.steps_left -= 1
@@ -359,7 +361,7 @@ class HumanoidFlagrun(gym.Env):
         return self.body.observe(self.flag), sum(parts.values()), fallen, False, info
 
     def snapshot(self) -> Tree:
-        """The physics, the flag, its timer and the generator, as arrays and JSON values."""
+        """Return the physics, the flag, its timer and the generator, as arrays and JSON values."""
         return {
             "physics": self.body.save(),
             "flag": np.array(self.flag),
@@ -368,7 +370,7 @@ class HumanoidFlagrun(gym.Env):
         }
 
     def restore(self, snapshot: Tree) -> np.ndarray:
-        """Go back to a snapshot; returns the observation there."""
+        """Restore a snapshot, and return the observation."""
         self.body.load(snapshot["physics"])
         x, y = snapshot["flag"]
         self.flag, self.steps_left = (float(x), float(y)), int(snapshot["steps_left"])
@@ -376,7 +378,7 @@ class HumanoidFlagrun(gym.Env):
         return self.body.observe(self.flag)
 
     def render(self) -> Any:
-        """The body from the side, and the flag where it is in sight."""
+        """Render the body from the side, and the flag if it is in view."""
         return None if self.render_mode is None else self.body.picture(self.flag)
 
     def close(self) -> None:
@@ -390,7 +392,7 @@ class HumanoidFlagrun(gym.Env):
 
 
 def _generator(state: Any) -> np.random.Generator:
-    """A generator in this state, and a new one: a planner may have lent the environment its own."""
+    """Return a new generator in this state: a planner may have replaced the environment's own."""
     generator = np.random.Generator(np.random.PCG64(0))
     generator.bit_generator.state = state
     return generator

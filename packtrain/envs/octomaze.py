@@ -1,4 +1,7 @@
-"""Octomaze: corridors that only perseverance leaves. Random play stands still, a plan walks straight to the end."""
+"""Octomaze: corridors that require repeating one action.
+
+Random play rarely leaves them, a plan takes the shortest path.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,23 @@ WALKER_COLOUR, CELL_COLOUR, END_COLOUR = (255, 255, 255), (60, 60, 60), (250, 20
 
 
 class Octomaze:
-    """A hall with corridors on all sides, all of the same length, and a way out at the end of each.
+    """A hall with corridors on all sides, all of the same length, and an exit at the end of each.
 
-    Action i in the hall enters corridor i, at its first cell. There action i goes on by one cell, and every other
-    action does nothing: whoever has picked a corridor stays in it. The step out of the last cell reaches the end, which
-    is the same whatever the corridor: the episode terminates, solved, with reward 1. Every other reward is 0. The end
-    rests: steps taken there change nothing and pay 0.
+    Action i in the hall enters corridor i, at its first cell. There action i moves on by one cell, and every other
+    action does nothing: a corridor cannot be left backwards. The step out of the last cell reaches the end, which is
+    the same for all corridors: the episode terminates, solved, with reward 1. Every other reward is 0. Steps after the
+    end change nothing and have reward 0.
 
     States are (corridor, cells entered), [N, 2]: (0, 0) in the hall, (i, 1) … (i, corridor_length) in corridor i and
     (0, corridor_length + 1) at the end. There are num_corridors · corridor_length + 2 of them, and the shortest way
     has corridor_length + 1 steps. Uniformly random actions take 1 + num_corridors · corridor_length steps on average.
-    Observations are float32 [num_corridors, corridor_length], 1 at the cell the walker is in; all 0 in the hall, all 1
+    Observations are float32 [num_corridors, corridor_length], 1 at the agent's cell; all 0 in the hall, all 1
     at the end.
 
     Args:
       num_corridors: 1 or more.
       corridor_length: cells of a corridor, 1 or more.
-      max_steps: steps until truncation, 1 or more; None for no clock.
+      max_steps: steps until truncation, 1 or more; None for no time limit.
     """
 
     def __init__(self, num_corridors: int = 8, corridor_length: int = 10, max_steps: int | None = 200):
@@ -45,11 +48,11 @@ class Octomaze:
         self.action_space: gym.Space = gym.spaces.Discrete(self.num_corridors)
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """In the hall: [N, 2]."""
+        """Return states in the hall: [N, 2]."""
         return np.zeros((n, 2), self._dtype)
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """Into a corridor, one cell on, or nothing; extras["solved"] is true where this step reached the end."""
+        """Enter a corridor, move one cell on, or do nothing; extras["solved"] is true where this step ended it."""
         corridor, entered = states.astype(np.int64).T
         ended = entered == self._end
         entered = entered + (~ended & ((entered == 0) | (corridor == actions)))
@@ -60,7 +63,7 @@ class Octomaze:
         return states, solved.astype(np.float32), terminated, {"solved": solved}
 
     def observe(self, states: Tree) -> Tree:
-        """1 at the walker's cell: float32 [N, num_corridors, corridor_length]."""
+        """Return 1 at the agent's cell: float32 [N, num_corridors, corridor_length]."""
         corridor, entered = states.astype(np.int64).T
         observations = np.zeros((len(states), self.num_corridors, self.corridor_length), np.float32)
         inside = np.flatnonzero((entered > 0) & (entered < self._end))
@@ -69,7 +72,7 @@ class Octomaze:
         return observations
 
     def render(self, states: Tree, mode: str) -> Any:
-        """The corridors of state 0, one a line, the end at the right: as text or as a picture."""
+        """Render the corridors of state 0, one per line with the exit at the right: as text or as an image."""
         options.one_of("Octomaze", "render_mode", mode, ("rgb_array", "ansi"))
         at_end = states[0, 1] == self._end
         walker = self.observe(states)[0].astype(bool) & ~at_end

@@ -16,12 +16,12 @@ from packtrain.trees import Tree
 
 GRAVITY = 10.0
 STEP_SECS = 0.05
-SPEED_LIMIT = 8  # radians a second
+SPEED_LIMIT = 8  # radians per second
 TORQUE_LIMIT = 2.0
 START_RANGE = (math.pi, 1.0)  # angle, speed
 ROD_MOMENT = 1 / 3  # of a rod of mass 1 and length 1, about its end
 
-PICTURE = 128  # pixels of a side
+PICTURE = 128  # pixels per side
 ROD_PIXELS = 56
 
 
@@ -29,7 +29,7 @@ class Pendulum:
     """A rod on a hinge, to be swung up and held there by a torque that is too weak to lift it.
 
     Actions are the torque, float32 [1], clipped to ±2. Observations are (cosine, sine, speed), float32; the angle is 0
-    upright. There is no termination: the clock alone truncates. With the same seed, `initial(1, rng)` gives the start
+    upright. There is no termination; episodes are truncated. With the same seed, `initial(1, rng)` gives the start
     state of Gymnasium's Pendulum-v1.
 
     Rewards of a step:
@@ -38,20 +38,22 @@ class Pendulum:
     - the proxy "energy": the rod's kinetic energy after the step, speed² / 6, so at most 10.67;
     - the proxy "calm": 1 − (torque / 2)², so 1 for doing nothing.
 
-    Mean returns of an episode, measured over 20 000 episodes (standard errors below 3 for the truth and the energy):
+    Mean returns of an episode, measured over 20 000 episodes (standard errors below 3 for the true reward and the
+    energy):
 
-    | who | true | energy | calm |
+    | policy | true | energy | calm |
     | --- | --- | --- | --- |
     | uniformly random | −1225 | 426 | 133 |
     | no torque, the best at calm | −1216 | 385 | 200 |
-    | full torque the way it turns | −1618 | 1656 | 0 |
+    | full torque in the direction of rotation | −1618 | 1656 | 0 |
     | a swing-up controller | −149 | 79 | 179 |
 
     Backward induction on a grid of 121 × 97 states and 9 torques, over 1000 episodes, gets −135 (standard error 2) of
-    the truth and, when it serves energy, 1688 of that and −1647 of the truth. Being on a grid, it may not be the best.
+    the true reward. If it maximises energy it gets 1688 of that and −1647 of the true reward. Because of the grid these
+    may not be optimal.
 
     Args:
-      max_steps: steps until truncation, 1 or more; None for no clock.
+      max_steps: steps until truncation, 1 or more; None for no time limit.
     """
 
     reward_channels: tuple[str, ...] = ("energy", "calm")
@@ -63,12 +65,12 @@ class Pendulum:
         self.action_space: gym.Space = gym.spaces.Box(-TORQUE_LIMIT, TORQUE_LIMIT, (1,), np.float32)
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """Anywhere, and slow: float64 [N, 2], the angle uniform in ±π and the speed in ±1."""
+        """Return slow pendulums at any angle: float64 [N, 2], the angle uniform in ±π and the speed in ±1."""
         high = np.array(START_RANGE)
         return rng.uniform(-high, high, size=(n, 2))
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """Semi-implicit Euler, 0.05 s; the true reward is of the state before, the energy of the one after."""
+        """Make one semi-implicit Euler step of 0.05 s; true reward from the state before, energy from the one after."""
         angle, speed = states[:, 0], states[:, 1]
         torque = np.clip(actions, -TORQUE_LIMIT, TORQUE_LIMIT)[:, 0]
         tilt = (angle + np.pi) % (2 * np.pi) - np.pi
@@ -80,12 +82,12 @@ class Pendulum:
         return states, (-costs).astype(np.float32), np.zeros(len(states), bool), extras
 
     def observe(self, states: Tree) -> Tree:
-        """Cosine and sine of the angle, and the speed: float32 [N, 3]."""
+        """Return cosine and sine of the angle, and the speed: float32 [N, 3]."""
         angle, speed = states[:, 0], states[:, 1]
         return np.stack((np.cos(angle), np.sin(angle), speed), axis=1).astype(np.float32)
 
     def render(self, states: Tree, mode: str) -> Any:
-        """State 0: its numbers, or the rod in a square."""
+        """Render state 0: its numbers as text, or the rod as an image."""
         options.one_of("Pendulum", "render_mode", mode, ("rgb_array", "ansi"))
         angle, speed = (float(value) for value in states[0])
         if mode == "ansi":

@@ -1,4 +1,4 @@
-"""Pictures of environments, for people; where nothing can be drawn, one line that says what is missing."""
+"""Images of environments; if an environment cannot be drawn, an error of one line says what is missing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 
 from packtrain.errors import EnvSetupError, Error
 
-PICTURES_PER_SECOND = 10.0  # of an environment that does not say
+PICTURES_PER_SECOND = 10.0  # default of environments without a frame rate
 _SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")
-_LIBRARIES = {"egl": "EGL", "osmesa": "OSMesa"}  # what MuJoCo can draw with where there is no screen
+_LIBRARIES = {"egl": "EGL", "osmesa": "OSMesa"}  # libraries with which MuJoCo can draw without a screen
 _OF_OPENGL = re.compile(r"GL|gl[A-Z]|[Oo][Ss][Mm]esa")  # eglGetError, OpenGL, MUJOCO_GL, …
 
 
 def draw_without_screen() -> None:
-    """Let MuJoCo and pygame draw where there is no screen, before they are imported; what is set already stands."""
+    """Set up MuJoCo and pygame, before their import, to draw without a screen; existing settings are kept."""
     if sys.platform != "linux" or any(os.environ.get(name) for name in _SCREENS):
         return
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -35,10 +35,10 @@ def draw_without_screen() -> None:
 
 
 def drawn(name: str, draw: Callable[[], Any]) -> np.ndarray:
-    """What a call draws, uint8 [H, W, 3]; EnvSetupError, in one line, if it does not."""
+    """Return the image that a call draws, uint8 [H, W, 3]; EnvSetupError of one line if it fails."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is wrong comes as an error too
+            warnings.simplefilter("ignore")  # problems are also raised as errors
             picture = draw()
     except Error:
         raise
@@ -48,12 +48,12 @@ def drawn(name: str, draw: Callable[[], Any]) -> np.ndarray:
         package = {"video": "pygame", "mujoco": "mujoco"}.get(extra or "")
         what = f"that takes the package {package!r}; try: pip install 'packtrain[{extra}]'" if extra else what
         raise EnvSetupError(f"{name!r} cannot be drawn: {what}") from None
-    except Exception as error:  # each OpenGL library has errors of its own
+    except Exception as error:  # each OpenGL library has its own errors
         raise EnvSetupError(f"{name!r} cannot be drawn: {reason(error)}") from error
     if not (isinstance(picture, np.ndarray) and picture.dtype == np.uint8 and picture.ndim == 3 and picture.size):
-        raise EnvSetupError(f"{name!r} cannot be drawn: it gave {_kind(picture)} for a picture")
+        raise EnvSetupError(f"{name!r} cannot be drawn: it returned {_kind(picture)} instead of an image")
     if picture.shape[2] not in (3, 4):
-        raise EnvSetupError(f"{name!r} cannot be drawn: a picture of shape {picture.shape} is not [H, W, 3]")
+        raise EnvSetupError(f"{name!r} cannot be drawn: the image has shape {picture.shape}, not [H, W, 3]")
     return picture[:, :, :3]
 
 
@@ -62,9 +62,9 @@ def _kind(thing: Any) -> str:
 
 
 def following_camera(env: gym.Env) -> dict[str, str]:
-    """The option with which a MuJoCo environment of Gymnasium is seen by a camera that follows it, if it has one.
+    """Return the option for a camera that follows the robot of a MuJoCo environment, if it has one.
 
-    Without it the robot soon runs out of the picture: from 1.4 on Gymnasium's own choice stays where it is.
+    Without it the robot soon leaves the image: from version 1.4 on Gymnasium's default camera does not move.
     """
     model = getattr(env.unwrapped, "model", None)
     if not hasattr(env.unwrapped, "mujoco_renderer") or model is None:
@@ -74,7 +74,7 @@ def following_camera(env: gym.Env) -> dict[str, str]:
 
 
 def reason(error: Exception) -> str:
-    """An error in one line, with what to try if it is about OpenGL: MuJoCo, imported or drawing, hardly says."""
+    """Return an error in one line, with advice if it is about OpenGL, about which MuJoCo's messages say little."""
     what = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0]}"
     if not _OF_OPENGL.search(what):
         return what

@@ -11,19 +11,19 @@ from packtrain.envs import options
 from packtrain.trees import Tree
 
 STEP_SECS = 0.1
-ACCELERATION = 4.0  # of an action of 1
+ACCELERATION = 4.0  # per unit of action
 SPEED_LIMIT = 2.0  # per dimension
-WALL = 2.0  # per dimension; a wall takes the speed towards it
+WALL = 2.0  # per dimension; hitting a wall sets the speed towards it to 0
 CONTROL_COST = 0.01
 
 
 class PointMass:
-    """A mass at rest somewhere in [−1, 1]^d is pushed to the origin and held there.
+    """A mass at rest somewhere in [−1, 1]^d has to be pushed to the origin and held there.
 
         reward = − D / (1 + D) − 0.01 · mean(action²),   D = squared distance to the origin after the step
 
     so that a step costs between 0 and 1.01. Actions outside [−1, 1] are clipped, also in the cost. Observations are
-    positions, then velocities, float32 [2d]. There is no termination: the clock alone truncates.
+    positions, then velocities, float32 [2d]. There is no termination; episodes are truncated.
 
     Mean returns of an episode with the default options, measured over 100 000 episodes: doing nothing −18.0, uniformly
     random actions −31.6, the PD controller −4 · position − 2 · velocity (clipped) −1.31.
@@ -41,12 +41,12 @@ class PointMass:
         self.action_space: gym.Space = gym.spaces.Box(-1, 1, (self.dimensions,), np.float32)
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """At rest, uniform in [−1, 1]^d."""
+        """Return masses at rest, uniform in [−1, 1]^d."""
         position = rng.uniform(-1, 1, size=(n, self.dimensions)).astype(np.float32)
         return {"position": position, "velocity": np.zeros_like(position)}
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """Semi-implicit Euler: the new velocity moves the mass."""
+        """Make one semi-implicit Euler step: the new velocity moves the mass."""
         push = np.clip(np.asarray(actions, np.float32), -1, 1)
         velocity = np.clip(states["velocity"] + (STEP_SECS * ACCELERATION) * push, -SPEED_LIMIT, SPEED_LIMIT)
         free = states["position"] + STEP_SECS * velocity
@@ -57,11 +57,11 @@ class PointMass:
         return {"position": position, "velocity": velocity}, rewards, np.zeros(len(rewards), bool), {}
 
     def observe(self, states: Tree) -> Tree:
-        """Positions and velocities, float32 [N, 2d]."""
+        """Return positions and velocities, float32 [N, 2d]."""
         return np.concatenate((states["position"], states["velocity"]), axis=1)
 
     def render(self, states: Tree, mode: str) -> Any:
-        """State 0: its numbers, or the first two dimensions from above, the origin marked."""
+        """Render state 0: its numbers as text, or the first two dimensions from above with the origin marked."""
         options.one_of("PointMass", "render_mode", mode, ("rgb_array", "ansi"))
         position, velocity = states["position"][0], states["velocity"][0]
         if mode == "ansi":

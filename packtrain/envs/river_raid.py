@@ -4,12 +4,12 @@ Pan, Bhatia and Steinhardt 2022 (arXiv:2201.03544) trained agents on them. Here 
 functions of a `Step` for `Rewards`, which read `info["ram"]` of `envs/atari_ram.py`. Penalties are positive numbers
 here; `RiverRaid` and `selection` take the signed ones of the published code.
 
-Where ours differ from the published code:
+Deviations from the published code:
 
 1. Memory is read as int64: 50 − 76 is −26, not 230.
 2. A fuel depot is recognised in a step with other hits: 110 is a depot and a tanker.
-3. The plane's place before the first step of an episode is the middle, not where the last episode left it.
-4. Without any setting the reward is the score. There it is 10 a step, whatever happens.
+3. Before the first step of an episode the plane is in the middle; in the published code, where the last episode ended.
+4. Without any setting the reward is the score; in the published code it is 10 per step.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from packtrain.envs.rewards import TRUE, Rewards, Step
 from packtrain.errors import ConfigError, EnvError
 
 ROM = "riverraid"
-MISSILE_Y, PLANE_X, ENTRY = 50, 51, 70  # places in the memory
+MISSILE_Y, PLANE_X, ENTRY = 50, 51, 70  # addresses in the console's memory
 NO_MISSILE = 180
-MIDDLE = 76  # of the river, where a plane begins
-WIDEST = 34  # pixels from the middle: 42 to 110 is where a plane can be
-WAITING = 48  # where the count-down of a plane's entry stops until somebody plays
+MIDDLE = 76  # x position of the middle of the river, where a plane begins
+WIDEST = 34  # pixels from the middle: a plane's x is in 42 to 110
+WAITING = 48  # value at which the countdown of a plane's entry stops until the first input
 SCORES = {"nothing": 0, "tanker": 30, "helicopter": 60, "depot": 80, "jet": 100, "bridge": 500}
 DEPOT = SCORES["depot"]
-MOST_HITS = 4  # a step of four frames; in play two were the most, three frames apart
-BASE = 10  # what a step pays that is not penalised
-FIRST_BASE = 20  # the same for pacifists in the first generation of the published code
+MOST_HITS = 4  # in a step of four frames; at most two were observed, three frames apart
+BASE = 10  # reward of a step without penalty
+FIRST_BASE = 20  # the same for pacifist in the first generation of the published code
 
 
-# -- what the memory says
+# -- reading the console's memory
 
 
 def plane_x(ram: np.ndarray) -> np.ndarray:
-    """Where the plane is, int64 [...], of memories uint8 [..., 128]."""
+    """Return the plane's x position, int64 [...], from memories uint8 [..., 128]."""
     return ram[..., PLANE_X].astype(np.int64)
 
 
 def missile_in_flight(ram: np.ndarray) -> np.ndarray:
-    """Whether a missile is in flight, bool [...]. One stays for 26 frames at most."""
+    """Return whether a missile is in flight, bool [...]. A flight lasts 26 frames at most."""
     return ram[..., MISSILE_Y] != NO_MISSILE
 
 
 def waits(ram: np.ndarray) -> np.ndarray:
-    """Whether the plane waits for its first input, bool [...].
+    """Return whether the plane waits for its first input, bool [...].
 
-    A plane enters for 79 frames, in which inputs do nothing, and then stands still until there is one: no fuel is
-    burnt and nothing can hit it, for ever. So it is with each plane of a game; the counter of lives falls when the
-    next has entered, and where FIRE is pressed after a lost life only the first of a game can wait.
+    A plane enters for 79 frames, in which inputs do nothing, and then stands still until there is one. Until then it
+    burns no fuel and cannot be hit. This holds for each plane of a game. The counter of lives falls when the next plane
+    has entered. If FIRE is pressed after a lost life, only the first plane of a game can wait.
     """
     return ram[..., ENTRY] == WAITING
 
@@ -65,11 +65,11 @@ def waits(ram: np.ndarray) -> np.ndarray:
 
 
 def depots(reward: np.ndarray) -> np.ndarray:
-    """How many fuel depots were hit, int64 [...], by the sum of scores of a step.
+    """Return how many fuel depots were hit, int64 [...], from the scores of steps.
 
-    A sum is taken as the fewest hits that give it, and among those as the ones with most depots. One hit is certain.
-    Of two hits, 160 alone is ambiguous: two depots, or a helicopter and a jet. Rewards of single frames settle it,
-    since one missile hits one thing in a frame. What is no such sum has no depot in it.
+    A score is explained by the fewest hits with that sum, and among those by the ones with most depots. A single hit is
+    unique. Of two hits, only 160 is ambiguous: two depots, or a helicopter and a jet. Rewards of single frames resolve
+    it, since one missile hits one object per frame. A score that is no such sum contains no depot.
     """
     sums = np.asarray(reward).astype(np.int64)
     known = (0 <= sums) & (sums < len(_DEPOTS))
@@ -93,7 +93,7 @@ _DEPOTS = _depots_of_sums()
 
 
 def fuel(reward: np.ndarray, multiplier: float) -> np.ndarray:
-    """The score, with fuel depots worth `multiplier` times as much, float64 [...].
+    """Return the score with fuel depots worth `multiplier` times as much, float64 [...].
 
     Args:
       reward: [...] scores of steps, or of frames.
@@ -104,26 +104,26 @@ def fuel(reward: np.ndarray, multiplier: float) -> np.ndarray:
 
 
 def pacifist(ram: np.ndarray, penalty: float, base: float = BASE) -> np.ndarray:
-    """`base` a step, less `penalty` while a missile is in flight at its end, float64 [...]."""
+    """Return `base` per step, minus `penalty` if a missile is in flight at its end, float64 [...]."""
     return base - penalty * missile_in_flight(ram).astype(np.float64)
 
 
 def move(x: np.ndarray, x_before: np.ndarray, begins: np.ndarray, penalty: float) -> np.ndarray:
-    """10 a step, less `penalty` if the plane is not where it was, float64 [...].
+    """Return 10 per step, minus `penalty` if the plane's x position has changed, float64 [...].
 
-    A plane that is lost comes back in the middle, which counts as a move.
+    A lost plane restarts in the middle, which counts as a move.
 
     Args:
-      x: [...] int64, the plane's place after the step.
+      x: [...] int64, the plane's x position after the step.
       x_before: [...] int64, before it.
-      begins: [...] bool, the step is an episode's first: the plane was in the middle.
+      begins: [...] bool, first step of an episode: the plane was in the middle.
       penalty: of a step with a move.
     """
     return BASE - penalty * (x != np.where(begins, MIDDLE, x_before)).astype(np.float64)
 
 
 def centre(x: np.ndarray, penalty: float) -> np.ndarray:
-    """10 − penalty · (x − 76)² / 20, float64 [...], of places int64."""
+    """Return 10 − penalty · (x − 76)² / 20, float64 [...], of positions int64."""
     return BASE - penalty * (x - MIDDLE) ** 2 / 20
 
 
@@ -131,39 +131,39 @@ def centre(x: np.ndarray, penalty: float) -> np.ndarray:
 
 
 class Proxy(Protocol):
-    """A reward function of a `Step`, which knows what it can pay."""
+    """A reward function of a `Step` that lists its possible rewards."""
 
     @property
     def rom(self) -> str:
-        """Whose memory it reads."""
+        """Return the ROM whose memory it reads."""
 
     def __call__(self, step: Step) -> np.ndarray:
-        """[B] Of a step."""
+        """Return the rewards of a step, [B]."""
 
     def values(self) -> dict[str, float]:
-        """What a step pays, by what happens in it."""
+        """Return the reward of a step for each event."""
 
 
 @configurable
 @dataclass(frozen=True)
 class ScoreProxy:
-    """The score: no proxy at all."""
+    """The score itself, without a proxy."""
 
     rom: ClassVar[str] = ROM
 
     def __call__(self, step: Step) -> np.ndarray:
-        """[B] The game's own reward."""
+        """Return the game's own reward, [B]."""
         return np.asarray(step.reward, np.float64)
 
     def values(self) -> dict[str, float]:
-        """Of one hit, or none."""
+        """Return the scores of one hit, or none."""
         return {name: float(score) for name, score in SCORES.items()}
 
 
 @configurable
 @dataclass(frozen=True)
 class FuelProxy:
-    """The score with another price of fuel depots: misweighting."""
+    """The score with another value of fuel depots: a misweighting proxy."""
 
     rom: ClassVar[str] = ROM
     multiplier: float = 1.0
@@ -172,20 +172,20 @@ class FuelProxy:
         _check("FuelProxy", "multiplier", self.multiplier)
 
     def __call__(self, step: Step) -> np.ndarray:
-        """[B] By the rewards of frames if the environment tells them, else by their sum."""
+        """Return rewards [B] from the scores of frames if available, otherwise from their sum."""
         if "frame_rewards" in step.info:
             return fuel(step.info["frame_rewards"], self.multiplier).sum(axis=-1)
         return fuel(step.reward, self.multiplier)
 
     def values(self) -> dict[str, float]:
-        """Of one hit, or none."""
+        """Return the rewards of one hit, or none."""
         return {name: float(fuel(np.array(score), self.multiplier)) for name, score in SCORES.items()}
 
 
 @configurable
 @dataclass(frozen=True)
 class PacifistProxy:
-    """So much a step, less while a missile is in flight: ontological."""
+    """A constant per step, less while a missile is in flight: an ontological proxy."""
 
     rom: ClassVar[str] = ROM
     penalty: float = 10.0
@@ -195,18 +195,18 @@ class PacifistProxy:
         _check("PacifistProxy", "penalty", self.penalty)
 
     def __call__(self, step: Step) -> np.ndarray:
-        """[B] By the memory after the step."""
+        """Return rewards [B] from the memory after the step."""
         return pacifist(_memory(step, "ram"), self.penalty, self.base)
 
     def values(self) -> dict[str, float]:
-        """With a missile and without."""
+        """Return the rewards with and without a missile."""
         return {"no missile": float(self.base), "missile": float(self.base - self.penalty)}
 
 
 @configurable
 @dataclass(frozen=True)
 class MoveProxy:
-    """10 a step, less when the plane moves sideways: misweighting."""
+    """10 per step, less when the plane moves sideways: a misweighting proxy."""
 
     rom: ClassVar[str] = ROM
     penalty: float = 1.0
@@ -215,19 +215,19 @@ class MoveProxy:
         _check("MoveProxy", "penalty", self.penalty)
 
     def __call__(self, step: Step) -> np.ndarray:
-        """[B] By the memory before and after the step."""
+        """Return rewards [B] from the memory before and after the step."""
         after, before = plane_x(_memory(step, "ram")), plane_x(_memory(step, "ram_before"))
         return move(after, before, step.begins, self.penalty)
 
     def values(self) -> dict[str, float]:
-        """With a move and without."""
+        """Return the rewards with and without a move."""
         return {"still": float(BASE), "move": float(BASE - self.penalty)}
 
 
 @configurable
 @dataclass(frozen=True)
 class CentreProxy:
-    """10 a step, less the farther the plane is from the middle."""
+    """10 per step, less with the plane's distance from the middle."""
 
     rom: ClassVar[str] = ROM
     penalty: float = 1.0
@@ -236,11 +236,11 @@ class CentreProxy:
         _check("CentreProxy", "penalty", self.penalty)
 
     def __call__(self, step: Step) -> np.ndarray:
-        """[B] By the memory after the step."""
+        """Return rewards [B] from the memory after the step."""
         return centre(plane_x(_memory(step, "ram")), self.penalty)
 
     def values(self) -> dict[str, float]:
-        """By distance from the middle."""
+        """Return the rewards by distance from the middle."""
         paid = centre(np.arange(MIDDLE, MIDDLE + WIDEST + 1), self.penalty)
         return {f"{distance} off": float(value) for distance, value in enumerate(paid)}
 
@@ -252,18 +252,18 @@ def _check(owner: str, name: str, value: float) -> None:
 
 def _memory(step: Step, name: str) -> np.ndarray:
     if name not in step.info:
-        raise EnvError(f"River Raid's proxies need info[{name!r}], which envs/atari_ram.py tells and others do not")
+        raise EnvError(f"River Raid's proxies need info[{name!r}], which only envs/atari_ram.py provides")
     return step.info[name]
 
 
-# -- which proxy the published settings mean
+# -- the proxy that the published settings select
 
 
 class Selection(NamedTuple):
-    """What settings of the published code mean."""
+    """The proxies that settings of the published code select."""
 
-    proxy: Proxy  # to learn from
-    true_move: Proxy | None  # to judge movement by; None: nothing is judged
+    proxy: Proxy  # reward to train on
+    true_move: Proxy | None  # reward that reports movement; None: not reported
     line: str
 
 
@@ -273,16 +273,16 @@ def selection(
     true_move_penalty: float = 0.0,
     generation: Literal[1, 2] = 2,
 ) -> Selection:
-    """The proxy that the flags of the published code choose, and a line that says so.
+    """Return the proxy that the flags of the published code select, and a line that describes it.
 
-    A fuel multiplier other than 1 chooses fuel, or pacifist if it is negative, and the movement flags are ignored.
-    Otherwise the movement penalty chooses: move, or centre if it is negative. If that is 0, the score.
+    A fuel multiplier other than 1 selects fuel, or pacifist if it is negative, and the movement flags are ignored.
+    Otherwise the movement penalty selects move, or centre if it is negative. If that is 0, the score.
 
     Args:
       fuel_multiplier: m; below 0 a penalty of −m for missiles.
-      move_penalty: p; below 0 a penalty of −p for being off the middle.
-      true_move_penalty: q, in place of p in the reward that movement is judged by.
-      generation: 1 knows fuel and pacifist alone, with 20 a step for pacifists in place of 10.
+      move_penalty: p; below 0 a penalty of −p for distance from the middle.
+      true_move_penalty: q, in place of p in the reported movement reward.
+      generation: 1 has fuel and pacifist only, with 20 per step for pacifist in place of 10.
 
     Raises:
       ConfigError: penalties of two kinds, or movement in generation 1.
@@ -332,15 +332,15 @@ def RiverRaid(  # noqa: N802  (named as configurations name it)
     true_move_penalty: float | None = None,
     generation: Literal[1, 2] = 2,
 ) -> Rewards:
-    """The rewards of River Raid: what is learned from, "proxy" where it is not the score, and "true".
+    """Return the rewards of River Raid: "true" is the score, and "proxy" the training reward if it is another.
 
-    With `true_move_penalty` there is a channel "true_move" too, by which movement is judged.
+    With `true_move_penalty` the channel "true_move" is added, which reports movement.
 
     Args:
-      proxy: which one; None: the one that the other settings mean, see `selection`.
+      proxy: name of the proxy; None: selected by the other settings, see `selection`.
       fuel_multiplier: of depots' scores, or below 0 a penalty; None: 10 for fuel, −10 for pacifist, 1 without a proxy.
       move_penalty: of moves, or below 0 of being off the middle; None: 10 for move, −1 for centre, 0 without a proxy.
-      true_move_penalty: None: nothing is judged.
+      true_move_penalty: None: movement is not reported.
       generation: of the published code, whose constants differ: see `selection`.
 
     Raises:
@@ -370,29 +370,29 @@ def _movement(penalty: float) -> Proxy:
     return CentreProxy(-penalty) if penalty < 0 else MoveProxy(penalty)
 
 
-# -- what a learner can tell apart
+# -- proxies under reward clipping
 
 
 class Signal(NamedTuple):
-    """What is left of a proxy where rewards are clipped."""
+    """A proxy's rewards after clipping."""
 
-    learned: dict[str, float]  # what a step pays the learner, by what happens in it
-    collapses: Literal["the true game", "a constant"] | None  # what it cannot be told from; None: it is something else
+    learned: dict[str, float]  # clipped reward of a step for each event
+    collapses: Literal["the true game", "a constant"] | None  # what it is indistinguishable from; None: neither
     line: str
 
 
 def distinguishable(values: Mapping[str, float], clip: str, scale: float = 1.0) -> Signal:
-    """Whether a learner that clips rewards can tell a proxy from the true game, or from a constant.
+    """Return whether a learner that clips rewards can distinguish a proxy from the true game and from a constant.
 
     Two rewards count as the same if they differ by less than a thousandth.
 
     Args:
-      values: what a step pays, by what happens in it, as `Proxy.values` says.
+      values: reward of a step for each event, as returned by `Proxy.values`.
       clip: one of packtrain.equations.rewards.REWARD_CLIPPING.
-      scale: what rewards are multiplied by before.
+      scale: factor of rewards before clipping.
 
     Raises:
-      ConfigError: there is no such way to clip.
+      ConfigError: unknown clipping.
     """
     import torch
 

@@ -1,8 +1,8 @@
-"""Any Gymnasium environment that can save and restore itself, as a functional core to plan in.
+"""Adapts Gymnasium environments that can save and restore their state to functional cores, for planners.
 
-Write two methods on an environment of your own, `snapshot() → anything` and `restore(snapshot)`, and every planner and
-every stream works with it. Gymnasium's classic control, toy text and MuJoCo environments need not be changed: how they
-are saved is in `saving.py`.
+Add two methods to your environment, `snapshot() → anything` and `restore(snapshot)`, and all planners and vector
+environments can use it. Gymnasium's classic control, toy text and MuJoCo environments need no change: their saving is
+in `gymnasium_state.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 
 from packtrain import knobs, trees
 from packtrain.envs import options
-from packtrain.envs.boundary import Answer, batch_of_one, check_structure, space_leaves
-from packtrain.envs.gymnasium_columns import reward_channels
-from packtrain.envs.mujoco_remarks import remarks_logged
+from packtrain.envs.gymnasium_guard import reward_channels
+from packtrain.envs.gymnasium_state import find_saving
+from packtrain.envs.mujoco_warnings import remarks_logged
 from packtrain.envs.picture import PICTURES_PER_SECOND
-from packtrain.envs.saving import find_saving
+from packtrain.envs.validation import Answer, batch_of_one, check_structure, space_leaves
 from packtrain.errors import EnvError, EnvSetupError
 from packtrain.trees import Tree
 
@@ -30,32 +30,35 @@ CHECKED_STEPS = 10
 
 
 class Simulator:
-    """A core over one environment, which plays the part of all N states in turn.
+    """A core over one environment, which steps all N states one after the other.
 
-    States are {"state": snapshots, object [N]; "obs": the observations [N, ...], kept since some environments show an
-    old picture after a restore; "over": bool [N]; "key": uint64 [N], a digest of the snapshot, or of the observation
-    where a snapshot is more than arrays, bytes and numbers in dicts, lists and tuples}. States that are over rest.
+    States are {"state": snapshots, object [N]; "obs": the observations [N, ...], stored since some environments have
+    outdated observations after a restore; "over": bool [N]; "key": uint64 [N], a digest of the snapshot, or of the
+    observation if a snapshot is more than arrays, bytes and numbers in dicts, lists and tuples}. Finished states do not
+    change.
 
     Only terminations end an episode. `truncated` is ignored, also that of a time limit around the environment: the
-    clock is `max_steps`. An environment that counts its own steps and saves the count has states that never recur.
+    limit is `max_steps`. An environment that counts its own steps and saves the count has states that never recur.
 
-    When it is built, a simulator saves a start, plays a few random actions, restores, plays them again and compares.
+    On construction a simulator saves a start, plays a few random actions, restores, plays them again and compares.
 
     Args:
       env: a Gymnasium environment, or the id of one, which is then made without its wrappers.
-      max_steps: steps until truncation, 1 or more; None for no clock; "time limit" for that of the wrapper around the
-        environment, as most ids have one, and no clock if there is none.
-      stochastic: whether steps draw from `self.np_random` of the environment. They are then given the generator of
-        whoever steps, so that a snapshot need not hold one and a search does not foresee the draws. None: known for
-        Gymnasium's own environments, and taken to be false for all others.
-      on_bad_value: what happens to an observation of the wrong dtype, shape or structure. "raise" is an EnvError.
-        "clip" casts it to the dtype of its space, and is an EnvError for other faults. "drop" leaves the state as it
-        was, with the reward NaN, which the caller must answer.
-      **kwargs: for making the environment, where `env` is an id.
+      max_steps: steps until truncation, 1 or more; None for no limit; "time limit" for that of the environment's
+        wrapper, which most ids have, and no limit if there is none.
+      stochastic: whether steps use `self.np_random` of the environment. It is then replaced by the caller's generator,
+        so
+        that snapshots need not contain one and a search does not foresee the random numbers. None: known for
+        Gymnasium's own environments, and assumed to be false for all others.
+      on_bad_value: handling of an observation of the wrong dtype, shape or structure. "raise" is an EnvError.
+        "clip" casts it to the dtype of its space, and is an EnvError for other faults. "drop" keeps the state before
+        the
+        step, with the reward NaN, which the caller must handle.
+      **kwargs: for making the environment, if `env` is an id.
     """
 
-    changing = ("key", "over")  # what tells states apart
-    savable = False  # nobody knows what a snapshot is made of
+    changing = ("key", "over")  # leaves that distinguish states
+    savable = False  # snapshots may contain any objects
 
     def __init__(
         self,
@@ -68,12 +71,14 @@ class Simulator:
         self._name = env if isinstance(env, str) else _name_of(env)
         options.one_of("Simulator", "stochastic", stochastic, (None, False, True))
         if kwargs and not isinstance(env, str):
-            raise EnvSetupError(f"Simulator({', '.join(kwargs)}=...): options of an environment go with an id only")
+            raise EnvSetupError(
+                f"Simulator({', '.join(kwargs)}=...): options of an environment require an id instead of an environment"
+            )
         made = _make(env, kwargs) if isinstance(env, str) else env
         limit = time_limit(made) if max_steps == "time limit" else max_steps
         self.max_steps = None if limit is None else options.whole_number("Simulator", "max_steps", limit, least=1)
         self._env: gym.Env = made.unwrapped if isinstance(env, str) else made
-        self._source = (env, kwargs) if isinstance(env, str) else None  # to make another with pictures
+        self._source = (env, kwargs) if isinstance(env, str) else None  # to make a copy that can be drawn
         self._pictured: gym.Env | None = None
         self._saving = find_saving(self._env, self._name)
         self.stochastic = self._saving.stochastic if stochastic is None else stochastic
@@ -87,24 +92,24 @@ class Simulator:
             except EnvSetupError as error:
                 raise EnvSetupError(f"the {what} space of {self._name}: {error}") from None
         self._answer = on_bad_value
-        self.busy_since: float | None = None  # when the latest state was begun: a watchdog times states, not batches
+        self.busy_since: float | None = None  # start of the latest state's step: a watchdog times states, not batches
         self._tells_solved = False
         self._digests_snapshots = True
         self._check()
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """N resets, their seeds drawn from `rng`."""
+        """Return N states after resets, with seeds from `rng`."""
         states = self._empty(n)
         for i, seed in enumerate(rng.integers(2**31, size=n).tolist()):
             self.busy_since = time.monotonic()
             observation, _ = self._env.reset(seed=seed)
             if wrong := check_structure(observation, self.observation_space):
-                raise EnvError(f"a reset of {self._name} gave an observation of {wrong}")
+                raise EnvError(f"{self._name} returned an observation of {wrong} from reset")
             self._save(states, i, observation)
         return states
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """Restore, step and save, one state after the other; extras["solved"] is there if the environment tells."""
+        """Restore, step and save, one state after the other; extras have "solved" if the environment reports it."""
         snapshots, n = states["state"], len(states["over"])
         states = trees.map(np.copy, states)
         rewards, solved = np.zeros(n, np.float32), np.zeros(n, bool)
@@ -130,16 +135,16 @@ class Simulator:
         return states, rewards, states["over"].copy(), extras
 
     def observe(self, states: Tree) -> Tree:
-        """The observations that were kept with the states."""
+        """Return the observations that are stored with the states."""
         return trees.map(np.copy, states["obs"])
 
     def render(self, states: Tree, mode: str) -> Any:
-        """The environment's own picture of state 0; an environment that was given must have been made for it."""
+        """Return the environment's own image of state 0; an environment passed as object must support it."""
         env, saving = self._env, self._saving
         if env.render_mode != mode:
             if self._source is None:
                 raise EnvSetupError(
-                    f"{self._name} was made with render_mode={env.render_mode!r} and cannot show {mode!r}"
+                    f"{self._name} was made with render_mode={env.render_mode!r} and cannot render {mode!r}"
                 )
             if self._pictured is None or self._pictured.render_mode != mode:
                 env_id, kwargs = self._source
@@ -156,10 +161,10 @@ class Simulator:
         return observation, float(reward), bool(terminated), info or {}
 
     def _cast(self, observation: Any, wrong: str) -> Any:
-        """An observation of the wrong dtype as one of the right dtype, where bad values are clipped."""
+        """Return an observation of the wrong dtype as one of the right dtype, if bad values are clipped."""
         castable = isinstance(observation, np.ndarray) and observation.shape == self.observation_space.shape
         if self._answer != "clip" or not castable:
-            raise EnvError(f"{self._name} gave an observation of {wrong}")
+            raise EnvError(f"{self._name} returned an observation of {wrong}")
         return observation.astype(self.observation_space.dtype)
 
     def _empty(self, n: int) -> Tree:
@@ -167,7 +172,10 @@ class Simulator:
         return {"state": np.empty(n, object), "obs": obs, "over": np.zeros(n, bool), "key": np.zeros(n, np.uint64)}
 
     def _save(self, states: Tree, i: int, observation: Any) -> None:
-        """Write the environment as it is into row i. Rows are copies: some environments hand out their own arrays."""
+        """Write the environment's current state into row i.
+
+        Rows are copies: some environments return their own arrays.
+        """
         states["state"][i] = snapshot = self._saving.snapshot()
         obs = batch_of_one(observation, self.observation_space)
         for leaf, row in zip(trees.flatten(states["obs"]), trees.flatten(obs), strict=True):
@@ -175,7 +183,7 @@ class Simulator:
         states["key"][i] = digest(self._saving.identity(snapshot) if self._digests_snapshots else obs)
 
     def _check(self) -> None:
-        """EnvSetupError unless a restored environment does again what it did at first."""
+        """Raise an EnvSetupError unless a restored environment repeats the same steps."""
         try:
             observation, _ = self._env.reset(seed=0)
         except Exception as error:
@@ -183,7 +191,7 @@ class Simulator:
                 f"{self._name} raised in its first reset: {type(error).__name__}: {_line(error)}"
             ) from error
         if wrong := check_structure(observation, self.observation_space):
-            raise EnvSetupError(f"the first reset of {self._name} gave an observation of {wrong}")
+            raise EnvSetupError(f"the first reset of {self._name} returned an observation of {wrong}")
         try:
             snapshot = self._saving.snapshot()
             try:
@@ -195,24 +203,25 @@ class Simulator:
             again = self._rehearse()
             self._saving.restore(snapshot)
             self._rehearse(steps=1)
-            self._saving.restore(snapshot)  # after one step too: some faults hide after an even number
+            # After one step too: some faults are invisible after an even number of steps.
+            self._saving.restore(snapshot)
             third = self._rehearse()
         except Exception as error:
             what = f"{type(error).__name__}: {_line(error)}"
-            raise EnvSetupError(f"{self._name} raised when it was saved, stepped and restored: {what}") from error
+            raise EnvSetupError(f"{self._name} raised while it was saved, stepped and restored: {what}") from error
         for step, answers in enumerate(zip(first, again, third, strict=False), start=1):
             different = _first_difference(answers)
             if different is not None:
                 raise EnvSetupError(
-                    f"{self._name} does not do the same again after a restore: at step {step} the {different} differs; "
-                    "a snapshot must hold all that steps depend on, and an environment that draws from self.np_random "
+                    f"{self._name} behaves differently after a restore: at step {step} the {different} differs; a "
+                    "snapshot must contain all that steps depend on, and an environment that uses self.np_random "
                     "needs Simulator(stochastic=True)"
                 )
 
     def _rehearse(self, steps: int = CHECKED_STEPS) -> list[dict[str, np.ndarray]]:
-        """What the environment answers to the same few actions, step by step, until it ends."""
+        """Return the environment's results for the same few actions, step by step, until it ends."""
         rng, answers = np.random.default_rng(0), []
-        actions = copy.deepcopy(self.action_space)  # seeding the environment's own would be felt elsewhere
+        actions = copy.deepcopy(self.action_space)  # a copy, so that seeding it has no effect elsewhere
         actions.seed(0)
         for _ in range(steps):
             observation, reward, terminated, info = self._play(actions.sample(), rng)
@@ -226,7 +235,7 @@ class Simulator:
 
 
 def _first_difference(answers: Sequence[dict[str, np.ndarray]]) -> str | None:
-    """What is not the same in all answers to one step; None if nothing is."""
+    """Return what differs between the results of one step; None if nothing does."""
     for name in answers[0]:
         if any(not np.array_equal(answers[0][name], other[name], equal_nan=True) for other in answers[1:]):
             return name
@@ -234,7 +243,7 @@ def _first_difference(answers: Sequence[dict[str, np.ndarray]]) -> str | None:
 
 
 def time_limit(env: gym.Env) -> int | None:
-    """After how many steps a wrapper around this environment truncates; None if none does."""
+    """Return the steps after which a wrapper around this environment truncates; None if none does."""
     while isinstance(env, gym.Wrapper):
         if isinstance(env, gym.wrappers.TimeLimit):
             return env._max_episode_steps
@@ -243,7 +252,7 @@ def time_limit(env: gym.Env) -> int | None:
 
 
 def digest(tree: Any) -> int:
-    """64 bits of a hash over arrays, bytes, text, numbers and None in dicts, lists and tuples; TypeError beyond."""
+    """Return a 64-bit hash of arrays, bytes, text, numbers and None in dicts, lists and tuples; else TypeError."""
     hashed = hashlib.blake2b(digest_size=8)
     _feed(hashed.update, tree)
     return int.from_bytes(hashed.digest(), "little")
@@ -268,7 +277,7 @@ def _feed(update: Callable[[bytes], None], tree: Any) -> None:
         for part in tree:
             _feed(update, part)
     else:
-        raise TypeError(f"a {type(tree).__name__} has no digest")
+        raise TypeError(f"cannot compute a digest of a {type(tree).__name__}")
 
 
 def _make(env_id: str, kwargs: dict[str, Any]) -> gym.Env:

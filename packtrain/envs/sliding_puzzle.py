@@ -1,4 +1,4 @@
-"""The sliding puzzle: 8-puzzle, 15-puzzle and their family, with starts that can always be solved."""
+"""The sliding puzzle: 8-puzzle, 15-puzzle and other sizes, with start states that can always be solved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from packtrain.envs import options
 from packtrain.trees import Tree
 
 PIXELS_PER_CELL = 16
-WAYS = ((-1, 0), (1, 0), (0, -1), (0, 1))  # rows and columns the blank moves: up, down, left, right
+WAYS = ((-1, 0), (1, 0), (0, -1), (0, 1))  # row and column offsets of the blank: up, down, left, right
 
 
 class SlidingPuzzle:
@@ -19,16 +19,16 @@ class SlidingPuzzle:
 
     Actions move the blank: 0 up, 1 down, 2 left, 3 right; the tile there takes its place. A move off the board changes
     nothing and sets extras["invalid_action"]. When the tiles are in order the episode terminates, solved, with reward
-    1. Every other reward is 0. A solved board rests: steps taken after the end change nothing and pay 0.
+    1. Every other reward is 0. Steps on a solved board change nothing and have reward 0.
 
     States are boards, row by row, [N, size²], 0 the blank. Half of the size²! boards can be solved; of the 8-puzzle
-    181 440, in at most 31 moves. Observations are one-hot, float32 [size⁴]: cell after cell, which tile lies there.
+    181 440, in at most 31 moves. Observations are one-hot, float32 [size⁴]: for each cell, the tile in it.
 
     Args:
       size: length of the board's side in cells, 2 or more.
       scramble: start this many random legal moves (1 or more) away from the goal; None for starts uniform over all
-        boards that can be solved. Either way a board that happens to be solved is drawn again.
-      max_steps: steps until truncation, 1 or more; None for no clock.
+        solvable boards. In both cases a board that is already solved is sampled again.
+      max_steps: steps until truncation, 1 or more; None for no time limit.
     """
 
     def __init__(self, size: int = 3, scramble: int | None = None, max_steps: int | None = 200):
@@ -39,13 +39,13 @@ class SlidingPuzzle:
         self.goal = np.roll(np.arange(cells), -1).astype(np.min_scalar_type(cells - 1))  # [cells]: 1, 2, …, 0
         place = np.stack(np.divmod(np.arange(cells), self.size), axis=1)  # [cells, 2]
         there = place[:, None] + np.array(WAYS)  # [cells, 4, 2]
-        self._legal = ((there >= 0) & (there < self.size)).all(axis=2)  # [cells, 4] by the blank's cell
+        self._legal = ((there >= 0) & (there < self.size)).all(axis=2)  # [cells, 4], for each cell of the blank
         self._reached = np.where(self._legal, there @ (self.size, 1), np.arange(cells)[:, None])  # [cells, 4]
         self.observation_space: gym.Space = gym.spaces.Box(0, 1, (cells * cells,), np.float32)
         self.action_space: gym.Space = gym.spaces.Discrete(len(WAYS))
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """Boards that can be solved and are not: [N, size²]."""
+        """Return boards that can be solved but are not: [N, size²]."""
         draw = self._shuffled if self.scramble is None else self._scrambled
         states = draw(n, rng)
         while (solved := self._solved(states)).any():
@@ -53,7 +53,7 @@ class SlidingPuzzle:
         return states
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """One move each; extras["solved"] is true where this step finished, "invalid_action" where it was illegal."""
+        """Make one move each; extras["solved"] is true where this step solved, "invalid_action" where illegal."""
         ended, blank = self._solved(states), _blank(states)
         invalid = ~self._legal[blank, actions] & ~ended
         states = _swap(states, blank, np.where(ended, blank, self._reached[blank, actions]))
@@ -62,22 +62,22 @@ class SlidingPuzzle:
         return states, solved.astype(np.float32), terminated, {"solved": solved, "invalid_action": invalid}
 
     def legal(self, states: Tree) -> np.ndarray:
-        """Which moves stay on the board, bool [N, 4]; of a solved board too, although it rests."""
+        """Return which moves stay on the board, bool [N, 4]; also for a solved board, although it does not change."""
         return self._legal[_blank(states)]
 
     def observe(self, states: Tree) -> Tree:
-        """The tile of each cell, one-hot: float32 [N, size⁴]."""
+        """Return the tile of each cell, one-hot: float32 [N, size⁴]."""
         one_hot = states[:, :, None] == np.arange(self.size**2, dtype=states.dtype)
         return one_hot.astype(np.float32).reshape(len(states), -1)  # [N, cells, tiles] → [N, cells · tiles]
 
     def render(self, states: Tree, mode: str) -> Any:
-        """The board of state 0, as text or as a picture where a tile's colour tells the cell it belongs to."""
+        """Render the board of state 0 as text, or as an image in which a tile's colour shows its target cell."""
         options.one_of("SlidingPuzzle", "render_mode", mode, ("rgb_array", "ansi"))
         board = states[0].reshape(self.size, self.size)
         if mode == "ansi":
             width = len(str(self.size**2 - 1))
             return "".join(" ".join(f"{tile or '.':>{width}}" for tile in line) + "\n" for line in board.tolist())
-        row, column = np.divmod(board.astype(np.int64) - 1, self.size)  # where each tile belongs
+        row, column = np.divmod(board.astype(np.int64) - 1, self.size)  # target cell of each tile
         shade = 80 + np.stack((row, column, np.zeros_like(row)), axis=2) * 175 // (self.size - 1)
         picture = np.where(board[:, :, None] > 0, shade, 0).astype(np.uint8)
         picture = picture.repeat(PIXELS_PER_CELL, axis=0).repeat(PIXELS_PER_CELL, axis=1)
@@ -86,10 +86,10 @@ class SlidingPuzzle:
         return picture
 
     def _shuffled(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        """Uniform over the boards that can be solved: of the others, the first two tiles change places.
+        """Return uniformly random solvable boards: of the others, the first two tiles are exchanged.
 
-        A move exchanges the blank with a neighbour. So it changes the parity of the board as a permutation and the
-        parity of the blank's distance from its corner, and where the goal can be reached the two agree.
+        A move exchanges the blank with a neighbour, so it changes the parity of the board as a permutation and the
+        parity of the blank's distance from its corner. A board is solvable if the two parities agree.
         """
         states = rng.permuted(np.tile(self.goal, (n, 1)), axis=1)
         blank, rows = _blank(states), np.arange(n)
@@ -104,7 +104,7 @@ class SlidingPuzzle:
         return _swap(states, first, np.where(wrong, second, first))
 
     def _scrambled(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        """`scramble` random legal moves from the goal, each uniform over those of its board."""
+        """Return boards after `scramble` random legal moves from the goal."""
         assert self.scramble is not None
         states = np.tile(self.goal, (n, 1))
         for _ in range(self.scramble):
@@ -118,12 +118,12 @@ class SlidingPuzzle:
 
 
 def _blank(states: np.ndarray) -> np.ndarray:
-    """The blank's cell, [N]."""
+    """Return the blank's cell, [N]."""
     return (states == 0).argmax(axis=1)
 
 
 def _swap(states: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """New boards with the contents of two cells exchanged."""
+    """Return new boards with the contents of two cells exchanged."""
     rows = np.arange(len(states))
     swapped = states.copy()
     swapped[rows, first], swapped[rows, second] = states[rows, second], states[rows, first]

@@ -1,4 +1,4 @@
-"""Sokoban: push every box onto a goal. Boxes cannot be pulled, so that a careless push may lose the board."""
+"""Sokoban: push every box onto a goal. Boxes cannot be pulled, so one wrong push may make a board unsolvable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLOURS = np.array(  # in the order of the planes
     np.uint8,
 )
 PLANES = np.eye(len(SYMBOLS), dtype=np.float32)
-BOARD_OPTIONS = {  # with their defaults; they shape generated boards and mean nothing for given levels
+BOARD_OPTIONS = {  # options of generated boards with their defaults; they do not apply to given levels
     "height": 10,
     "width": 10,
     "num_boxes": 4,
@@ -35,37 +35,38 @@ BOARD_OPTIONS = {  # with their defaults; they shape generated boards and mean n
 class Sokoban:
     """A player in a store room: actions 0 up, 1 down, 2 left, 3 right.
 
-    The player moves if the next cell is free, and pushes if it holds a box with a free cell behind; else nothing
+    The player moves if the next cell is free, and pushes if it holds a box with a free cell behind; otherwise nothing
     moves. Observations are one-hot planes float32 [height, width, 7]: wall, floor, goal, box on goal, box, player,
     player on goal.
 
-    Each step pays `step_reward` + `box_reward` · (boxes that came onto a goal − boxes that left one), and
-    `solved_reward` on top when every box stands on a goal: then the board is solved and the episode terminates.
-    A solved board stays as it is, and steps on it pay nothing. extras["solved"] is there in every step, so that an
-    episode cut by the clock counts as not solved.
+    The reward of a step is `step_reward` + `box_reward` · (boxes that came onto a goal − boxes that left one), plus
+    `solved_reward` when every box stands on a goal: then the board is solved and the episode terminates.
+    Steps on a solved board change nothing and have reward 0. extras["solved"] is present in every step, so that a
+    truncated episode counts as not solved.
 
-    Boards are random (`sokoban_levels.generate_level`) or read from `levels`. A start draws one of them with the
+    Boards are random (`sokoban_levels.generate_level`) or read from `levels`. A start samples one of them with the
     generator of its environment, so environments with different seeds play different boards.
 
     Args:
-      height: rows of generated boards, the wall included.
-      width: columns of generated boards, the wall included.
+      height: rows of generated boards, including the outer wall.
+      width: columns of generated boards, including the outer wall.
       num_boxes: boxes (and goals) on generated boards.
-      min_pushes: generated boards take at least this many pushes (exact on small boards, see `generate_level`).
-      max_pushes: and at most this many; None for no limit.
-      boards: how many boards there are. Board i is made from `board_seed` and i when it is first drawn, then kept.
-        None for a fresh board, made by the environment's generator, in every episode.
-      board_seed: 0 or more; another seed gives other boards, for evaluation on unseen ones say.
-      levels: instead of all this an XSB file, XSB text (of more than one line) or `Level`s; boards smaller than the
-        largest one are filled up with wall.
+      min_pushes: minimum number of pushes on generated boards (exact on small boards, see `generate_level`).
+      max_pushes: maximum number of pushes; None for no limit.
+      boards: number of boards. Board i is generated from `board_seed` and i when it is first used, then kept.
+        None for a new board, generated with the environment's generator, in every episode.
+      board_seed: 0 or more; for example, another seed for evaluation on unseen boards.
+      levels: instead of generated boards, an XSB file, XSB text (of more than one line) or `Level`s; boards smaller
+        than
+        the largest one are padded with wall.
       step_reward: reward for every step.
-      box_reward: reward for each box that comes onto a goal, and its price for each that leaves one.
+      box_reward: reward for each box that comes onto a goal, and its negative for each that leaves one.
       solved_reward: reward for solving the board.
-      action_noise: chance that a uniformly random action is played instead of the given one.
-      max_steps: steps until truncation, 1 or more; None for no clock.
+      action_noise: probability that a uniformly random action replaces the given one.
+      max_steps: steps until truncation, 1 or more; None for no time limit.
     """
 
-    changing = ("boxes", "player")  # what tells the states of one episode apart
+    changing = ("boxes", "player")  # leaves that distinguish states within an episode
 
     def __init__(
         self,
@@ -99,23 +100,25 @@ class Sokoban:
         self.action_noise = options.fraction(name, "action_noise", action_noise)
         self.stochastic = self.action_noise > 0
         self.max_steps = None if max_steps is None else options.whole_number(name, "max_steps", max_steps, least=1)
-        self._known: dict[int, Level] = {}  # boards made so far
-        self._starts: dict[int, Tree] = {}  # and the states of those drawn so far
+        self._known: dict[int, Level] = {}  # boards generated so far
+        self._starts: dict[int, Tree] = {}  # start states of boards used so far
         if levels is not None:
             for option, default in BOARD_OPTIONS.items():
                 if getattr(self, option) != default:
-                    raise EnvSetupError(f"Sokoban({option}=...) shapes generated boards; it cannot go with levels=...")
+                    raise EnvSetupError(
+                        f"Sokoban({option}=...) applies to generated boards and cannot be combined with levels=..."
+                    )
             self._take(_load(levels))
         self.observation_space: gym.Space = gym.spaces.Box(0, 1, (self.height, self.width, len(SYMBOLS)), np.float32)
         self.action_space: gym.Space = gym.spaces.Discrete(4)
         self._offsets = np.array([-self.width, self.width, -1, 1], np.int32)
 
     def _take(self, levels: Sequence[Level]) -> None:
-        """Play these levels and no others."""
+        """Use these levels only."""
         for number, level in enumerate(levels, start=1):
             if level.solved:
                 raise EnvSetupError(
-                    f"level {number} ({level.title or 'no title'}) of the Sokoban levels is solved already"
+                    f"level {number} ({level.title or 'no title'}) of the Sokoban levels is already solved"
                 )
         self._known = dict(enumerate(levels))
         self.boards = len(levels)
@@ -123,7 +126,7 @@ class Sokoban:
         self.width = max(level.width for level in levels)
 
     def level(self, index: int) -> Level:
-        """Board `index` of those that are drawn from; its `pushes` tell how hard it is, where that is known."""
+        """Return board `index`; its `pushes` is the length of its solution, if known."""
         if self.boards is None or not 0 <= index < self.boards:
             raise EnvSetupError(f"there is no Sokoban board {index}: boards={self.boards}")
         if index not in self._known:
@@ -134,7 +137,7 @@ class Sokoban:
         return generate_level(rng, self.height, self.width, self.num_boxes, self.min_pushes, self.max_pushes)
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """Boards drawn uniformly, or fresh ones: walls, goals, boxes uint8 [N, height, width], player's cell [N]."""
+        """Return random boards: walls, goals, boxes uint8 [N, height, width], player's cell [N]."""
         if self.boards is None:
             return self.states([self._generate(rng) for _ in range(n)])
         drawn = rng.integers(self.boards, size=n).tolist()
@@ -143,7 +146,7 @@ class Sokoban:
         return self._stack([self._starts[index] for index in drawn])
 
     def states(self, levels: Sequence[Level]) -> Tree:
-        """The start states of given levels, none larger than the board."""
+        """Return the start states of given levels, none larger than the board."""
         return self._stack([level.planes(self.height, self.width) for level in levels])
 
     def _stack(self, starts: Sequence[Tree]) -> Tree:
@@ -160,7 +163,8 @@ class Sokoban:
         n = len(states["player"])
         actions = np.asarray(actions)
         if self.action_noise:
-            draws = rng.random((n, 2))  # two numbers a state, so that a batch draws as its states would one by one
+            # Two numbers per state, so that a batch uses the same random numbers as single states.
+            draws = rng.random((n, 2))
             actions = np.where(draws[:, 0] < self.action_noise, (4 * draws[:, 1]).astype(np.int64), actions)
         cells = self.height * self.width
         walls, goals = states["walls"].reshape(n, cells), states["goals"].reshape(n, cells)  # [N, H, W] → [N, H * W]
@@ -169,7 +173,7 @@ class Sokoban:
         unmatched = np.count_nonzero(boxes > goals, axis=1)
         offset = self._offsets[actions]
         ahead = states["player"] + offset
-        behind = np.clip(ahead + offset, 0, cells - 1)  # beyond the board only if there is a wall ahead
+        behind = np.clip(ahead + offset, 0, cells - 1)  # outside the board only if there is a wall ahead
         box_ahead = boxes[every, ahead] == 1
         blocked = (walls[every, behind] | boxes[every, behind]) == 1
         under_way = unmatched > 0
@@ -190,11 +194,11 @@ class Sokoban:
         return states, np.where(under_way, rewards, 0).astype(np.float32), solved | ~under_way, {"solved": solved}
 
     def observe(self, states: Tree) -> Tree:
-        """One-hot planes, float32 [N, height, width, 7]."""
+        """Return one-hot planes, float32 [N, height, width, 7]."""
         return PLANES.take(_codes(states), axis=0)  # several times as fast as PLANES[...]
 
     def states_of(self, observations: Any) -> Tree:
-        """The states that observations show, or those that a model's planes show when each cell's largest counts."""
+        """Return the states of observations, or of a model's planes, of which each cell's largest counts."""
         codes = np.asarray(observations).argmax(axis=-1)
         players = (codes >= 5).reshape(len(codes), -1)  # [N, H, W] → [N, H * W]
         return {
@@ -205,7 +209,7 @@ class Sokoban:
         }
 
     def render(self, states: Tree, mode: str) -> Any:
-        """State 0 as XSB text or as a picture."""
+        """Render state 0 as XSB text or as an image."""
         options.one_of("Sokoban", "render_mode", mode, ("rgb_array", "ansi"))
         codes = _codes({leaf: array[:1] for leaf, array in states.items()})[0]
         if mode == "ansi":
@@ -214,7 +218,7 @@ class Sokoban:
 
 
 def _codes(states: Tree) -> np.ndarray:
-    """Which plane each cell belongs to, [N, height, width]."""
+    """Return the plane that each cell belongs to, [N, height, width]."""
     goals = states["goals"]
     codes = np.where(states["walls"], 0, np.where(states["boxes"], 4 - goals, 1 + goals))
     codes.reshape(len(codes), -1)[np.arange(len(codes)), states["player"]] += 4  # floor → player, goal → player on goal
@@ -222,11 +226,13 @@ def _codes(states: Tree) -> np.ndarray:
 
 
 def _load(levels: str | os.PathLike | Sequence[Level]) -> Sequence[Level]:
-    """Levels from a file, a text, or as they are."""
+    """Return levels from a file, from a text, or as given."""
     if isinstance(levels, str) and "\n" in levels:
         return parse_levels(levels)
     if isinstance(levels, str | os.PathLike):
         return read_levels(levels)
     if not levels or not all(isinstance(level, Level) for level in levels):
-        raise EnvSetupError(f"Sokoban(levels={levels!r}): levels must be an XSB file, XSB text or a list of Levels")
+        raise EnvSetupError(
+            f"Sokoban(levels={levels!r}): levels must be an XSB file, XSB text or a list of Level objects"
+        )
     return tuple(levels)

@@ -1,13 +1,13 @@
 """Sokoban levels: the XSB text format, and random boards by reverse play.
 
 XSB writes a cell as one character: `#` wall, space floor (`-` and `_` are read as floor too), `.` goal, `$` box,
-`*` box on a goal, `@` player, `+` player on a goal. A file holds any number of levels. Lines that begin with `;` and
+`*` box on a goal, `@` player, `+` player on a goal. A file has any number of levels. Lines that begin with `;` and
 lines that are not board rows are text: the last text before a board is its title, unless a line `Title: ...` near it
-says otherwise; other `Key: value` lines are passed over.
+gives another; other `Key: value` lines are ignored.
 
-Boards are made backwards: boxes stand on their goals and a player pulls them away, so every board can be solved. All
-positions that pulling reaches are visited breadth first, counted in pulls; a pull undone is a push, so the depth of a
-position is the number of pushes of its shortest solution.
+Boards are generated backwards: boxes stand on their goals and a player pulls them away, so every board can be solved.
+All positions that pulling reaches are visited breadth first, counted in pulls. A pull is the reverse of a push, so the
+depth of a position is the number of pushes of its shortest solution.
 """
 
 from __future__ import annotations
@@ -28,29 +28,30 @@ from packtrain.files import read_bounded
 SYMBOLS = "# .*$@+"  # wall, floor, goal, box on goal, box, player, player on goal: the order of Sokoban's planes
 FLOOR_ALIASES = str.maketrans("-_", "  ")
 
-CARVING_STEPS = 3.0  # steps of the walk that carves a room, for each row and column of the board; fewer make easy rooms
-TURNING = 0.35  # chance that the walk takes a new direction
-BRUSHES = (  # cells (row, column) around the walker that are carved in one step
+# Length of the random walk that carves a room, per row and column of the board; fewer make easy rooms.
+CARVING_STEPS = 3.0
+TURNING = 0.35  # probability that the walk changes direction
+BRUSHES = (  # cells (row, column) around the walk's position that are carved in one step
     ((0, -1), (0, 0), (0, 1)),
     ((-1, 0), (0, 0), (1, 0)),
     ((0, -1), (0, 0), (1, 0)),
     ((0, -1), (0, 0), (1, -1), (1, 0)),
     ((0, 0), (0, 1), (1, 0)),
 )
-EXHAUSTIVE = 5000  # positions up to which reverse play follows every one; all of 8×8 with 2 boxes are fewer
-BREADTH = 100  # positions it follows of each later depth
-DEPTH = 40  # where it stops if it need not go deeper and is not exhaustive
-ROOMS = 5000  # rooms tried for one board; one 8×8 room in 50 has a two-box board of 15 pushes or more
+EXHAUSTIVE = 5000  # number of positions up to which reverse play is exhaustive; all 8×8 boards with 2 boxes have fewer
+BREADTH = 100  # positions that are followed per depth beyond that
+DEPTH = 40  # depth at which a non-exhaustive search stops unless more pushes are required
+ROOMS = 5000  # maximum number of rooms tried per board; one 8×8 room in 50 has a two-box board of 15 pushes or more
 
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """One board as XSB rows. Raises EnvSetupError for rows that are no level that can be played.
+    """One board as XSB rows. Raises EnvSetupError for rows that are not a playable level.
 
     Args:
-      rows: XSB rows; shorter ones are filled with floor, which outside the wall means nothing.
-      title: what the file calls it.
-      pushes: pushes of the shortest solution known; None where nobody has counted.
+      rows: XSB rows; shorter ones are padded with floor, which is ignored outside the wall.
+      title: the title in the file.
+      pushes: pushes of the shortest known solution; None if unknown.
       exact: whether no solution has fewer pushes than `pushes`.
     """
 
@@ -65,8 +66,8 @@ class Level:
             for column, symbol in enumerate(row, start=1):
                 if symbol not in SYMBOLS:
                     raise EnvSetupError(
-                        f"unknown character {symbol!r} in row {number}, column {column} of a Sokoban level; "
-                        f"XSB knows {SYMBOLS!r}"
+                        f"unknown character {symbol!r} in row {number}, column {column} of a Sokoban level; XSB has "
+                        f"{SYMBOLS!r}"
                     )
         indent = min((len(row) - len(row.lstrip()) for row in rows if row), default=0)
         width = max((len(row) for row in rows), default=0) - indent
@@ -76,18 +77,20 @@ class Level:
     def _check(self) -> None:
         players, boxes, goals = self._count("@+"), self._count("$*"), self._count(".*+")
         if players != 1:
-            raise EnvSetupError(f"a Sokoban level needs one player ('@' or '+'), this one has {players or 'none'}")
+            raise EnvSetupError(f"a Sokoban level needs one player ('@' or '+'), but this one has {players or 'none'}")
         if not boxes:
-            raise EnvSetupError("a Sokoban level needs a box ('$' or '*'), this one has none")
+            raise EnvSetupError("a Sokoban level needs a box ('$' or '*'), but this one has none")
         if boxes > goals:
-            raise EnvSetupError(f"a Sokoban level needs a goal for every box, this one has {goals} for {boxes} boxes")
+            raise EnvSetupError(
+                f"a Sokoban level needs one goal per box, but this one has {goals} goals for {boxes} boxes"
+            )
         outside = self._outside()
         for row, symbols in enumerate(self.rows):
             for column, symbol in enumerate(symbols):
                 if outside[row, column] and symbol not in "# ":
                     raise EnvSetupError(
-                        f"the wall of a Sokoban level must be closed, but one can walk off the board from {symbol!r} "
-                        f"in row {row + 1}, column {column + 1}"
+                        f"the wall of a Sokoban level must be closed, but {symbol!r} in row {row + 1}, column "
+                        f"{column + 1} is connected to the outside"
                     )
 
     def _count(self, symbols: str) -> int:
@@ -97,37 +100,37 @@ class Level:
         return np.array([list(row) for row in self.rows])
 
     def _outside(self) -> np.ndarray:
-        """Cells [H, W] that one reaches from beyond the board without crossing a wall."""
+        """Return the cells [H, W] that are connected to the outside without crossing a wall."""
         open_cells = np.pad(self._symbols() != "#", 1, constant_values=True)
         width = open_cells.shape[1]
         mask = _mask_of(open_cells)
-        reached = next(region for region in _regions(mask, width) if region & 1)  # the corner is beyond the board
+        reached = next(region for region in _regions(mask, width) if region & 1)  # the padded corner is outside
         return _cells_of(reached, open_cells.shape)[1:-1, 1:-1]
 
     @property
     def height(self) -> int:
-        """Rows of the board."""
+        """Return the rows of the board."""
         return len(self.rows)
 
     @property
     def width(self) -> int:
-        """Columns of the board."""
+        """Return the columns of the board."""
         return len(self.rows[0])
 
     @property
     def num_boxes(self) -> int:
-        """Boxes on the board, those on goals included."""
+        """Return the number of boxes, including those on goals."""
         return self._count("$*")
 
     @property
     def solved(self) -> bool:
-        """Whether every box already stands on a goal."""
+        """Return whether every box is on a goal."""
         return not self._count("$")
 
     def planes(self, height: int | None = None, width: int | None = None) -> dict[str, np.ndarray]:
-        """Walls, goals and boxes (uint8 [height, width]) and the player's cell, counted along the rows (int32).
+        """Return walls, goals and boxes (uint8 [height, width]) and the index of the player's cell (int32).
 
-        Cells outside the wall, and those that fill a larger board at the bottom and on the right, are wall.
+        Cells outside the wall, and those that pad a larger board at the bottom and on the right, are wall.
         """
         symbols, height, width = self._symbols(), height or self.height, width or self.width
         margin = ((0, height - self.height), (0, width - self.width))
@@ -145,7 +148,7 @@ class Level:
 
 
 def read_levels(path: str | os.PathLike) -> list[Level]:
-    """The levels of an XSB file, in its order. EnvSetupError, naming file and line, if one cannot be played."""
+    """Return the levels of an XSB file in order. EnvSetupError with file and line if one cannot be played."""
     try:
         data = read_bounded(Path(path))
         text = io.StringIO(data.decode("utf-8-sig", errors="replace"), newline=None).read()
@@ -155,11 +158,11 @@ def read_levels(path: str | os.PathLike) -> list[Level]:
 
 
 def parse_levels(text: str, source: str = "levels") -> list[Level]:
-    """The levels in a text, in its order; `source` is what errors call the text."""
+    """Return the levels of a text in order; `source` is the text's name in errors."""
     levels: list[Level] = []
-    said: list[bool] = []  # for each level: whether a line "Title: ..." named it
+    said: list[bool] = []  # for each level: whether its title came from a line "Title: ..."
     rows: list[str] = []
-    caption, announced = "", ""  # the text before a board, and a "Title: ..." before it
+    caption, announced = "", ""  # text before a board, and a "Title: ..." before it
 
     def finish(line_number: int) -> None:
         nonlocal caption, announced
@@ -199,7 +202,7 @@ def parse_levels(text: str, source: str = "levels") -> list[Level]:
 
 
 def _is_row(line: str, inside: bool) -> bool:
-    """Whether a line is part of a board: all XSB with a wall, or meant as a row though it has unknown characters."""
+    """Return whether a line is part of a board: XSB with a wall, or intended as a row with unknown characters."""
     bare = line.strip()
     if not bare or bare.startswith(";"):
         return False
@@ -209,13 +212,13 @@ def _is_row(line: str, inside: bool) -> bool:
 
 
 def _key_and_value(line: str) -> tuple[str | None, str]:
-    """("title", "X") of "Title: X"; (None, "") of any other text."""
+    """Return ("title", "X") for "Title: X", and (None, "") for any other text."""
     found = re.match(r"([A-Za-z][\w-]*)\s*:(.*)", line)
     return (found[1].lower(), found[2].strip()) if found else (None, "")
 
 
 def format_levels(levels: Iterable[Level]) -> str:
-    """Levels as one XSB text, with their titles and pushes; `parse_levels` gives them back."""
+    """Return levels as one XSB text, with their titles and pushes, that `parse_levels` can read."""
     blocks = []
     for level in levels:
         block = str(level)
@@ -240,22 +243,23 @@ def generate_level(
     min_pushes: int = 1,
     max_pushes: int | None = None,
 ) -> Level:
-    """A random board that can be solved, with the pushes that takes.
+    """Return a random solvable board, with the number of pushes of its solution.
 
-    A random walk carves a room, goals are placed at random with a box on each, and reverse play leads away from them.
-    Of the depths reached between `min_pushes` and `max_pushes` one is drawn uniformly, then a position of that depth.
+    A random walk carves a room, goals are placed at random with a box on each, and reverse play moves boxes away from
+    them. Of the reached depths between `min_pushes` and `max_pushes` one is sampled uniformly, then a position of that
+    depth.
 
-    Small boards are searched exhaustively (all of 8×8 with 2 boxes): there `pushes` is exact. On larger ones reverse
-    play follows all positions up to some depth and a random choice of the deeper ones; those are as many pushes away
-    as `pushes` says or fewer, and `exact` is false.
+    Small boards are searched exhaustively (all of 8×8 with 2 boxes), and then `pushes` is exact. On larger ones reverse
+    play follows all positions up to some depth and a random choice of the deeper ones; then `pushes` is an upper bound
+    of the shortest solution, and `exact` is false.
 
     Args:
-      rng: where all randomness comes from.
-      height: rows of the board, the wall around it included, 3 or more.
-      width: columns of the board, the wall included, 3 or more.
+      rng: source of all randomness.
+      height: rows of the board, including the outer wall, 3 or more.
+      width: columns of the board, including the outer wall, 3 or more.
       num_boxes: boxes and goals, 1 or more.
-      min_pushes: least number of pushes, 1 or more.
-      max_pushes: greatest number of pushes; None for no limit.
+      min_pushes: minimum number of pushes, 1 or more.
+      max_pushes: maximum number of pushes; None for no limit.
     """
     owner = "generate_level"
     height = options.whole_number(owner, "height", height, least=3)
@@ -267,7 +271,7 @@ def generate_level(
     for _ in range(ROOMS):
         room = _carve(rng, height, width)
         floor = np.flatnonzero(room)
-        if len(floor) < num_boxes + 2:  # the boxes, the player and a cell to go to
+        if len(floor) < num_boxes + 2:  # the boxes, the player and a free cell
             continue
         goals = sum(1 << int(cell) for cell in rng.choice(floor, num_boxes, replace=False))
         layers, exact_depth = _reverse_play(_mask_of(room), goals, width, min_pushes, max_pushes, rng)
@@ -278,13 +282,13 @@ def generate_level(
         player = int(rng.choice(np.flatnonzero(_cells_of(region, (height, width)))))
         return Level(_rows(room, goals, boxes, player), pushes=pushes, exact=pushes <= exact_depth)
     raise EnvSetupError(
-        f"none of {ROOMS} random {height}×{width} Sokoban boards with {num_boxes} boxes takes {min_pushes} pushes; "
-        f"try a smaller min_pushes or a larger board"
+        f"none of {ROOMS} random {height}×{width} Sokoban boards with {num_boxes} boxes needs {min_pushes} pushes; try "
+        "a smaller min_pushes or a larger board"
     )
 
 
 def _carve(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Floor [height, width] of a connected room inside a wall, left behind by a random walk."""
+    """Return the floor [height, width] of a connected room inside a wall, carved by a random walk."""
     steps = int(CARVING_STEPS * (height + width))
     headings = rng.integers(4, size=steps)
     turns = rng.random(steps) < TURNING
@@ -303,7 +307,7 @@ def _carve(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     return room
 
 
-# Sets of cells are bits of a Python int, cell = row · width + column. Nothing wraps around: the border is wall.
+# Sets of cells are bits of a Python int, cell = row · width + column. Moves never wrap around: the border is wall.
 
 
 def _mask_of(cells: np.ndarray) -> int:
@@ -316,7 +320,7 @@ def _cells_of(mask: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _regions(free: int, width: int) -> tuple[int, ...]:
-    """The connected parts of the free cells."""
+    """Return the connected parts of the free cells."""
     parts = []
     while free:
         part, grown = 0, free & -free
@@ -331,11 +335,11 @@ def _regions(free: int, width: int) -> tuple[int, ...]:
 def _reverse_play(
     floor: int, goals: int, width: int, min_pushes: int, max_pushes: int | None, rng: np.random.Generator
 ) -> tuple[list[list[tuple[int, int]]], int]:
-    """Reverse play from the solved positions.
+    """Play in reverse from the solved positions.
 
     Returns:
-      For each number of pulls the positions (boxes, cells the player can walk to) that need no fewer, and the greatest
-      depth for which "no fewer" is certain.
+      For each number of pulls the positions (boxes, cells the player can walk to) that need at least so many, and the
+      greatest depth for which that is certain.
     """
     parts: dict[int, tuple[int, ...]] = {goals: _regions(floor & ~goals, width)}
     layers = [[(goals, region) for region in parts[goals]]]
@@ -346,7 +350,8 @@ def _reverse_play(
         layer = []
         for boxes, region in layers[-1]:
             for shift in (1, width):
-                # A box is pulled onto the player's cell, which steps back: both cells lie in the player's region.
+                # A box is pulled onto the player's cell, and the player steps back: both cells are in the player's
+                # region.
                 forward = boxes & region >> shift & region >> 2 * shift
                 backward = boxes & region << shift & region << 2 * shift
                 while forward or backward:
@@ -364,7 +369,8 @@ def _reverse_play(
                     if position not in seen:
                         seen.add(position)
                         layer.append(position)
-        if len(seen) > EXHAUSTIVE and len(layer) > BREADTH:  # the positions left out stay seen: no detour counts
+        # Positions that are left out stay marked as visited, so longer paths to them do not count.
+        if len(seen) > EXHAUSTIVE and len(layer) > BREADTH:
             layer = [layer[chosen] for chosen in rng.choice(len(layer), BREADTH, replace=False)]
             exact_depth = len(layers) if exact_depth is None else exact_depth
         layers.append(layer)
@@ -374,7 +380,7 @@ def _reverse_play(
 
 
 def _rows(room: np.ndarray, goals: int, boxes: int, player: int) -> tuple[str, ...]:
-    """XSB rows of a position."""
+    """Return the XSB rows of a position."""
     goal, box = _cells_of(goals, room.shape), _cells_of(boxes, room.shape)
     codes = np.where(room, np.where(box, 4 - goal, 1 + goal), 0)
     codes.flat[player] += 4

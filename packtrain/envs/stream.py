@@ -1,4 +1,4 @@
-"""Step 1 of the walk: actions for B environments in, one row of experience for B environments out, as NumPy arrays."""
+"""Step 1 of the walk: takes actions for B environments and returns one row of experience for each, as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import gymnasium as gym
 import numpy as np
 
 from packtrain import trees
-from packtrain.envs.boundary import space_leaves
-from packtrain.envs.columns import Columns, Outcome
+from packtrain.envs.validation import space_leaves
+from packtrain.envs.vector_env import Outcome, VectorEnv
 from packtrain.trees import Tree
 from packtrain.types import Row
 
@@ -20,7 +20,7 @@ class Episode(NamedTuple):
 
     returns: dict[str, float]
     length: int
-    solved: float  # NaN where the environment does not say
+    solved: float  # NaN if the environment does not report it
     column: int
 
 
@@ -31,10 +31,10 @@ class Finished(NamedTuple):
     length: np.ndarray  # [K] int64
     solved: np.ndarray  # [K] float64
     column: np.ndarray  # [K] int64
-    life_returns: np.ndarray  # [L] float64, training channel; empty where an environment has no lives
+    life_returns: np.ndarray  # [L] float64, training channel; empty if the environment has no lives
 
     def episodes(self) -> list[Episode]:
-        """One by one."""
+        """Return the episodes one by one."""
         return [
             Episode({n: float(v[k]) for n, v in self.returns.items()}, int(length), float(solved), int(column))
             for k, (length, solved, column) in enumerate(zip(self.length, self.solved, self.column, strict=True))
@@ -42,33 +42,38 @@ class Finished(NamedTuple):
 
 
 class Stream:
-    """B environment columns as rows, with the books of their episodes."""
+    """A group of B environments as a source of rows, with the counters of their episodes."""
 
-    def __init__(self, columns: Columns, size: int):
+    def __init__(self, columns: VectorEnv, size: int):
         self.size = size
         self.columns = columns
         self._actions = [ActionScale(space) for space in trees.flatten(space_leaves(columns.action_space))]
         self._structure = space_leaves(columns.action_space)
-        self._row: Row | None = None  # NumPy arrays in place of tensors
+        self._row: Row | None = None  # with NumPy arrays in place of tensors
         self._sent: Tree = None
         self._returns = {channel: np.zeros(size, np.float64) for channel in columns.reward_channels}
         self._life_returns = np.zeros(size, np.float64)
         self._lengths = np.zeros(size, np.int64)
         self._finished: list[Finished] = []
         self.steps = 0  # decisions that reached an environment; filler rows are not steps
-        self.acted = np.zeros(size, bool)  # [B] whether the latest row answers an action
-        self.solved: np.ndarray | None = None  # [B] bool, whether the latest row solved its task; None: nobody says
+        self.acted = np.zeros(size, bool)  # [B] whether the latest row is the result of an action
+        self.solved: np.ndarray | None = None  # [B] bool, whether the latest row solved its task; None: not reported
 
     def start(self) -> Row:
-        """Reset every environment; the first row. After `restore`, the row the snapshot was taken at."""
+        """Reset every environment and return the first row. After `restore`, return the row of the snapshot."""
         if self._row is None:
             outcome = self.columns.reset()
             self._show(outcome, trees.map(lambda s: np.zeros((self.size, *s.shape), _dtype(s)), self._structure))
         assert self._row is not None
         return self._row
 
+    @property
+    def started(self) -> bool:
+        """Whether there is a row: the environments have been reset, or restored."""
+        return self._row is not None
+
     def restart(self) -> None:
-        """Forget everything: the next `start` resets the environments with the seeds they began with."""
+        """Clear all state: the next `start` resets the environments with their original seeds."""
         self._row = None
         self._finished = []
         self._lengths[:] = 0
@@ -76,13 +81,13 @@ class Stream:
             value[:] = 0.0
 
     def send(self, action: Tree) -> None:
-        """Start a step with actions [B, ...] as the policy gave them."""
+        """Start a step with actions [B, ...] in the policy's format."""
         self._sent = trees.map(np.asarray, action)
         leaves = zip(self._actions, trees.flatten(self._sent), strict=True)
         self.columns.send(trees.pack(self._structure, [scale.to_env(leaf) for scale, leaf in leaves]))
 
     def recv(self) -> Row:
-        """The row after that step. Its arrays are valid until the next send."""
+        """Return the row after that step. Its arrays are valid until the next send."""
         outcome = self.columns.recv()
         self._count(outcome)
         self.solved = outcome.solved
@@ -90,36 +95,36 @@ class Stream:
 
     @property
     def first(self) -> np.ndarray:
-        """[B] bool, whether the latest row begins an episode."""
+        """Return whether the latest row begins an episode, [B] bool."""
         assert self._row is not None
         return np.asarray(self._row.first)
 
     @property
     def lengths(self) -> np.ndarray:
-        """[B] int64, the steps so far of the episodes under way."""
+        """Return the steps so far of the current episodes, [B] int64."""
         return self._lengths
 
     def unfinished(self, column: int) -> Episode:
-        """Return the episode under way in a column as it is so far; nobody knows whether it will be solved."""
+        """Return an environment's current episode so far; whether it will be solved is unknown."""
         returns = {channel: float(value[column]) for channel, value in self._returns.items()}
         return Episode(returns, int(self._lengths[column]), math.nan, column)
 
     @property
     def sent(self) -> Tree:
-        """The latest actions, as the policy gave them."""
+        """Return the latest actions, in the policy's format."""
         return self._sent
 
     def drain_finished(self) -> list[Finished]:
-        """The episodes that finished since the last call, an entry for each step that ended some."""
+        """Return the episodes that finished since the last call, one entry for each step that ended some."""
         finished, self._finished = self._finished, []
         return finished
 
     def drain_episodes(self) -> list[Episode]:
-        """The same, one by one."""
+        """Return the episodes that finished since the last call, one by one."""
         return [episode for finished in self.drain_finished() for episode in finished.episodes()]
 
     def snapshot(self) -> dict[str, Any] | None:
-        """Everything needed to go on bit-exactly from the current row; None if the environments cannot be saved."""
+        """Return the state for continuing bit-exactly from the current row; None if environments cannot be saved."""
         inner = self.columns.snapshot()
         if inner is None or self._row is None:
             return None
@@ -134,10 +139,10 @@ class Stream:
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go back to a snapshot."""
+        """Restore a snapshot."""
         self.columns.restore(snapshot["columns"])
         self._row = Row(**trees.map(np.copy, snapshot["row"]))
-        self.acted = ~self.first  # columns that wait are only saved before their first row
+        self.acted = ~self.first  # environments that wait are only saved before their first row
         self._returns = {name: np.array(value) for name, value in snapshot["returns"].items()}
         self._life_returns = np.array(snapshot["life_returns"])
         self._lengths = np.array(snapshot["lengths"])
@@ -154,7 +159,7 @@ class Stream:
         if outcome.life_over is not None:
             self._life_returns += outcome.rewards["train"]
         over = outcome.terminated | outcome.truncated if outcome.over is None else outcome.over
-        ended = over & acted  # an episode dropped at its reset has not been one
+        ended = over & acted  # an episode that was dropped at its reset does not count
         lives = ended if outcome.life_over is None else outcome.life_over
         if not lives.any():
             return
@@ -177,10 +182,10 @@ class Stream:
 
 
 class ActionScale:
-    """From what a policy emits to what an environment takes, for one leaf of the action space.
+    """Converts the policy's actions to the environment's, for one leaf of the action space.
 
-    Discrete actions count from 0 and are shifted to the space's start. Continuous ones are meant in [−1, 1] per
-    dimension and stretched to finite bounds; where bounds are infinite they pass as they are.
+    Discrete actions count from 0 and are shifted to the space's start. Continuous ones are in [−1, 1] per
+    dimension and scaled to finite bounds; for infinite bounds they are unchanged.
     """
 
     def __init__(self, space: gym.Space):
@@ -192,7 +197,7 @@ class ActionScale:
             self._middle, self._half = (high + low) / 2, (high - low) / 2
 
     def to_env(self, array: np.ndarray) -> np.ndarray:
-        """Actions [B, ...] for the environment."""
+        """Return actions [B, ...] in the environment's format."""
         if isinstance(self._space, gym.spaces.Box):
             array = np.where(self._finite, np.clip(array, -1, 1), array)
             return (self._middle + self._half * array).astype(self._space.dtype)

@@ -89,7 +89,8 @@ def categorical_hellinger(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     """
     assert_equal_shapes(p_logits.dim(), p_logits=p_logits, q_logits=q_logits)
     roots = (0.5 * p_logits.log_softmax(-1)).exp() - (0.5 * q_logits.log_softmax(-1)).exp()
-    return math.sqrt(0.5) * torch.linalg.vector_norm(roots, dim=-1)
+    found: Tensor = math.sqrt(0.5) * torch.linalg.vector_norm(roots, dim=-1)
+    return found
 
 
 def categorical_total_variation(p_logits: Tensor, q_logits: Tensor) -> Tensor:
@@ -228,7 +229,7 @@ def _jensen_shannon_of(log_ratio: Tensor) -> Tensor:
 def joint_logits(parameters: Tensor, nvec: Sequence[int]) -> Tensor:
     """Logits of all combinations of independent choices, [..., Σ n] → [..., Π n]; the last choice varies fastest."""
     parts = [part.log_softmax(-1) for part in parameters.split(list(nvec), dim=-1)]
-    joint = parts[0]
+    joint: Tensor = parts[0]
     for part in parts[1:]:
         joint = (joint.unsqueeze(-1) + part.unsqueeze(-2)).flatten(-2)  # [..., M, n] → [..., M*n]
     return joint
@@ -263,7 +264,8 @@ def clipped_gaussian_hellinger(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_
     for side in (-1.0, 1.0):
         beyond = [torch.special.ndtr((side * mean - bound) / std) for mean, std in ((p_mean, p_std), (q_mean, q_std))]
         common = common + (beyond[0] * beyond[1]).sqrt()
-    return (1 - common.clamp(max=1.0).prod(-1)).clamp(min=0.0).sqrt()
+    found: Tensor = (1 - common.clamp(max=1.0).prod(-1)).clamp(min=0.0).sqrt()
+    return found
 
 
 def clipped_gaussian_jensen_shannon(

@@ -14,13 +14,29 @@ import numpy as np
 def puct_bonus(priors: np.ndarray, visits: np.ndarray, parent_visits: np.ndarray) -> np.ndarray:
     """P(a) · √N / (N(a) + 1) as in Silver et al. 2017: priors, visits [M, A], parent_visits [M] → [M, A]."""
     assert priors.shape == visits.shape and parent_visits.shape == visits.shape[:1]
-    return priors * np.sqrt(parent_visits)[:, None] / (visits + 1)
+    found: np.ndarray = priors * np.sqrt(parent_visits)[:, None] / (visits + 1)
+    return found
 
 
 def ucb_bonus(visits: np.ndarray, parent_visits: np.ndarray) -> np.ndarray:
     """√N / (N(a) + 1), the same for every prior: visits [M, A], parent_visits [M] → [M, A]."""
     assert parent_visits.shape == visits.shape[:1]
-    return np.sqrt(parent_visits)[:, None] / (visits + 1)
+    found: np.ndarray = np.sqrt(parent_visits)[:, None] / (visits + 1)
+    return found
+
+
+def rescaled_qualities(qualities: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
+    """Return (Q − min Q) / (max Q − min Q) over the allowed actions of each node [M, A]; 0 where all are equal.
+
+    With it an exploration weight does not depend on the scale of rewards. MuZero (Schrittwieser et al. 2020, appendix
+    B) takes minimum and maximum over the tree; over the actions of a node, as here, is mctx's
+    `qtransform_by_parent_and_siblings`.
+    """
+    least = (qualities if allowed is None else np.where(allowed, qualities, np.inf)).min(axis=1, keepdims=True)
+    most = (qualities if allowed is None else np.where(allowed, qualities, -np.inf)).max(axis=1, keepdims=True)
+    spread = most - least
+    rescaled: np.ndarray = np.where(spread > 0, (qualities - least) / np.where(spread > 0, spread, 1.0), 0.0)
+    return rescaled
 
 
 def softmax(logits: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
@@ -29,7 +45,8 @@ def softmax(logits: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray
     if allowed is not None:
         logits = np.where(allowed, logits, -np.inf)
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
+    found: np.ndarray = weights / weights.sum(axis=1, keepdims=True)
+    return found
 
 
 def histogram(visits: np.ndarray, otherwise: np.ndarray | None = None) -> np.ndarray:
@@ -41,7 +58,8 @@ def histogram(visits: np.ndarray, otherwise: np.ndarray | None = None) -> np.nda
 def entropy(probabilities: np.ndarray) -> np.ndarray:
     """−Σ p ln p of each row, [M, A] → [M]; 0 ln 0 is 0."""
     logs = np.log(np.where(probabilities > 0, probabilities, 1.0))
-    return -(probabilities * logs).sum(axis=1)
+    found: np.ndarray = -(probabilities * logs).sum(axis=1)
+    return found
 
 
 def considered_visits(considered: int, simulations: int) -> np.ndarray:
@@ -108,4 +126,5 @@ def scaled_qualities(
     least = np.where(allowed, qualities, np.inf).min(axis=1, keepdims=True)
     most = np.where(allowed, qualities, -np.inf).max(axis=1, keepdims=True)
     unit = (qualities - least) / np.maximum(most - least, 1e-8)
-    return (visit_offset + most_visits)[:, None] * value_scale * unit
+    found: np.ndarray = (visit_offset + most_visits)[:, None] * value_scale * unit
+    return found

@@ -266,7 +266,9 @@ def sequence_losses(td_error: Tensor, weight_t: Tensor, huber: float | None = No
     raise ValueError(f"reduction is {reduction!r}, expected sum or mean")
 
 
-def _check(q_online: Tensor, q_target: Tensor, r_t: Tensor, discount_t: Tensor, continue_t: Tensor, weight_t: Tensor):
+def _check(
+    q_online: Tensor, q_target: Tensor, r_t: Tensor, discount_t: Tensor, continue_t: Tensor, weight_t: Tensor
+) -> None:
     assert_equal_shapes(2, r_t=r_t, discount_t=discount_t, continue_t=continue_t, weight_t=weight_t)
     assert_equal_shapes(3, q_online=q_online, q_target=q_target)
     assert q_target.shape[:2] == (len(r_t) + 1, r_t.shape[1]), (

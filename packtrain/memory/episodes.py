@@ -1,6 +1,6 @@
 """Step 3 of the walk, for learning between episodes: whole episodes in, single steps with hindsight out.
 
-Columns play in rounds: each plays one episode, and when the last one is over all of them are kept. Every step of an
+Environments play in rounds: each plays one episode, and when the last is over all of them are kept. Every step of an
 episode knows how it ended (`return`, `discounted_return`, `solved`) and what the search knew when it chose.
 
 Episodes can be kept apart by how they went, in buckets: with `sampling_hierarchy = ('solved',)` half of every batch
@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from packtrain import trees
+from packtrain import check, trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
-from packtrain.interfaces import Memory
+from packtrain.interfaces import Memory, MemoryBytes, MemorySettings, View, Writer
 from packtrain.memory.ring import Ring
 from packtrain.trees import Tree
 from packtrain.types import Row, Sample, Trajectory
@@ -34,7 +34,7 @@ VALIDATION_ROOM = 10  # what is held out has a tenth of the room of what is not
 
 @configurable
 @dataclass(frozen=True)
-class Episodes:
+class Episodes(MemorySettings):
     """Sizes of an episode memory, and what it keeps."""
 
     capacity: int = 1_000_000  # steps kept in each bucket; room is taken as it is needed
@@ -50,13 +50,8 @@ class Episodes:
     def __post_init__(self) -> None:
         if not 0 <= self.validation_share <= 0.5:
             raise ConfigError(f"Episodes.validation_share = {self.validation_share} must lie in [0, 0.5]")
-        for name in ("capacity", "batch_size", "n_step"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"Episodes.{name} = {value} must be at least 1")
-        for name in ("discount", "priority_exponent"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"Episodes.{name} = {getattr(self, name)} must lie in [0, 1]")
+        check.at_least(self, 1, "capacity", "batch_size", "n_step")
+        check.share(self, "discount", "priority_exponent")
         for name in self.sampling_hierarchy:
             if name not in ATTRIBUTES:
                 raise ConfigError(
@@ -68,15 +63,20 @@ class Episodes:
         """A memory for groups of columns of the given sizes."""
         return EpisodeMemory(self, groups, device)
 
+    def plan_bytes(self, num_envs: int, row_bytes: int, total_steps: int) -> MemoryBytes:
+        """Estimate the share of one bucket that the run fills."""
+        share = min(1.0, total_steps / self.capacity)
+        return MemoryBytes(share * self.bytes_needed(num_envs, row_bytes), limited=False)
+
     def bytes_needed(self, columns: int, row: int) -> int:
         """What it takes when one bucket is full, about."""
         return self.capacity * row
 
 
 class EpisodeMemory(Memory):
-    """Buckets of episodes. Actors add through `sinks`, learners take from `sample`."""
+    """Buckets of episodes. Actors add through `writer`, learners take from `sample`."""
 
-    replays = True  # what is sampled stays
+    replays = outlives_episodes = True  # what is sampled stays
 
     def __init__(self, sizes: Episodes, groups: list[int], device: torch.device):
         self._sizes, self._device = sizes, device
@@ -86,7 +86,7 @@ class EpisodeMemory(Memory):
         self._rng = np.random.default_rng(sizes.seed)
         self.dropped = 0  # episodes longer than the capacity
         self.episodes = 0  # kept since the beginning
-        self.sinks = [_GroupSink(self, size) for size in groups]
+        self.writers = [_GroupWriter(self, size) for size in groups]
 
     def __len__(self) -> int:
         """Steps that can be sampled."""
@@ -110,11 +110,27 @@ class EpisodeMemory(Memory):
         """Whether a batch can be taken."""
         return len(self) > 0
 
-    def sample(self, version: int) -> Sample | None:
-        """B steps drawn with replacement, as a trajectory [1, B]; None if there are none."""
+    def sample(
+        self,
+        batch_size: int | None = None,
+        count: int | None = None,
+        *,
+        holdout: bool = False,
+        version: int | None = None,
+    ) -> Sample | None:
+        """Sample B steps with replacement, as a trajectory [1, B]; None if there are none.
+
+        Args:
+          batch_size: B; None: `Episodes.batch_size`.
+          count: must be None.
+          holdout: changes nothing, since held-out episodes are never sampled.
+          version: changes nothing, since steps have no policy lag here.
+        """
+        self.refuse(count=count)
         if not self.ready():
             return None
-        size, alpha = self._sizes.batch_size, self._sizes.priority_exponent
+        size = self._sizes.batch_size if batch_size is None else batch_size
+        alpha = self._sizes.priority_exponent
         keys = sorted(self._buckets)
         counts = self._rng.multinomial(size, bucket_chances(keys))
         drawn = [
@@ -133,14 +149,24 @@ class EpisodeMemory(Memory):
             trajectory.extras["importance_weight"] = weight[None]
         return Sample(trajectory, size)
 
-    def held_out(self, most: int) -> Trajectory | None:
-        """At most so many steps that are never sampled, equally many of each bucket, as a trajectory [1, M].
+    def view(self, which: View, *, most: int | None = None, steps: int = 1, holdout: bool = False) -> Sample | None:
+        """Return held-out steps, equally many of each bucket and spread evenly over it, as a trajectory [1, M].
 
-        None if there are none. Nothing is drawn: they are spread evenly over those that are kept.
+        Args:
+          which: "held_out"; there are no other views.
+          most: M is at most this; None: all that there are.
+          steps: must be 1.
+          holdout: changes nothing.
         """
+        if which != "held_out":
+            return None
         rings = [ring for _, ring in sorted(self._held_out.items()) if len(ring)]
-        chosen = [(ring, ring.spread(max(1, most // len(rings)))) for ring in rings]
-        return self._trajectory([(ring, rows, np.ones(len(rows))) for ring, rows in chosen]) if chosen else None
+        if not rings:
+            return None
+        share = max(len(ring) for ring in rings) if most is None else max(1, most // len(rings))
+        chosen = [(ring, ring.spread(share)) for ring in rings]
+        trajectory = self._trajectory([(ring, rows, np.ones(len(rows))) for ring, rows in chosen])
+        return Sample(trajectory, sum(len(rows) for _, rows in chosen))
 
     def update_priorities(self, keys: Tensor | None, priorities: Tensor) -> None:
         """Set the priorities [B] of the steps of the latest sample."""
@@ -154,7 +180,9 @@ class EpisodeMemory(Memory):
             whole = parts[0] if len(parts) == 1 else trees.map(lambda *leaves: np.concatenate(leaves), *parts)
             return trees.map(lambda leaf: torch.from_numpy(leaf).to(self._device), whole)
 
-        one = lambda tree: trees.map(lambda leaf: leaf[None], tree)  # noqa: E731  [B, ...] → [1, B, ...]
+        def one(tree: Tree) -> Tree:  # [B, ...] → [1, B, ...]
+            return trees.map(lambda leaf: leaf[None], tree)
+
         obs = trees.map(lambda *leaves: torch.stack(leaves), gather("obs"), gather("obs", 1))
         extras = {name: one(gather(name)) for name in (*HINDSIGHT, *self._sizes.extras)}
         if self._sizes.n_step:
@@ -181,6 +209,10 @@ class EpisodeMemory(Memory):
         )
 
     # -- the actor's side
+
+    def writer(self, group: int) -> _GroupWriter:
+        """Return the writer of one group of environments."""
+        return self.writers[group]
 
     def add_episode(self, episode: dict[str, Tree]) -> None:
         """Keep one episode of L steps.
@@ -242,11 +274,11 @@ class EpisodeMemory(Memory):
         self._kept = {_key(kind): int(kind["count"]) for kind in snapshot.get("kept", [])}
         self._rng.bit_generator.state = snapshot["rng"]
         self.dropped, self.episodes = int(snapshot["dropped"]), int(snapshot["episodes"])
-        for sink in self.sinks:
-            sink.begin()
+        for writer in self.writers:
+            writer.begin()
 
 
-class _GroupSink:
+class _GroupWriter(Writer):
     """Where one group of columns writes; its episodes are kept when the last of a round is over.
 
     extras["solved"] says whether the row ended an episode well.

@@ -10,26 +10,27 @@ Rows whose segment is lost (segments.py) leave a hole in the ring until they are
 from __future__ import annotations
 
 import collections
+import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from packtrain import trees
+from packtrain import check, trees
 from packtrain.config import configurable
 from packtrain.errors import CheckpointError, ConfigError
-from packtrain.interfaces import Memory
-from packtrain.memory.n_step import Joiner
-from packtrain.memory.packed import Layout
-from packtrain.memory.segments import NoSegments, Segments
+from packtrain.interfaces import Memory, MemoryBytes, MemorySettings, View
+from packtrain.memory.record_layout import RecordLayout, as_transitions, flat_fields, layout_of
+from packtrain.memory.segments import SEGMENT_ROWS, NoSegments, Segments
 from packtrain.memory.storage import sent
+from packtrain.memory.transition_writer import TransitionWriter
 from packtrain.trees import Tree
-from packtrain.types import Row, Sample, Trajectory
+from packtrain.types import Sample, Trajectory
 
-_FLAGS = ("terminated", "truncated")
+log = logging.getLogger("packtrain")
 _FIRST_ROOM = 4096
 _HOLDOUT_PERIOD = 10  # the last of every so many blocks of transitions is held out
 _HOLDOUT_STEPS = 16  # transitions of each column in such a block: enough for stretches of several steps
@@ -37,8 +38,10 @@ _HOLDOUT_STEPS = 16  # transitions of each column in such a block: enough for st
 
 @configurable
 @dataclass(frozen=True)
-class Replay:
+class Replay(MemorySettings):
     """Sizes of a uniform replay memory."""
+
+    replays: ClassVar[bool] = True
 
     capacity: int = 1_000_000  # transitions; the oldest give way. Room is taken as it is needed
     batch_size: int = 256
@@ -46,9 +49,7 @@ class Replay:
     n_step: int = 1  # steps of a transition, see memory/n_step.py
 
     def __post_init__(self) -> None:
-        for name in ("capacity", "batch_size", "warm_up", "n_step"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"Replay.{name} = {getattr(self, name)} must be at least 1")
+        check.at_least(self, 1, "capacity", "batch_size", "warm_up", "n_step")
         if self.capacity < self.batch_size:
             raise ConfigError(
                 f"Replay.capacity = {self.capacity} is less than Replay.batch_size = {self.batch_size}: a batch would "
@@ -63,21 +64,44 @@ class Replay:
         """A memory for groups of columns of the given sizes."""
         return ReplayMemory(self, groups, device)
 
+    def check(self, num_envs: int, context: int, warm_up: int) -> None:
+        """Raise a ConfigError if the warm-up ends before the first transition of n steps is complete."""
+        if self.n_step > 1 and warm_up < self.n_step * num_envs:
+            raise ConfigError(
+                f"Collect.steps = {warm_up} ends before there is a transition of Replay.n_step = {self.n_step} "
+                f"steps: warm_up must be at least {self.n_step * num_envs}, n_step for each actor"
+            )
+
+    def check_batch_size(self, batch_size: int, learner: str) -> None:
+        """Raise a ConfigError if a learner's batches are larger than the memory."""
+        if self.capacity < batch_size:
+            raise ConfigError(
+                f"Replay.capacity = {self.capacity} is less than the batches of {batch_size} that {learner} takes"
+            )
+
+    def plan_bytes(self, num_envs: int, row_bytes: int, total_steps: int) -> MemoryBytes:
+        """Estimate the share of the memory that the run fills; a checkpoint copies one segment."""
+        whole = self.bytes_needed(num_envs, row_bytes)
+        size = min(1.0, total_steps / self.capacity) * whole
+        copied = min(size, whole * SEGMENT_ROWS / self.capacity)
+        return MemoryBytes(size, copied=copied, name="the replay", advice="lower replay_size")
+
     def bytes_needed(self, columns: int, row: int) -> int:
         """What it takes when it is full: two observations a transition, about."""
         return 2 * self.capacity * row
 
 
 class ReplayMemory(Memory):
-    """A ring of transitions. Actors add through `sinks`; learners take `sample` or `batches`."""
+    """A ring of transitions. Actors add through `writer`; learners call `sample` and `view`."""
 
     replays = outlives_episodes = True
 
     def __init__(self, sizes: Replay, groups: list[int], device: torch.device):
         self._sizes, self.device = sizes, device
         self._structure: dict[str, Tree] = {}  # leaf by leaf: what a field is made of
-        self._layout: Layout | None = None  # known from the first transition on
+        self._layout: RecordLayout | None = None  # known from the first transition on
         self._block = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [room, W], replaced while it grows
+        self._nothing = torch.zeros((), device=device)  # what transitions say of the step before them
         block = min(_HOLDOUT_STEPS * sum(groups), sizes.capacity // _HOLDOUT_PERIOD)
         self._holdout_block = max(1, block)  # rows that are held out together; a resumed run keeps its own number
         self.steps = 0  # that actors have made; transitions of several of them come later
@@ -89,7 +113,7 @@ class ReplayMemory(Memory):
         self._rng = np.random.default_rng(0)
         self._segments: Segments | NoSegments = NoSegments()
         self.dropped = 0
-        self.sinks = [_GroupSink(self, size, sizes) for size in groups]
+        self.writers = [TransitionWriter(self, size, sizes.n_step) for size in groups]
 
     def reseed(self, seed: int) -> None:
         """Draw other rows from now on."""
@@ -98,11 +122,6 @@ class ReplayMemory(Memory):
     def attach(self, folder: Path, segment_rows: int | None = None) -> None:
         """Keep full segments of rows in a folder, so that checkpoints need not hold them."""
         self._segments = Segments(folder, segment_rows)
-
-    @property
-    def fields(self) -> dict[str, Tensor]:
-        """Every field by its name, [room, ...] on the device."""
-        return {} if self._layout is None else self._layout.views(self._block)
 
     def move(self, folder: Path) -> None:
         """Keep segments in another folder from now on."""
@@ -118,17 +137,70 @@ class ReplayMemory(Memory):
         """Whether a batch can be taken."""
         return self.count >= self._sizes.warm_up
 
-    def indices(self, batches: int = 1, size: int | None = None, holdout: bool = False) -> Tensor:
-        """Rows of `fields` drawn uniformly with replacement, [batches, B] on the device.
+    def sample(
+        self,
+        batch_size: int | None = None,
+        count: int | None = None,
+        *,
+        holdout: bool = False,
+        version: int | None = None,
+    ) -> Sample | None:
+        """Sample B transitions uniformly with replacement, as a trajectory [1, B]; None before `warm_up`.
 
-        With `holdout` every tenth block of rows is left out, for validation.
+        All tensors are views of one block that was gathered in one operation. `keys` is the place of each transition in
+        the ring. A transition of n steps has its first reward in `reward`, all of them in extras["rewards"] [1, B, n],
+        and the number of its steps in extras["steps"] [1, B].
+
+        Args:
+          batch_size: B; None: `Replay.batch_size`.
+          count: batches, as a leading axis: [count, 1, B, ...], `keys` [count, B]; None: one, without that axis.
+          holdout: leave out every tenth block of steps.
+          version: changes nothing, since transitions have no policy lag here.
+        """
+        if not self.ready():
+            return None
+        size = self._sizes.batch_size if batch_size is None else batch_size
+        places = self._places(1 if count is None else count, size, holdout)
+        if count is None:
+            places = places[0]
+        return Sample(self._trajectory(self._block[places]), places.numel(), keys=places)
+
+    def view(self, which: View, *, most: int | None = None, steps: int = 1, holdout: bool = False) -> Sample | None:
+        """Return stored transitions without sampling; None if there are none of this kind. `keys` are their places.
+
+        Args:
+          which: "all": every transition, as views of the memory, [1, N]; "held_out": those that `holdout` leaves out,
+            spread over all that there are, [1, N]; "stretches" of consecutive steps, [steps, N].
+          most: N is at most this; None: all that there are.
+          steps: T of a stretch.
+          holdout: stretches consist of held-out steps alone.
         """
         self._upload()
-        rows, size = min(self._stored, self._sizes.capacity), size or self._sizes.batch_size
+        if self._layout is None:
+            return None
+        if which == "stretches":
+            return self._stretches(steps, most, holdout)
+        rows = min(self._stored, self._sizes.capacity)
+        places = torch.arange(rows, device=self.device)
+        if which == "all":
+            block = self._block[:rows]
+            if self._holes:
+                places = places[~self._in_holes(places)]
+                block = block[places]
+        else:
+            places = places[self._is_held_out(places) & ~self._in_holes(places)]
+            places = places[:: 1 if most is None else max(1, -(-len(places) // most))]
+            block = self._block[places]
+        return Sample(self._trajectory(block), len(places), keys=places) if len(places) else None
+
+    def _places(self, batches: int, size: int, holdout: bool) -> Tensor:
+        """Draw places in the ring uniformly with replacement, [batches, B] on the device."""
+        self._upload()
+        rows = min(self._stored, self._sizes.capacity)
         block, learned = self._holdout_block, (_HOLDOUT_PERIOD - 1) * self._holdout_block
 
         def number(place: int) -> int:
-            """How many places below this one may be drawn, holes included."""
+            """Count the places below this one that may be drawn, holes included."""
             periods, rest = divmod(place, learned + block)
             return periods * learned + min(rest, learned) if holdout else place
 
@@ -160,96 +232,65 @@ class ReplayMemory(Memory):
             found |= (places >= first) & (places < end)
         return found
 
-    def batches(self, count: int, size: int | None = None, holdout: bool = False) -> dict[str, Tensor]:
-        """Many batches at once: every field [count, B, ...], and "row", where each transition lies."""
-        rows = self.indices(count, size, holdout)
-        return {**self._at(rows), "row": rows}
+    def _is_held_out(self, places: Tensor) -> Tensor:
+        """Return whether `holdout` leaves out these places, bool of their shape."""
+        return places // self._holdout_block % _HOLDOUT_PERIOD == _HOLDOUT_PERIOD - 1
 
-    def filled(self) -> dict[str, Tensor]:
-        """Every field of all transitions that are there, [N, ...]."""
-        fields = self._ring()
-        if not self._holes or not fields:
-            return fields
-        places = torch.arange(len(fields["reward"]), device=self.device)
-        places = places[~self._in_holes(places)]
-        return {name: leaf[places] for name, leaf in fields.items()}
+    def _stretches(self, steps: int, most: int | None, holdout: bool) -> Sample | None:
+        """Return runs of consecutive steps, [steps, N]. A run is whole if each step begins where the last one led.
 
-    def _ring(self) -> dict[str, Tensor]:
-        """Every field by place, [N, ...], holes included."""
-        self._upload()
-        return {name: leaf[: min(self._stored, self._sizes.capacity)] for name, leaf in self.fields.items()}
-
-    def stretches(self, steps: int, most: int, holdout: bool = False) -> dict[str, Tensor]:
-        """Steps that follow each other: fields [N, steps, ...] of at most `most` stretches in which no task ended.
-
-        With `holdout` every step of a stretch is held out. Rows of a column come once a turn. Whether one really
-        follows another is seen from where it begins.
+        Each environment adds one row a turn, so its next step lies `stride` places on.
         """
         assert self._sizes.n_step == 1, "transitions of several steps do not follow each other"
-        fields = self._ring()
-        stride, rows = sum(sink.size for sink in self.sinks), len(fields["reward"])
+        stride, rows = sum(writer.size for writer in self.writers), min(self._stored, self._sizes.capacity)
         starts = torch.arange(max(0, rows - stride * (steps - 1)), device=self.device)
         places = starts[:, None] + stride * torch.arange(steps, device=self.device)  # [N, steps]
         if holdout:
             places = places[self._is_held_out(places).all(1)]
-        count = len(places)
-        places = places[torch.linspace(0, count - 1, min(most, count), device=self.device).long()]
-        found = self._at(places)
-        follows = (found["after"][:, :-1] == found["obs"][:, 1:]).flatten(1).all(1)
-        whole = follows & ~found["terminated"].bool().any(1) & ~self._in_holes(places).any(1)
-        return {name: leaf[whole] for name, leaf in found.items()}
-
-    def held_out(self, most: int) -> dict[str, Tensor]:
-        """Transitions that `holdout` leaves out, spread over all that are there; [N, ...] with N at most `most`."""
-        fields = self._ring()
-        places = torch.arange(len(fields["reward"]), device=self.device)
-        places = places[self._is_held_out(places) & ~self._in_holes(places)]
-        places = places[:: max(1, -(-len(places) // most))]
-        return {name: leaf[places] for name, leaf in fields.items()}
-
-    def _is_held_out(self, places: Tensor) -> Tensor:
-        """Whether `holdout` leaves out these places, bool of their shape."""
-        return places // self._holdout_block % _HOLDOUT_PERIOD == _HOLDOUT_PERIOD - 1
-
-    def sample(self, version: int) -> Sample | None:
-        """B transitions drawn with replacement, as a trajectory [1, B]; None if there are too few."""
-        if not self.ready():
+        if not len(places):
             return None
-        return Sample(self.gather(self.indices()[0]), self._sizes.batch_size)
+        count = min(most or len(places), len(places))
+        places = places[torch.linspace(0, len(places) - 1, count, device=self.device).long()].T
+        each = self._trajectory(self._block[places])  # [steps, 2, N, ...]: every transition by itself
+        leaves = trees.flatten(each.obs)
+        whole = ~each.terminated[:, 0].any(0) & ~self._in_holes(places).any(0)  # [N]
+        for leaf in leaves:
+            whole &= (leaf[:-1, 1] == leaf[1:, 0]).reshape(steps - 1, count, -1).all(2).all(0)
+        if not whole.any():
+            return None
 
-    def gather(self, rows: Tensor) -> Trajectory:
-        """Transitions as a trajectory [1, B]."""
-        assert self._sizes.n_step == 1, "a trajectory has single steps"
-        taken = self._at(rows)
-        tree = lambda name: trees.pack(self._structure[name], [taken[leaf] for leaf in self._leaves(name)])  # noqa: E731
-        obs = trees.map(lambda a, b: torch.stack([a, b]), tree("obs"), tree("after"))
-        action = trees.map(lambda leaf: leaf[None], tree("action"))
-        no = torch.zeros(2, len(rows), dtype=torch.bool, device=self.device)
-        reward = taken["reward"][None]
-        terminated, truncated = (taken[name].bool()[None] for name in _FLAGS)
-        return Trajectory(
+        def taken(tree: Tree) -> Tree:  # [steps, N, ...]
+            return trees.map(lambda leaf: leaf[:, 0][:, whole], tree)
+
+        obs = trees.map(lambda leaf: torch.cat([leaf[:, 0], leaf[-1:, 1]])[:, whole], each.obs)
+        action, reward = taken(each.action), taken(each.reward)
+        trajectory = each._replace(
             obs=obs,
-            first=no,
+            first=torch.zeros(steps + 1, reward.shape[1], dtype=torch.bool, device=self.device),
             action=action,
             reward=reward,
-            terminated=terminated,
-            truncated=truncated,
-            last_action=trees.map(torch.zeros_like, action),
-            last_reward={"train": torch.zeros_like(reward)},
-            carry=(),
-            extras={},
+            terminated=taken(each.terminated),
+            truncated=taken(each.truncated),
+            last_action=trees.map(lambda leaf: torch.zeros_like(leaf[:1]), action),
+            last_reward={"train": torch.zeros_like(reward[:1])},
         )
+        return Sample(trajectory, reward.numel(), keys=places[0, whole])
+
+    def _trajectory(self, block: Tensor) -> Trajectory:
+        """Return rows [..., B, W] of the block as transitions [..., 1, B]: views, nothing is copied."""
+        assert self._layout is not None
+        return as_transitions(self._layout.views(block), self._structure, self._nothing)
 
     def _at(self, places: Tensor) -> dict[str, Tensor]:
-        """Every field of the rows at places of any shape, which must be there."""
+        """Return every field of the rows at places of any shape, which must be there."""
         assert self._layout is not None
         return self._layout.views(self._block[places])
 
-    def _leaves(self, name: str) -> list[str]:
-        """The fields that a tree is kept in, leaf by leaf."""
-        return _names(name, len(trees.flatten(self._structure[name])))
-
     # -- the actor's side
+
+    def writer(self, group: int) -> TransitionWriter:
+        """Return the writer of one group of environments."""
+        return self.writers[group]
 
     def add(self, transitions: dict[str, Tree]) -> None:
         """Keep M transitions: "obs", "action", "reward", "after", "terminated", "truncated", each [M, ...].
@@ -258,11 +299,7 @@ class ReplayMemory(Memory):
         """
         if not self._structure:
             self._structure = {name: transitions[name] for name in ("obs", "action", "after")}
-        flat: dict[str, np.ndarray] = {}
-        for name in ("obs", "action", "after"):
-            leaves = trees.flatten(transitions[name])
-            flat |= {leaf: _compact(value) for leaf, value in zip(_names(name, len(leaves)), leaves, strict=True)}
-        flat |= {name: _compact(transitions[name]) for name in ("reward", *_FLAGS, "steps") if name in transitions}
+        flat = flat_fields(transitions)
         self._waiting.append(flat)
         self.count += len(flat["reward"])
 
@@ -279,7 +316,7 @@ class ReplayMemory(Memory):
 
     def _store(self, rows: dict[str, np.ndarray]) -> None:
         if self._layout is None:
-            self._layout = Layout(rows)
+            self._layout = layout_of(rows)
             self._block = self._block.new_zeros(0, self._layout.words)
         packed, capacity = self._layout.pack(rows), self._sizes.capacity
         if len(packed) > capacity:  # only the newest are left anyway
@@ -330,7 +367,7 @@ class ReplayMemory(Memory):
             "head": self._rows(*head) if self._layout else {},
             "tail": self._rows(*tail) if self._layout else {},
             "structure": {name: trees.map(lambda leaf: leaf[:0], tree) for name, tree in self._structure.items()},
-            "sinks": [sink.snapshot() for sink in self.sinks],
+            "sinks": [writer.snapshot() for writer in self.writers],
             **({"lost": self.lost, "holes": [list(hole) for hole in self._holes]} if self.lost else {}),
         }
 
@@ -370,66 +407,8 @@ class ReplayMemory(Memory):
             self._make_room(min(self._stored, self._sizes.capacity))  # a hole at the end has places too
         self._holdout_block = int(snapshot.get("holdout_block", 1))  # none: a run of when every tenth row was held out
         self._rng.bit_generator.state = snapshot["rng"]
-        for sink, state in zip(self.sinks, snapshot["sinks"], strict=True):
-            sink.restore(state if same_episodes else {})
-
-
-class _GroupSink:
-    """Where one group of columns writes: a transition is a row and what its action led to, or what n of them led to."""
-
-    def __init__(self, memory: ReplayMemory, size: int, sizes: Replay):
-        self._memory, self.size = memory, size
-        self._obs: Tree = None  # of the row before
-        self._joiner = Joiner(sizes.n_step) if sizes.n_step > 1 else None
-
-    def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
-        """One row of all columns. A row that a reset made answers no action."""
-        before, self._obs = self._obs, trees.map(_on_host, row.obs)
-        if before is None:
-            return
-        real = np.flatnonzero(~np.asarray(row.first))
-        if self._joiner is not None:
-            self._joiner.forget(np.flatnonzero(row.first))
-        if not len(real):
-            return
-        pick = lambda tree: trees.map(lambda leaf: np.asarray(leaf)[real], tree)  # noqa: E731
-        steps = {
-            "obs": pick(before),
-            "action": pick(row.last_action),
-            "reward": pick(row.last_reward["train"]),
-            "after": pick(self._obs),
-            "terminated": pick(row.terminated),
-            "truncated": pick(row.truncated),
-        }
-        whole = steps if self._joiner is None else self._joiner.add(real, steps)
-        if whole is not None:
-            self._memory.add(whole)
-        self._memory.steps += len(real)  # now: somebody may wait for it, to draw
-
-    def snapshot(self) -> dict[str, Any]:
-        """The row before, and steps whose transitions are not whole yet."""
-        found: dict[str, Any] = {} if self._obs is None else {"obs": trees.map(np.copy, self._obs)}
-        return found if self._joiner is None else {**found, "open": self._joiner.snapshot()}
-
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on with the row before, if there was one."""
-        self._obs = trees.map(np.array, snapshot["obs"]) if "obs" in snapshot else None
-        if self._joiner is not None:
-            self._joiner.restore(snapshot.get("open", {}))
-
-
-def _on_host(leaf: Any) -> np.ndarray:
-    """A copy; policies on a GPU hand on what they have seen there."""
-    return leaf.cpu().numpy() if isinstance(leaf, Tensor) and leaf.is_cuda else np.array(leaf)
-
-
-def _names(name: str, leaves: int) -> list[str]:
-    return [name] if leaves == 1 else [f"{name}/{number}" for number in range(leaves)]
-
-
-def _compact(leaf: Any) -> np.ndarray:
-    """Numbers as float32, flags as uint8; whole numbers and pictures as they are."""
-    array = np.asarray(leaf)
-    if array.dtype == bool:
-        return array.astype(np.uint8)
-    return array.astype(np.float32) if array.dtype.kind == "f" else array
+        if not same_episodes:
+            log.info("the replay goes on with other episodes: %s transitions kept", f"{len(self):,}")
+        states = snapshot["sinks"] if same_episodes else [{}] * len(self.writers)
+        for writer, state in zip(self.writers, states, strict=True):
+            writer.restore(state)

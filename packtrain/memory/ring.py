@@ -90,7 +90,10 @@ class Ring:
 
     def _make_room(self, count: int, obs: Tree, fields: dict[str, Tree]) -> None:
         if not self.fields:
-            blank = lambda tree: trees.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), tree)  # noqa: E731
+
+            def blank(tree: Tree) -> Tree:
+                return trees.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), tree)
+
             self.fields = {"obs": blank(obs), **{name: blank(values) for name, values in fields.items()}}
         wanted = min(self._capacity, self._next + count)
         if wanted <= self._room:

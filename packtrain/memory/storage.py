@@ -190,7 +190,8 @@ class _Packed:
         """[16, row_bytes]; what was never written is zeros."""
         column, block = divmod(number, self._blocks)
         if self._number[column] == block:
-            return self._open[column]
+            found: np.ndarray = self._open[column]
+            return found
         packed = self._packed[number]
         if packed is None:
             return np.zeros((BLOCK, self.row_bytes), np.uint8)

@@ -31,8 +31,9 @@ class SumTree:
             raise ConfigError(f"SumTree.capacity = {capacity} must be at least 1")
         self.capacity = capacity
         self.device = torch.device(device)
-        make = lambda size: torch.zeros(size, dtype=torch.float64, device=self.device)  # noqa: E731
-        self._levels: list[Tensor] = [make(size) for size in _level_sizes(capacity)]
+        self._levels: list[Tensor] = [
+            torch.zeros(size, dtype=torch.float64, device=self.device) for size in _level_sizes(capacity)
+        ]
         self._total = torch.zeros(1, dtype=torch.float64, device=self.device)
         self.faults = torch.zeros(2, dtype=torch.int64, device=self.device)  # bad priorities, draws from nothing
 

@@ -19,17 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from packtrain import trees
+from packtrain import check, trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
-from packtrain.interfaces import Memory
+from packtrain.interfaces import Memory, MemoryBytes, MemorySettings, Writer
 from packtrain.trees import Tree
 from packtrain.types import Row, Sample, Trajectory
 
 
 @configurable
 @dataclass(frozen=True)
-class Unrolls:
+class Unrolls(MemorySettings):
     """Sizes of an unroll queue."""
 
     unroll_length: int = 80  # T, steps
@@ -39,10 +39,7 @@ class Unrolls:
     staggered: bool = True  # columns begin their unrolls one after another; False: all together, for rollouts
 
     def __post_init__(self) -> None:
-        for name in ("unroll_length", "batch_size", "num_buffers", "max_policy_lag"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"Unrolls.{name} = {value} must be at least 1")
+        check.at_least(self, 1, "unroll_length", "batch_size", "num_buffers", "max_policy_lag")
         if self.num_buffers is not None and self.batch_size > self.num_buffers:
             raise ConfigError(
                 f"Unrolls.batch_size = {self.batch_size} is more than Unrolls.num_buffers = {self.num_buffers} can "
@@ -62,6 +59,11 @@ class Unrolls:
         """
         return self.slots(columns) * (self.unroll_length + 1) * row
 
+    def plan_bytes(self, num_envs: int, row_bytes: int, total_steps: int) -> MemoryBytes:
+        """Estimate the arena, which is allocated at once."""
+        advice = "lower num_actors, num_buffers, batch_size or unroll_length"
+        return MemoryBytes(self.bytes_needed(num_envs, row_bytes), name="the unroll queue", advice=advice)
+
     def bound(self, columns: int) -> int:
         """How many finished unrolls may wait."""
         return self.num_buffers or max(2 * columns, self.batch_size)
@@ -78,7 +80,7 @@ class Unrolls:
 
 
 class UnrollQueue(Memory):
-    """A bounded queue of unrolls over one arena. Actors add through `sinks`, one learner takes from `sample`."""
+    """A bounded queue of unrolls over one arena. Actors add through `writer`, one learner takes from `sample`."""
 
     def __init__(self, sizes: Unrolls, groups: list[int], context: int, device: torch.device):
         columns = sum(groups)
@@ -89,8 +91,8 @@ class UnrollQueue(Memory):
         self._rows: Row | None = None  # [C+T+1, slots, ...]
         self._extras: dict[str, Tensor] = {}  # [T, slots, ...]
         self._carry: Tree = ()  # [slots, ...]
-        self._writers: list[Any] = []
-        self._extra_writers: dict[str, Any] = {}
+        self._row_arrays: list[Any] = []
+        self._extra_arrays: dict[str, Any] = {}
         self._fillers = np.zeros(self._slots, np.int64)
         self._begun = np.zeros(self._slots, np.int64)  # version of the weights that chose the first action
         self._full: collections.deque[int] = collections.deque()
@@ -100,7 +102,7 @@ class UnrollQueue(Memory):
         self._written = torch.cuda.Event() if device.type == "cuda" else None  # after the last rows of full slots
         starts = np.arange(columns) * self.length // columns * sizes.staggered
         first = np.cumsum([0, *groups])
-        self.sinks = [_GroupSink(self, starts[a:b]) for a, b in zip(first[:-1], first[1:], strict=True)]
+        self.writers = [_GroupWriter(self, starts[a:b]) for a, b in zip(first[:-1], first[1:], strict=True)]
 
     # -- the learner's side
 
@@ -116,24 +118,37 @@ class UnrollQueue(Memory):
         with self._changed:
             return self._changed.wait_for(self.ready, timeout)
 
-    def sample(self, version: int) -> Sample | None:
-        """The B oldest unrolls as one trajectory [T, B]; None if there are fewer. Their slots are free afterwards.
+    def sample(
+        self,
+        batch_size: int | None = None,
+        count: int | None = None,
+        *,
+        holdout: bool = False,
+        version: int | None = None,
+    ) -> Sample | None:
+        """Take the B oldest unrolls as one trajectory [T, B]; None if there are fewer. Their slots are free afterwards.
 
         Args:
-          version: of the learner's weights. Unrolls begun more than `max_policy_lag` versions ago are dropped.
+          batch_size: None, or `Unrolls.batch_size`: slots for batches of that size are set aside.
+          count: must be None.
+          holdout: must be False.
+          version: of the learner's weights. Unrolls begun more than `max_policy_lag` versions ago are dropped; None:
+            none are, and the sample has no lag.
         """
+        self.refuse(count=count, holdout=holdout, batch_size=None if batch_size == self._batch else batch_size)
         with self._changed:
-            self._drop_stale(version)
+            if version is not None:
+                self._drop_stale(version)
             if not self.ready():
                 return None
             slots = [self._full.popleft() for _ in range(self._batch)]
         rows, carry, extras = self._gather(slots)
-        lag = version - self._begun[slots]
+        lag = None if version is None else torch.from_numpy(version - self._begun[slots])
         steps = self.length * self._batch - int(self._fillers[slots].sum())
         with self._changed:
             self._free.extend(slots)
             self._changed.notify_all()
-        return Sample(_trajectory(rows, carry, extras, self.context), steps, lag=torch.from_numpy(lag))
+        return Sample(_trajectory(rows, carry, extras, self.context), steps, lag=lag)
 
     def _gather(self, slots: list[int]) -> tuple[Row, Tree, dict[str, Tensor]]:
         """Copies of these slots, on the device; when it returns, the slots may be written again."""
@@ -166,9 +181,19 @@ class UnrollQueue(Memory):
 
     # -- the actor's side
 
+    def writer(self, group: int) -> _GroupWriter:
+        """Return the writer of one group of environments."""
+        return self.writers[group]
+
     def has_room(self) -> bool:
         """Whether an actor may go on."""
         return len(self._full) < self._bound
+
+    def room(self, group: int) -> int:
+        """Return how many rows of a group may be added now: T where every environment can finish an unroll, else 1."""
+        if not self.has_room():
+            return 0
+        return self.length if len(self._free) >= len(self.writers[group].slot) else 1
 
     def wait_for_room(self, timeout: float) -> bool:
         """Wait until an actor may go on; False after `timeout` seconds."""
@@ -185,12 +210,12 @@ class UnrollQueue(Memory):
         self._rows = Row(**trees.map(lambda leaf: arena(self.context + self.length + 1, leaf), row._asdict()))
         self._extras = {name: arena(self.length, leaf) for name, leaf in extras.items()}
         self._carry = trees.map(lambda leaf: arena(1, leaf)[0], carry)
-        self._make_writers()
+        self._view_arrays()
 
-    def _make_writers(self) -> None:
+    def _view_arrays(self) -> None:
         """What rows are written through: on a CPU NumPy's view of the arena, whose small writes cost a third."""
-        self._writers = [leaf.numpy() if leaf.device.type == "cpu" else leaf for leaf in trees.flatten(self._rows)]
-        self._extra_writers = {name: leaf.numpy() for name, leaf in self._extras.items()}
+        self._row_arrays = [leaf.numpy() if leaf.device.type == "cpu" else leaf for leaf in trees.flatten(self._rows)]
+        self._extra_arrays = {name: leaf.numpy() for name, leaf in self._extras.items()}
 
     # -- saving
 
@@ -208,8 +233,8 @@ class UnrollQueue(Memory):
             "free": list(self._free),
             "dropped": self.dropped,
             "sinks": [
-                {"slot": sink.slot.copy(), "position": sink.position.copy(), "early": sink.early.copy()}
-                for sink in self.sinks
+                {"slot": writer.slot.copy(), "position": writer.position.copy(), "early": writer.early.copy()}
+                for writer in self.writers
             ],
         }
 
@@ -222,17 +247,17 @@ class UnrollQueue(Memory):
         self._rows = Row(**rows)
         self._extras = {name: leaf.cpu().clone() for name, leaf in snapshot["extras"].items()}
         self._carry = trees.map(lambda leaf: leaf.to(self.device, copy=True), snapshot["carry"])
-        self._make_writers()
+        self._view_arrays()
         self._fillers, self._begun = snapshot["fillers"].copy(), snapshot["begun"].copy()
         self._full = collections.deque(int(slot) for slot in snapshot["full"])
         self._free = collections.deque(int(slot) for slot in snapshot["free"])
         self.dropped = int(snapshot["dropped"])
-        for sink, state in zip(self.sinks, snapshot["sinks"], strict=True):
-            sink.slot, sink.position = state["slot"].copy(), state["position"].copy()
-            sink.early = state["early"].copy()
+        for writer, state in zip(self.writers, snapshot["sinks"], strict=True):
+            writer.slot, writer.position = state["slot"].copy(), state["position"].copy()
+            writer.early = state["early"].copy()
 
 
-class _GroupSink:
+class _GroupWriter(Writer):
     """Where one group of columns writes. Each column has a slot and a position in it."""
 
     def __init__(self, queue: UnrollQueue, starts: np.ndarray):
@@ -249,12 +274,12 @@ class _GroupSink:
             queue._allocate(row, carry, extras)
         rows = queue.context + self.position
         places: tuple[Tensor, ...] | None = None  # the same on the device
-        for writer, leaf in zip(queue._writers, trees.flatten(row), strict=True):
-            if isinstance(writer, np.ndarray):
-                writer[rows, self.slot] = _array(leaf)
+        for array, leaf in zip(queue._row_arrays, trees.flatten(row), strict=True):
+            if isinstance(array, np.ndarray):
+                array[rows, self.slot] = _array(leaf)
             else:
-                places = places or _sent(np.stack([rows, self.slot]), writer.device)
-                writer[places] = leaf
+                places = places or _sent(np.stack([rows, self.slot]), array.device)
+                array[places] = leaf
         if row.first.any():
             queue._fillers[self.slot] += np.asarray(row.first) & (self.position > 0)
         finished = np.nonzero(self.position == queue.length)[0]
@@ -262,7 +287,7 @@ class _GroupSink:
             self._move_on(finished, carry)
             queue._begun[self.slot[finished]] = extras["weights_version"][finished]
         for name, leaf in extras.items():
-            queue._extra_writers[name][self.position, self.slot] = _array(leaf)
+            queue._extra_arrays[name][self.position, self.slot] = _array(leaf)
         self.position = self.position + 1
 
     def _move_on(self, columns: np.ndarray, carry: Tree) -> None:
@@ -271,12 +296,12 @@ class _GroupSink:
         old = self.slot[columns].copy()
         with queue._changed:
             new = np.array([queue._free.popleft() for _ in columns], np.int64)
-        for writer in queue._writers:
-            if isinstance(writer, np.ndarray):
-                writer[: queue.context + 1, new] = writer[queue.length :, old]
+        for array in queue._row_arrays:
+            if isinstance(array, np.ndarray):
+                array[: queue.context + 1, new] = array[queue.length :, old]
             else:
-                there, here = _sent(np.stack([new, old]), writer.device)
-                writer[: queue.context + 1, there] = writer[queue.length :, here]
+                there, here = _sent(np.stack([new, old]), array.device)
+                array[: queue.context + 1, there] = array[queue.length :, here]
         new_slots, which = torch.from_numpy(new), torch.from_numpy(columns)
         for arena, leaf in zip(trees.flatten(queue._carry), trees.flatten(carry), strict=True):
             there, here = (

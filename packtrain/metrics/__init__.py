@@ -1,1 +1,1 @@
-"""Numbers a run leaves behind: counters with units, the writers that store them, and the reader of a run folder."""
+"""Metrics of runs: counters with units, the writers that store them, and the reader of a run folder."""

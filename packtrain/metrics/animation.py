@@ -1,14 +1,13 @@
-"""Moving pictures that any browser plays: animated PNG, written here, or MP4, by the encoder of the extra `video`.
+"""Write films that any browser plays: animated PNG with Pillow, or MP4 with imageio-ffmpeg (extra `video`).
 
-An animated PNG has one palette. Up to 255 colours are kept as they are; more are brought down to 255 by median cut
-(Heckbert 1982). Each picture after the first is the rectangle that has changed, and what has not changed inside it is
-transparent, so that a still background costs nothing.
+An animated PNG has one palette. Up to 256 colours are kept exactly; more are reduced to 256 by Pillow's median cut.
 """
 
 from __future__ import annotations
 
+import io
+import itertools
 import shutil
-import struct
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -20,16 +19,16 @@ import numpy as np
 from packtrain.errors import MissingExtraError, RunFolderError
 from packtrain.files import write_inside
 
-COLOURS = 255  # of a palette, beside the transparent one
+COLOURS = 256  # of a palette
 LARGEST, SMALLEST = 480, 240  # pixels of the longer side that pictures are brought down and up to
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_EXACT, _COARSE = 1 << 24, 1 << 15  # how many colours there are, and how many are told apart while choosing a palette
+_EXACT = 1 << 24  # how many colours there are
+_SAMPLES = 1 << 20  # pixels that a palette is chosen from
 
 
 def fitted(picture: np.ndarray) -> np.ndarray:
-    """A picture uint8 [H, W, 3] that is neither huge nor tiny, scaled by a whole factor.
+    """Return an image uint8 [H, W, 3] of moderate size, scaled by a whole factor.
 
-    Blocks of pixels become their mean; a rest at the right or lower edge that does not fill one is cut off.
+    Blocks of pixels become their mean; incomplete blocks at the right or lower edge are cut off.
     """
     longer = max(picture.shape[:2])
     if longer > LARGEST:
@@ -46,46 +45,29 @@ def _shrunk(picture: np.ndarray, factor: int) -> np.ndarray:
 
 
 def animated_png(pictures: Iterable[np.ndarray], seconds: list[float]) -> bytes:
-    """An animated PNG that begins again when it is over.
+    """Return an animated PNG that repeats forever; consecutive equal images are one frame.
 
     Args:
-      pictures: uint8 [H, W, 3], all of one size, one or more; gone through twice.
-      seconds: how long each is shown, at most a minute.
+      pictures: uint8 [H, W, 3], all of one size, one or more; iterated several times.
+      seconds: duration of each, at most a minute.
     """
-    table, palette = _palette(pictures)
-    clear = len(palette)  # the transparent entry
-    parts: list[bytes] = []
-    before: np.ndarray | None = None
-    number = 0  # of the chunks that have a place in the order
-    for picture, shown in zip(pictures, seconds, strict=True):
-        now = table[_codes(picture, len(table))]
-        if before is None:
-            height, width = now.shape
-            parts += [
-                _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),  # 8 bits, a palette
-                _chunk(b"acTL", struct.pack(">II", len(seconds), 0)),  # 0: again and again
-                _chunk(b"PLTE", np.vstack([palette, np.zeros((1, 3), np.uint8)]).tobytes()),
-                _chunk(b"tRNS", b"\xff" * clear + b"\x00"),
-            ]
-        top, left, part = (0, 0, now) if before is None else _changed(before, now, clear)
-        place = struct.pack(">IIIII", number, part.shape[1], part.shape[0], left, top)
-        # Shown over what was there, which stays.
-        parts.append(_chunk(b"fcTL", place + struct.pack(">HHBB", round(1000 * shown), 1000, 0, before is not None)))
-        number += 1
-        lines = np.zeros((part.shape[0], 1 + part.shape[1]), np.uint8)  # before each line its filter: 0, none
-        lines[:, 1:] = part
-        data = zlib.compress(lines.tobytes(), 6)
-        if before is None:
-            parts.append(_chunk(b"IDAT", data))
-        else:
-            parts.append(_chunk(b"fdAT", struct.pack(">I", number) + data))
-            number += 1
-        before = now
-    return _SIGNATURE + b"".join(parts) + _chunk(b"IEND", b"")
+    frames = _Frames(pictures)
+    first, file = next(iter(frames)), io.BytesIO()
+    durations = [round(1000 * shown) for shown in seconds]
+    first.save(file, "PNG", save_all=True, append_images=_AfterFirst(frames), duration=durations, loop=0)
+    return file.getvalue()
+
+
+def need_png() -> None:
+    """Raise MissingExtraError unless Pillow is installed."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("animated PNG", "pillow", "video") from None
 
 
 def need_mp4() -> None:
-    """MissingExtraError unless the encoder of MP4 is there."""
+    """Raise a MissingExtraError unless the MP4 encoder is installed."""
     try:
         import imageio_ffmpeg
 
@@ -95,13 +77,13 @@ def need_mp4() -> None:
 
 
 def mp4(pictures: Iterable[np.ndarray], seconds: float, hold: float, folder: Path) -> bytes:
-    """A film in H.264, as all browsers play it.
+    """Return a film in H.264, which all browsers play.
 
     Args:
       pictures: uint8 [H, W, 3], all of one size, one or more.
-      seconds: how long each is shown.
-      hold: how long the last one is shown.
-      folder: where to write a file in between.
+      seconds: duration of each.
+      hold: duration of the last one.
+      folder: for a temporary file.
     """
     import imageio_ffmpeg
 
@@ -129,7 +111,7 @@ def mp4(pictures: Iterable[np.ndarray], seconds: float, hold: float, folder: Pat
 
 
 def write_film(path: Path, data: bytes) -> None:
-    """Write a film into a folder of a run folder: beside its place, then renamed."""
+    """Write a film to a run folder: to a temporary file, which is then renamed."""
     try:
         write_inside(path.parent.parent, f"{path.parent.name}/{path.name}", data)
     except OSError as error:
@@ -137,7 +119,7 @@ def write_film(path: Path, data: bytes) -> None:
 
 
 class Packed:
-    """Pictures that can be gone through more than once, and take little memory: rendered ones shrink to a tenth."""
+    """Images in compressed memory that can be iterated several times; rendered ones shrink to a tenth."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -148,23 +130,23 @@ class Packed:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[H, W, 3] of all of them."""
+        """Return [H, W, 3] of all images."""
         assert self._shape is not None
         return self._shape
 
     def add(self, picture: np.ndarray) -> None:
-        """One more; ValueError if it is of another size."""
+        """Add an image; ValueError if it has another size."""
         if self._shape is not None and picture.shape != self._shape:
-            raise ValueError(f"its pictures change their size, from {self._shape[:2]} to {picture.shape[:2]}")
+            raise ValueError(f"the image size changes from {self._shape[:2]} to {picture.shape[:2]}")
         self._shape = picture.shape
         self._parts.append(zlib.compress(picture.tobytes(), 1))
 
     def halve(self) -> None:
-        """Keep every second one, the first among them."""
+        """Keep every second image, beginning with the first."""
         self._parts = self._parts[::2]
 
     def smaller(self) -> Packed:
-        """The same at half the size."""
+        """Return the images at half their size."""
         small = Packed()
         for picture in self:
             small.add(_shrunk(picture, 2))
@@ -175,80 +157,54 @@ class Packed:
             yield np.frombuffer(zlib.decompress(part), np.uint8).reshape(self.shape)
 
 
-def _palette(pictures: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """From the code of a colour to its place in the palette, uint8 [codes], and the palette, uint8 [at most 255, 3]."""
-    seen, counts, sums = np.zeros(_EXACT, bool), np.zeros(_COARSE, np.int64), np.zeros((_COARSE, 3))
-    for picture in pictures:
-        seen[_codes(picture, _EXACT)] = True
-        codes = _codes(picture, _COARSE).ravel()
-        counts += np.bincount(codes, minlength=_COARSE)
-        for channel in range(3):
-            sums[:, channel] += np.bincount(codes, picture[:, :, channel].ravel(), _COARSE)
-    exact = np.flatnonzero(seen)
-    if len(exact) <= COLOURS:
-        table = np.zeros(_EXACT, np.uint8)
-        table[exact] = np.arange(len(exact))
-        return table, np.stack([exact >> 16, exact >> 8 & 255, exact & 255], axis=1).astype(np.uint8)
-    used = np.flatnonzero(counts)
-    colours = sums[used] / counts[used, None]
-    groups = median_cut(colours, counts[used], COLOURS)
-    table = np.zeros(_COARSE, np.uint8)
-    palette = np.zeros((len(groups), 3), np.uint8)
-    for place, group in enumerate(groups):
-        table[used[group]] = place
-        palette[place] = np.average(colours[group], axis=0, weights=counts[used][group]).round()
-    return table, palette
+class _Frames:
+    """Images in the colours of one palette, as Pillow images, created in each iteration."""
+
+    def __init__(self, pictures: Iterable[np.ndarray]):
+        self._pictures = pictures
+        seen, pixels = np.zeros(_EXACT, bool), 0
+        for picture in pictures:
+            seen[_codes(picture)] = True
+            pixels += picture.shape[0] * picture.shape[1]
+        exact = np.flatnonzero(seen)
+        self._table: np.ndarray | None = None  # from the code of a colour to its place in the palette
+        if len(exact) <= COLOURS:
+            self._table = np.zeros(_EXACT, np.uint8)
+            self._table[exact] = np.arange(len(exact))
+            colours = np.stack([exact >> 16, exact >> 8 & 255, exact & 255], axis=1).astype(np.uint8)
+            self._palette: Any = colours.tobytes()
+        else:
+            every = pixels // _SAMPLES | 1  # odd: an even one would miss every second column of most pictures
+            samples = np.concatenate([picture.reshape(-1, 3)[::every] for picture in pictures])
+            self._palette = _image(samples[None]).quantize(COLOURS)
+
+    def __iter__(self) -> Iterator[Any]:
+        for picture in self._pictures:
+            if self._table is None:
+                yield _image(picture).quantize(palette=self._palette, dither=0)
+            else:
+                image = _image(self._table[_codes(picture)])
+                image.putpalette(self._palette)
+                yield image
 
 
-def median_cut(colours: np.ndarray, counts: np.ndarray, most: int) -> list[np.ndarray]:
-    """Colours [C, 3] that occur `counts` times in at most `most` groups of alike ones: lists of their places.
+class _AfterFirst:
+    """All frames but the first; Pillow iterates twice, so it must not be an iterator."""
 
-    The group that a mean stands for worst is cut at the median of its widest channel, until there are enough.
-    """
-    groups = [np.arange(len(colours))]
-    faults = [_fault(colours, counts)]
-    while len(groups) < most and max(faults) > 0:
-        worst = int(np.argmax(faults))
-        group = groups.pop(worst)
-        faults.pop(worst)
-        channel = int(np.argmax(np.ptp(colours[group], axis=0)))
-        group = group[np.argsort(colours[group, channel], kind="stable")]
-        below = np.cumsum(counts[group])
-        cut = int(np.clip(np.searchsorted(below, below[-1] / 2) + 1, 1, len(group) - 1))
-        for half in (group[:cut], group[cut:]):
-            groups.append(half)
-            faults.append(_fault(colours[half], counts[half]))
-    return groups
+    def __init__(self, frames: _Frames):
+        self._frames = frames
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self._frames), 1, None)
 
 
-def _fault(colours: np.ndarray, counts: np.ndarray) -> float:
-    """The squared distances from the mean, added up; 0 of a single colour."""
-    if len(colours) == 1:
-        return 0.0
-    mean = np.average(colours, axis=0, weights=counts)
-    return float((np.square(colours - mean).sum(axis=1) * counts).sum())
+def _image(picture: np.ndarray) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(picture)
 
 
-def _codes(picture: np.ndarray, of: int) -> np.ndarray:
-    """One number for each pixel: 8 bits a channel, or 5."""
+def _codes(picture: np.ndarray) -> np.ndarray:
+    """Return one number for each pixel, 8 bits per channel."""
     red, green, blue = (picture[:, :, channel].astype(np.int32) for channel in range(3))
-    if of == _EXACT:
-        return red << 16 | green << 8 | blue
-    return red >> 3 << 10 | green >> 3 << 5 | blue >> 3
-
-
-def _changed(before: np.ndarray, now: np.ndarray, clear: int) -> tuple[int, int, np.ndarray]:
-    """Top, left and the rectangle that has changed; one transparent pixel if nothing has."""
-    same = before == now
-    rows, columns = np.flatnonzero(~same.all(axis=1)), np.flatnonzero(~same.all(axis=0))
-    if not len(rows):
-        return 0, 0, np.full((1, 1), clear, np.uint8)
-    place = np.s_[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    part = now[place]
-    if same[place].mean() > 0.5:  # else it would only be a pattern in the way of the compression
-        part = np.where(same[place], np.uint8(clear), part)
-    return int(rows[0]), int(columns[0]), part
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return red << 16 | green << 8 | blue

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live panel on a terminal, plain lines in a pipe."""
+"""Progress of a run for people: a live panel on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TextIO
 
+from packtrain.metrics.bottleneck import bottleneck
+
 log = logging.getLogger("packtrain")
+NARROW = 70  # columns; a narrower terminal has no progress bar
+BORDER = 4  # columns of the frame and its padding
+CHANNELS = ("reward/", "episode_return/")  # how metrics of reward channels begin
 QUIET_SECS = 30.0  # after so long without a line, one says how far a run is
 
 
 def amount(value: float | None, digits: int = 3) -> str:
-    """A number for people: 12.3K, 0.482, –."""
+    """Return a short text of a number: 12.3K, 0.482, –."""
     if value is None:
         return "–"
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
@@ -26,30 +31,43 @@ def amount(value: float | None, digits: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """1:02:03 or 2:03."""
+    """Return a duration as 1:02:03 or 2:03."""
     minutes, secs = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes}:{secs:02}"
 
 
 class Console(Protocol):
-    """Shows a person how a run gets on."""
+    """Shows the progress of a run."""
 
     def show(self, row: dict[str, Any]) -> None:
-        """A metric row has been written."""
+        """Show a metric row."""
 
     def pulse(self, step: int, wall_s: float, doing: Callable[[], str]) -> None:
-        """Something has been done since; called often.
+        """Show progress between metric rows; called often.
 
         Args:
-          step: how far it is.
+          step: steps so far.
           wall_s: seconds of training.
-          doing: says in words what is going on, if anybody wants to know.
+          doing: returns a description of the current activity.
         """
 
 
+class SilentConsole:
+    """Shows nothing."""
+
+    def show(self, row: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def pulse(self, step: int, wall_s: float, doing: Callable[[], str]) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 class PlainConsole:
-    """One line for every row, at most one every few seconds; of what goes on between rows, one in half a minute."""
+    """Prints one line per row, at most one every few seconds; between rows, one every half a minute."""
 
     def __init__(
         self, name: str, total_steps: int, epochs: int | None = None, every_secs: float = 5.0, alone: bool = True
@@ -59,7 +77,7 @@ class PlainConsole:
         self._quiet, self._spoke = QUIET_SECS if alone else 2 * QUIET_SECS, time.monotonic()
 
     def show(self, row: dict[str, Any]) -> None:
-        """Print a row if it is time; evaluations are always printed."""
+        """Print a row if enough time has passed; evaluations are always printed."""
         now = time.monotonic()
         if row["kind"] == "planning" or (row["kind"] == "train" and now - self._last < self._every):
             return
@@ -67,14 +85,14 @@ class PlainConsole:
         print(self._head + line(row, self._total, self._epochs), flush=True)
 
     def pulse(self, step: int, wall_s: float, doing: Callable[[], str]) -> None:
-        """Between two rows: a line if there was none for a while."""
+        """Print a line between two rows if there was none for a while."""
         now = time.monotonic()
         if now - self._spoke > self._quiet:
             self._spoke = now
             print(f"{self._head}{_head(step, wall_s, self._total)}  {doing()}", flush=True)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to free."""
 
 
 class RichConsole:
@@ -85,17 +103,15 @@ class RichConsole:
         from rich.live import Live
         from rich.panel import Panel
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.table import Table
         from rich.text import Text
 
-        self._table, self._group, self._total, self._epochs = Table, Group, total_steps, epochs
-        self._progress = Progress(
-            TextColumn("[bold]{task.fields[steps]}"),
-            BarColumn(None),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+        self._text, self._group, self._total, self._epochs = Text, Group, total_steps, epochs
+        self._live = Live(refresh_per_second=4)
+        steps, share = TextColumn("[bold]{task.fields[steps]}"), TextColumn("{task.percentage:>3.0f} %")
+        times = [TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()]
+        is_narrow = self._live.console.width < NARROW
+        self._progress = (
+            Progress(steps, share, times[-1]) if is_narrow else Progress(steps, BarColumn(None), share, *times)
         )
         self._task = self._progress.add_task(name, total=epochs or total_steps, steps="0")
         self._panel = lambda body: Panel(
@@ -105,11 +121,11 @@ class RichConsole:
         )
         self._newest: dict[str, dict[str, Any]] = {}
         self._doing, self._drawn = "", 0.0
-        self._live = Live(self._panel(""), refresh_per_second=4)
+        self._live.update(self._panel(""))
         self._live.start()
 
     def show(self, row: dict[str, Any]) -> None:
-        """Redraw with a new row."""
+        """Redraw the panel with a new row."""
         self._newest[row["kind"]], self._doing = row, ""
         if "epoch" in row:
             of = "" if self._epochs is None else f"/{self._epochs}"
@@ -119,7 +135,7 @@ class RichConsole:
         self._draw()
 
     def pulse(self, step: int, wall_s: float, doing: Callable[[], str]) -> None:
-        """Between two rows: the bar and a line of what is going on, four times a second."""
+        """Update the bar and the line of the current activity, four times per second."""
         if time.monotonic() - self._drawn > 0.25:
             self._advance(step)
             self._doing = doing()
@@ -132,26 +148,47 @@ class RichConsole:
     def _draw(self) -> None:
         self._drawn = time.monotonic()
         train, evaluated = self._newest.get("train", {}), self._newest.get("eval", {})
-        lag = train.get("policy_lag_mean")
-        table = self._table.grid(padding=(0, 3))
-        table.add_row(
-            f"return [bold]{amount(train.get('episode_return'))}[/]",
-            *([f"solved [bold]{amount(train['solved'])}[/]"] if "solved" in train else []),
-            f"evaluated [bold]{amount(evaluated.get('return_mean'))}[/]",
+        cells = [
+            f"return {amount(train.get('episode_return'))}",
+            *([f"solved {amount(train['solved'])}"] if "solved" in train else []),
+            f"evaluated {amount(evaluated.get('return_mean'))}",
+            *(f"{name} {amount(value)}" for name, value in reward_channels(train).items()),
+            *(f"evaluated {name} {amount(value)}" for name, value in reward_channels(evaluated).items()),
             f"{amount(train.get('steps_per_second'))} steps/s",
             f"actor {100 * (train.get('actor_busy') or 0):.0f} % busy",
             f"learner {100 * (train.get('learner_busy') or 0):.0f} % busy",
-            *([f"policy lag {amount(lag)} (max {train['policy_lag_max']})"] if lag is not None else []),
-        )
-        self._live.update(self._panel(self._group(table, self._doing) if self._doing else table))
+        ]
+        if (lag := train.get("policy_lag_mean")) is not None:
+            cells.append(f"policy lag {amount(lag)} (max {train['policy_lag_max']})")
+        lines = "\n".join(laid_out(cells, self._live.console.width - BORDER))
+        body = self._text(lines)
+        below = [self._text(text) for text in (self._doing, bottleneck(train)) if text]
+        self._live.update(self._panel(self._group(body, *below) if below else body))
 
     def close(self) -> None:
         """Leave the last panel on the screen."""
         self._live.stop()
 
 
+def reward_channels(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the mean returns of a row in reward channels other than the one that is learned from."""
+    named = {name: value for name, value in row.items() if name.startswith(CHANNELS) and not name.endswith("/train")}
+    return {name[name.index("/") + 1 :]: value for name, value in named.items()}
+
+
+def laid_out(cells: list[str], width: int, gap: str = "   ") -> list[str]:
+    """Return lines of at most `width` characters with as many cells as fit on each."""
+    lines: list[str] = []
+    for cell in cells:
+        if lines and len(lines[-1]) + len(gap) + len(cell) <= width:
+            lines[-1] += gap + cell
+        else:
+            lines.append(cell)
+    return lines
+
+
 def line(row: dict[str, Any], total_steps: int, epochs: int | None = None) -> str:
-    """A row as one line of text."""
+    """Return a row as one line of text."""
     if "epoch" in row:
         of = "" if epochs is None else f" of {epochs:,}"
         head = f"epoch {row['epoch']:>5,}{of}  step {row['step']:>9,}  {duration(row['wall_s'])}"
@@ -167,19 +204,22 @@ def line(row: dict[str, Any], total_steps: int, epochs: int | None = None) -> st
         kinds = [kind for kind in ("greedy", "sampled") if f"return_{kind}_mean" in row]
         each = "".join(f", {kind} {amount(row[f'return_{kind}_mean'])}" for kind in kinds)
         label = f"evaluation {name}" if name else "evaluation"
+        each += "".join(f", {name} {amount(value)}" for name, value in reward_channels(row).items())
         return f"{head}  {label}: return {amount(row['return_mean'])}{solved}{spread}{each}"
+    limit = f"  {name}" if (name := bottleneck(row).partition(":")[0]) else ""
     if "epoch" in row:
         solved = f"  solved {amount(row['solved'])}" if "solved" in row else ""
         loss = f"  loss {amount(row['total_loss'])}" if "total_loss" in row else ""
         return (
             f"{head}  return {amount(row.get('episode_return'))}{solved}  length {amount(row.get('episode_length'))}"
-            f"{loss}  {amount(row.get('steps_per_second'))} steps/s"
+            f"{loss}  {amount(row.get('steps_per_second'))} steps/s{limit}"
         )
     lag = row.get("policy_lag_mean")
+    channels = "".join(f"  {name} {amount(value)}" for name, value in reward_channels(row).items())
     return (
-        f"{head}  return {amount(row.get('episode_return'))}  {amount(row.get('steps_per_second'))} steps/s  "
+        f"{head}  return {amount(row.get('episode_return'))}{channels}  {amount(row.get('steps_per_second'))} steps/s  "
         f"actor {100 * (row.get('actor_busy') or 0):.0f} %  learner {100 * (row.get('learner_busy') or 0):.0f} %"
-        f"{'' if lag is None else f'  lag {amount(lag)}'}"
+        f"{'' if lag is None else f'  lag {amount(lag)}'}{limit}"
     )
 
 
@@ -190,7 +230,7 @@ def _head(step: int, wall_s: float, total_steps: int) -> str:
 def open_console(
     name: str, total_steps: int, epochs: int | None = None, alone: bool = True
 ) -> PlainConsole | RichConsole:
-    """The panel on a terminal, lines elsewhere; of runs that are not alone there, lines with their names."""
+    """Return a panel on a terminal, lines elsewhere; for several runs together, lines with their names."""
     if alone and sys.stdout is not None and sys.stdout.isatty():
         return RichConsole(name, total_steps, epochs)
     return PlainConsole(name, total_steps, epochs, 5.0 if alone else 30.0, alone)
@@ -225,23 +265,23 @@ class _NeverFails(io.TextIOBase):
         return 0
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Return whether it is a terminal."""
         try:
             return self._inner.isatty()
         except ValueError:
             return False
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def fileno(self) -> int:
-        """Its file descriptor, if it has one."""
+        """Return its file descriptor, if it has one."""
         return self._inner.fileno()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """How text becomes bytes."""
+        """Return its text encoding."""
         return self._inner.encoding
 
     def leave(self) -> None:

@@ -1,6 +1,6 @@
-"""How much of a known world has been seen, and how near to its goal anybody came. States are numbers here.
+"""Exploration metrics: visited states and transitions of a known environment, and distances to its goal.
 
-What the numbers stand for is somebody else's knowledge: `envs.state_graph.StateGraph` of the small exact worlds.
+States are numbers here; `envs.state_graph.StateGraph` assigns them for small deterministic environments.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ NEVER = -1  # the step at which something not seen yet was first seen
 
 
 class Exploration:
-    """Counts visits of states and of pairs of state and action, in the history of a run and in its current epoch.
+    """Counts visits of states and of state–action pairs, over the whole run and over its current epoch.
 
-    Landmarks are things that a state shows: landmark j of a name is seen when a state with landmarks[name][state, j]
+    Landmarks are flags of a state: landmark j of a name counts as seen when a state with landmarks[name][state, j]
     is visited.
 
     Args:
-      size: N, how many states there are.
-      actions: A, how many actions.
-      to_goal: [N] steps of the shortest way to the goal, below 0 where there is none.
-      from_start: [N] steps of the shortest way from the start.
+      size: N, number of states.
+      actions: A, number of actions.
+      to_goal: [N] length of the shortest path to the goal, below 0 if there is none.
+      from_start: [N] length of the shortest path from the start.
       landmarks: {name: bool [N, M]}.
     """
 
@@ -42,7 +42,7 @@ class Exploration:
         self._landmarks = {name: np.asarray(shown, bool) for name, shown in (landmarks or {}).items()}
         for name, array in {"to_goal": self._to_goal, "from_start": self._from_start, **self._landmarks}.items():
             if len(array) != size:
-                raise ValueError(f"{name} speaks of {len(array)} states, and there are {size}")
+                raise ValueError(f"{name} has {len(array)} states, but the environment has {size}")
         self._past_visits, self._visits = np.zeros(size, np.int64), np.zeros(size, np.int64)
         self._past_pairs, self._pairs = np.zeros(size * actions, np.int64), np.zeros(size * actions, np.int64)
         self._seen = np.zeros(size, bool)
@@ -50,32 +50,32 @@ class Exploration:
 
     @property
     def visits(self) -> np.ndarray:
-        """Visits of each state in the history, [N] int64."""
+        """Return the visits of each state in the whole run, [N] int64."""
         return self._past_visits + self._visits
 
     @property
     def visits_in_epoch(self) -> np.ndarray:
-        """Visits of each state in this epoch, [N] int64."""
+        """Return the visits of each state in this epoch, [N] int64."""
         return self._visits.copy()
 
     @property
     def transitions(self) -> np.ndarray:
-        """How often each action was taken in each state in the history, [N, A] int64."""
+        """Return how often each action was taken in each state in the whole run, [N, A] int64."""
         return (self._past_pairs + self._pairs).reshape(self.size, self.actions)
 
     @property
     def transitions_in_epoch(self) -> np.ndarray:
-        """How often each action was taken in each state in this epoch, [N, A] int64."""
+        """Return how often each action was taken in each state in this epoch, [N, A] int64."""
         return self._pairs.reshape(self.size, self.actions).copy()
 
     def begin_epoch(self) -> None:
-        """What was counted so far belongs to the past."""
+        """Reset the counts of the epoch."""
         self._past_visits += self._visits
         self._past_pairs += self._pairs
         self._visits[:], self._pairs[:] = 0, 0
 
     def visit(self, states: np.ndarray, at: int = 0) -> None:
-        """Count states [B] where an episode begins; below 0 is unknown and not counted.
+        """Count states [B] where an episode begins; numbers below 0 are unknown and not counted.
 
         Args:
           states: [B] their numbers.
@@ -90,19 +90,19 @@ class Exploration:
                 first[self._landmarks[name][fresh].any(axis=0) & (first == NEVER)] = at
 
     def step(self, before: np.ndarray, actions: np.ndarray, after: np.ndarray, at: int = 0) -> None:
-        """Count B steps: the action taken `before`, and a visit `after`. Each is left out where its state is unknown.
+        """Count B steps: the action taken in `before`, and a visit of `after`. Unknown states are left out.
 
-        Where a reset came instead of a step, give -1 as `before`: the start is visited, and no action was taken.
+        After a reset instead of a step, `before` is -1: the start is visited, and no action was taken.
         """
         np.add.at(self._pairs, (before * self.actions + actions)[before >= 0], 1)
         self.visit(after, at)
 
     def first_visits(self) -> dict[str, np.ndarray]:
-        """The step at which each landmark was first seen, [M] int64; NEVER for the others."""
+        """Return the step at which each landmark was first seen, [M] int64; NEVER for the others."""
         return {name: first.copy() for name, first in self._first.items()}
 
     def row(self) -> dict[str, Any]:
-        """The metrics: graph/*, exploration/* and env/*. A distance is left out while no state has one."""
+        """Return the metrics graph/*, exploration/* and env/*. A distance is omitted while no visited state has one."""
         row: dict[str, Any] = {"graph/size": self.size}
         for period, visits, pairs in (
             ("history", self.visits, self._past_pairs + self._pairs),
@@ -121,7 +121,7 @@ class Exploration:
         return row
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """All counts and first visits, as arrays of their own."""
+        """Return copies of all counts and first visits."""
         kept = {
             "past_visits": self._past_visits,
             "visits": self._visits,
@@ -131,7 +131,7 @@ class Exploration:
         return {name: array.copy() for name, array in kept.items()}
 
     def restore(self, snapshot: Mapping[str, np.ndarray]) -> None:
-        """Go back to a snapshot; CheckpointError if it is of another world."""
+        """Restore a snapshot; CheckpointError if it is of another environment."""
         mine = self.snapshot()
         if {name: array.shape for name, array in mine.items()} != {
             name: np.shape(array) for name, array in snapshot.items()

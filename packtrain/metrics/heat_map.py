@@ -1,14 +1,13 @@
-"""Where a run has been: visit counts over the chart of a world, as a picture, and a small writer of PNG files.
+"""Heat maps: visit counts over the chart of an environment, as an image, and as a PNG file (extra `plot`).
 
 A core that can be drawn has `chart(states)`, the row and column of a pixel for each state, and `chart_shape()`. It may
-have `chart_background()`, a picture of the world without counts, and `chart_mark`, the pixels that a state covers in
-each direction.
+have `chart_background()`, an image of the environment without counts, and `chart_mark`, the pixels that a state covers
+in each direction.
 """
 
 from __future__ import annotations
 
-import struct
-import zlib
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from packtrain.envs.functional import Core
-from packtrain.errors import ConfigError, RunFolderError
+from packtrain.errors import ConfigError, MissingExtraError, RunFolderError
 from packtrain.files import write_whole
 from packtrain.metrics.console import amount
 from packtrain.trees import Tree
@@ -67,20 +66,20 @@ def heat_map(
     counts: np.ndarray,
     marks: Mapping[str, tuple[Tree, np.ndarray]] | None = None,
 ) -> np.ndarray:
-    """A picture of counts over the core's chart, 400 to 1200 pixels wide: uint8 [H, W, 3].
+    """Return an image of counts over the core's chart, 400 to 1200 pixels wide: uint8 [H, W, 3].
 
-    Counts of states that share a place are added up. The colour follows the logarithm of the count, from 1 to the
-    largest, which the legend below names. States that were never visited are dark grey, or as the core's background
-    shows them. Marks get a panel and colours of their own, with the visited places in light grey.
+    Counts of states at the same position are added. The colour follows the logarithm of the count, from 1 to the
+    largest, which the legend shows. States that were never visited are dark grey, or as in the core's background.
+    Marks have separate panels and colours, with the visited positions in light grey.
 
     Args:
-      core: a world with a chart.
-      states: [N, ...], those to be shown, never visited ones among them.
+      core: an environment with a chart.
+      states: [N, ...], the states to show, including unvisited ones.
       counts: [N], 0 or more.
-      marks: {name: (states [M, ...], counts [M])}: where something else happened, wrong predictions say.
+      marks: {name: (states [M, ...], counts [M])}: other events to show, such as wrong predictions.
     """
     if not hasattr(core, "chart"):
-        raise ConfigError(f"heat_map({type(core).__name__}): this world has no chart to draw on")
+        raise ConfigError(f"heat_map({type(core).__name__}): this environment has no chart")
     layers = {"visits": (states, counts), **(marks or {})}
     paper = _Paper(core, states, len(layers))
     grids = [paper.sums(*layer) for layer in layers.values()]
@@ -95,7 +94,7 @@ def heat_map(
 
 
 def colours(counts: np.ndarray, largest: float, ramp: tuple[tuple[int, int, int], ...]) -> np.ndarray:
-    """The colours of counts of 1 or more, uint8 [..., 3]: along the ramp by logarithm, the largest at its end."""
+    """Return the colours of counts of 1 or more, uint8 [..., 3]: by logarithm along the ramp."""
     shares = np.log(counts) / np.log(largest) if largest > 1 else np.ones(np.shape(counts))
     places = np.linspace(0, 1, len(ramp))
     channels = [np.interp(shares, places, channel) for channel in zip(*ramp, strict=True)]
@@ -103,26 +102,26 @@ def colours(counts: np.ndarray, largest: float, ramp: tuple[tuple[int, int, int]
 
 
 def write_png(path: str | Path, picture: np.ndarray) -> None:
-    """Write a picture uint8 [H, W, 3] as a PNG file: beside the target, then renamed, so that no half file is seen."""
+    """Write an image uint8 [H, W, 3] as a PNG file: to a temporary file, which is then renamed."""
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
         raise ValueError(f"a picture is uint8 [H, W, 3], not {picture.dtype} {list(picture.shape)}")
-    height, width, _ = picture.shape
-    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # before each line its filter: 0, none
-    lines[:, 1:] = picture.reshape(height, -1)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits, RGB, not interlaced
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
-    parts = [struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d)) for kind, d in chunks]
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingExtraError("a picture", "pillow", "plot") from None
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG", optimize=True)
     target = Path(path)
     try:
-        write_whole(target, b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+        write_whole(target, file.getvalue())
     except OSError as error:
         raise RunFolderError(f"cannot write the picture to {target}: {error.strerror}") from error
 
 
 class _Paper:
-    """Where the places of a chart are on the picture, and how the parts are put together.
+    """Positions of a chart on the image, and the layout of the panels.
 
-    Panels stand side by side; those of a wide chart below one another.
+    Panels are next to each other; those of a wide chart are below one another.
     """
 
     def __init__(self, core: Any, states: Tree, panels: int):
@@ -142,7 +141,7 @@ class _Paper:
         self._background = None if background is None else background()[:: self._shrink, :: self._shrink]
 
     def sums(self, states: Tree, counts: np.ndarray) -> np.ndarray:
-        """The counts by place of the chart, float64 [rows, columns]."""
+        """Return the counts by position on the chart, float64 [rows, columns]."""
         counts = np.asarray(counts)
         if (counts < 0).any():
             raise ValueError("counts of a heat map must be 0 or more")
@@ -157,7 +156,7 @@ class _Paper:
         return sums
 
     def ground(self) -> np.ndarray:
-        """The chart without counts, uint8 [rows, columns, 3]."""
+        """Return the chart without counts, uint8 [rows, columns, 3]."""
         if self._background is not None:
             return self._background.copy()
         ground = _blank(self._rows, self._columns)
@@ -165,7 +164,7 @@ class _Paper:
         return ground
 
     def panel(self, ground: np.ndarray, counts: np.ndarray, ramp: Any, name: str) -> np.ndarray:
-        """A chart with its name above, if it has one, and its legend below."""
+        """Return a chart with its name above, if it has one, and its legend below."""
         largest = counts.max()
         ground[counts > 0] = colours(counts[counts > 0], largest, ramp)
         chart = ground.repeat(self._scale, axis=0).repeat(self._scale, axis=1)
@@ -180,7 +179,7 @@ class _Paper:
         return np.concatenate([_with_gap(part) for part in parts[not name :]])
 
     def composed(self, panels: list[np.ndarray]) -> np.ndarray:
-        """The picture: panels with margins around them."""
+        """Return the image: panels with margins around them."""
         if self._stacked:
             panels = [np.concatenate(panels)]
         gap = _blank(len(panels[0]), MARGIN)
@@ -188,7 +187,7 @@ class _Paper:
         return np.concatenate([_blank(MARGIN, row.shape[1]), row])
 
     def _legend(self, largest: float, ramp: Any) -> np.ndarray:
-        """The colour of no visit, then the ramp between the count 1 and the largest."""
+        """Draw the colour of no visit, then the ramp between the count 1 and the largest."""
         none = _blank(STRIP, STRIP)
         none[:] = UNVISITED
         labels = [_text(text) for text in ("0", "1", amount(largest) if largest else "0")]
@@ -202,7 +201,7 @@ class _Paper:
         return self._padded(np.concatenate([none, gap, zero, gap, one, strip, gap, most], axis=1))
 
     def _padded(self, part: np.ndarray, left: int = 0) -> np.ndarray:
-        """A part of a panel made as wide as the panel, or cut."""
+        """Pad or cut a part of a panel to the panel's width."""
         wide = _blank(len(part), self._width)
         kept = part[:, : self._width - left]
         wide[:, left : left + kept.shape[1]] = kept
@@ -216,19 +215,19 @@ def _blank(height: int, width: int) -> np.ndarray:
 
 
 def _with_gap(part: np.ndarray) -> np.ndarray:
-    """A part of a panel and the space below it."""
+    """Add the space below a part of a panel."""
     return np.concatenate([part, _blank(MARGIN, part.shape[1])])
 
 
 def _centred(text: np.ndarray) -> np.ndarray:
-    """A line of text in the middle of the legend's height."""
+    """Return a line of text, vertically centred in the legend."""
     line = _blank(STRIP, text.shape[1])
     line[(STRIP - _LINE) // 2 :][:_LINE] = text
     return line
 
 
 def _text(text: str) -> np.ndarray:
-    """A line of small letters, uint8 [5 · _SIZE, W, 3]."""
+    """Return a line of small letters, uint8 [5 · _SIZE, W, 3]."""
     space = np.zeros((5, 1), bool)
     glyphs = [part for letter in text.upper() for part in (_GLYPHS.get(letter, np.zeros((5, 3), bool)), space)]
     dots = np.concatenate(glyphs or [space], axis=1).repeat(_SIZE, axis=0).repeat(_SIZE, axis=1)

@@ -1,4 +1,4 @@
-"""Quantiles of Student's t, by the standard library alone: a report must not wait for numpy."""
+"""Quantiles of Student's t, with the standard library only: a report must not wait for numpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 
 @lru_cache
 def student_t(degrees: int, confidence: float = 0.95) -> float:
-    """The t with P(|T| ≤ t) = confidence, for a whole number of degrees of freedom."""
+    """Return the t with P(|T| ≤ t) = confidence, for a whole number of degrees of freedom."""
     if degrees < 1 or not 0 < confidence < 1:
         raise ValueError(f"degrees {degrees} and confidence {confidence}: need at least 1, and between 0 and 1")
     low, high = 0.0, math.pi / 2  # of the angle atan(t / √degrees), in which the probability is smooth
@@ -22,7 +22,7 @@ def student_t(degrees: int, confidence: float = 0.95) -> float:
 
 
 def _central_probability(angle: float, degrees: int) -> float:
-    """P(|T| ≤ √degrees · tan(angle)): the finite sums of Abramowitz and Stegun 26.7.3 (odd) and 26.7.4 (even)."""
+    """Return P(|T| ≤ √degrees · tan(angle)): the sums of Abramowitz and Stegun 26.7.3 (odd) and 26.7.4 (even)."""
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = degrees % 2
     term = cosine if odd else 1.0

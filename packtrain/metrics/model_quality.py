@@ -1,7 +1,8 @@
-"""How often a learned model was right about what was really done, under the names that the published code used.
+"""Accuracy of a learned model on real transitions, with the names of the published code.
 
-A *predicted loop* is a step of which the model said that nothing would change; it is false if something did. Who chose
-the step tells whether looking pays: the planner, the model's disagreement (novelty), or chance.
+A *predicted loop* is a step for which the model predicted no change; it is false if the state changed. Metrics are
+separated by what chose the step, which shows the value of verification: the planner, the model's disagreement
+(novelty), or chance.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ _CHOOSERS = ("planner", "novelty", "random")
 
 
 class ModelQuality:
-    """Counts what was guessed and what came of it, until somebody looks."""
+    """Counts predictions and outcomes until the next report."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -28,16 +29,16 @@ class ModelQuality:
         novelty: np.ndarray,
         random: np.ndarray,
     ) -> None:
-        """R steps, each bool [R].
+        """Add R steps, each bool [R].
 
         Args:
-          right: the next observation was guessed exactly.
-          predicted_loop: nothing was to change.
-          loop: nothing did.
-          predicted_reward: there was to be a reward.
-          reward: there was one.
+          right: the next observation was predicted exactly.
+          predicted_loop: no change was predicted.
+          loop: the state did not change.
+          predicted_reward: a reward was predicted.
+          reward: there was a reward.
           novelty: the step was taken to verify the model.
-          random: it was taken at random.
+          random: the action was random.
         """
         chosen = {"planner": ~(novelty | random), "novelty": novelty, "random": random}
         events = {
@@ -59,7 +60,7 @@ class ModelQuality:
                     self._counts[key] = self._counts.get(key, 0) + int((event & chosen[who]).sum())
 
     def drain(self) -> dict[str, float]:
-        """The counts and shares since the last call; shares of nothing are left out."""
+        """Return the counts and fractions since the last call; fractions with denominator 0 are omitted."""
         counts, self._counts = self._counts, {}
         if not counts.get("steps"):
             return {}
@@ -69,6 +70,7 @@ class ModelQuality:
             "predicted_loop_true_events": counts["true_loop"],
             "predicted_loop_false_events": counts["false_loop"],
             "novelty_based_transitions": counts["steps_novelty"],
+            "predicted_reward_false_events": counts["predicted_reward"] - counts["true_reward"],
         }
         shares = {
             "perfect_next_observation": ("right", "steps"),
@@ -90,5 +92,5 @@ class ModelQuality:
         return dict(self._counts)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         self._counts = dict(state)

@@ -1,4 +1,4 @@
-"""What an epoch of planning was like, under the names that the planning frameworks before us used."""
+"""Metrics of an epoch of planning, with the names of Alpacka and of the published TBV code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from packtrain.envs.stream import Finished
 
 
 class Decisions:
-    """Averages what planners say of their decisions: numbers, and the spread of vectors over actions."""
+    """Averages statistics of planners' decisions: numbers, and standard deviations of vectors over actions."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
@@ -19,7 +19,7 @@ class Decisions:
         self._tops: dict[str, float] = {}
 
     def add(self, extras: dict[str, np.ndarray]) -> None:
-        """The extras of R decisions, [R] or [R, A]; of others nothing is said."""
+        """Add the extras of R decisions, [R] or [R, A]; other extras are ignored."""
         for name, values in extras.items():
             if values.ndim > 2 or values.dtype == object or not values.size:
                 continue
@@ -33,7 +33,7 @@ class Decisions:
                 self._tops[name] = max(self._tops.get(name, -np.inf), float(known.max()))
 
     def drain(self) -> dict[str, float]:
-        """The averages since the last call; of what is called …_max, the largest."""
+        """Return the averages since the last call, and the maximum for names that end in _max."""
         row = {}
         for name, total in sorted(self._sums.items()):
             if name.endswith("_max"):
@@ -48,7 +48,7 @@ class Decisions:
         return {"sums": dict(self._sums), "counts": dict(self._counts), "tops": dict(self._tops)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         self._sums, self._counts, self._tops = (dict(state[name]) for name in ("sums", "counts", "tops"))
 
 
@@ -59,14 +59,14 @@ def planning_row(
     decided: dict[str, float],
     played: bool = True,
 ) -> dict[str, Any]:
-    """The metrics of one epoch: episode/*, agent/*, train/* of the agent's learner, and what others learned.
+    """Return the metrics of one epoch: episode/*, agent/*, train/* of the agent's learner, and those of other learners.
 
     Args:
       epoch: its number.
       finished: the episodes that ended in it.
       learned: averages by learner. Those of the model are model_pretrain/*, and then model_fine_tune/*.
-      decided: what the planner said of its decisions.
-      played: the planner has, in this epoch or before.
+      decided: statistics of the planner's decisions.
+      played: whether the planner has acted, in this epoch or before.
     """
     episodes = [episode for one in finished for episode in one.episodes()]
     row: dict[str, Any] = {"epoch": epoch, "episode/count": len(episodes)}

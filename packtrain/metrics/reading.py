@@ -1,4 +1,4 @@
-"""Read what a run left in its folder: the rows of metrics.jsonl, and where the seeds are.
+"""Read a run folder: the rows of metrics.jsonl, and the folders of seeds.
 
 Only the standard library is used, so that everything built on it starts in milliseconds.
 """
@@ -9,7 +9,7 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packtrain.errors import RunFolderError
 from packtrain.files import open_inside
@@ -25,29 +25,37 @@ _SEED_NAME = re.compile(r"seed_(\d+)", re.ASCII)
 class Rows(list[dict[str, Any]]):
     """The rows of one metrics.jsonl, in the order of the file.
 
-    Every row has an int "step" and a str "kind". `bad_lines` counts the lines that were not such a row, without the
-    half-written last line that a crash may leave.
+    Every row has an int "step" and a str "kind". `bad_lines` counts invalid lines, without the incomplete last line
+    that a crash may leave.
     """
 
     bad_lines: int = 0
 
 
+class Series(NamedTuple):
+    """One metric of one run: three lists of one length, steps strictly increasing."""
+
+    steps: list[int]
+    values: list[float]
+    walls: list[float]  # seconds since the start of the run
+
+
 def is_run_folder(folder: str | Path) -> bool:
-    """Whether `folder` is an ordinary run folder: one that holds metrics.jsonl or config.gin."""
+    """Return whether `folder` is an ordinary run folder: one that contains metrics.jsonl or config.gin."""
     return any((Path(folder) / name).is_file() for name in (METRICS_FILE, CONFIG_FILE))
 
 
 def seed_folders(run: str | Path) -> list[Path]:
-    """The ordinary run folders of a run: its seed_K in numeric order where there are any, else the folder itself."""
+    """Return the ordinary run folders of a run: its seed_K in numeric order if there are any, else itself."""
     run = Path(run)
     if not run.exists():
         raise RunFolderError(f"no run folder at {run}: the path does not exist")
     if not run.is_dir():
-        raise RunFolderError(f"{run} is not a run folder but a file; give the folder that holds {METRICS_FILE}")
+        raise RunFolderError(f"{run} is not a run folder but a file; give the folder that contains {METRICS_FILE}")
     try:
         children = list(run.iterdir())
     except OSError as error:
-        raise RunFolderError(f"cannot look into {run}: {error.strerror}") from error
+        raise RunFolderError(f"cannot read the folder {run}: {error.strerror}") from error
     seeds = []
     for child in children:
         match = _SEED_NAME.fullmatch(child.name)
@@ -63,10 +71,10 @@ def seed_folders(run: str | Path) -> list[Path]:
 
 
 def read_metrics(folder: str | Path) -> Rows:
-    """The rows of an ordinary run folder; none where the run has not written any yet.
+    """Return the rows of an ordinary run folder; none if the run has not written any yet.
 
-    A last line without its newline is a row if it is whole and is left out silently if it is not; any other line that
-    is no row is left out and counted in `bad_lines`.
+    A last line without its newline is a row if it is complete and is otherwise ignored; any other invalid line is
+    skipped and counted in `bad_lines`.
     """
     folder = Path(folder)
     if not folder.exists():
@@ -91,10 +99,10 @@ def read_metrics(folder: str | Path) -> Rows:
 
 
 def series(rows: list[dict[str, Any]], kind: str, name: str) -> tuple[list[int], list[float]]:
-    """Steps and values of one metric in the rows of one kind, steps strictly increasing.
+    """Return steps and values of one metric in the rows of one kind, steps strictly increasing.
 
-    Rows where it is absent, null, NaN, infinite or not a number are skipped. Of two values for one step the one
-    further down in the file counts.
+    Rows where it is absent, null, NaN, infinite or not a number are skipped. If a step has two values, the later one in
+    the file counts.
     """
     values = {}
     for row in rows:
@@ -106,8 +114,52 @@ def series(rows: list[dict[str, Any]], kind: str, name: str) -> tuple[list[int],
     return steps, [values[step] for step in steps]
 
 
+def all_series(rows: list[dict[str, Any]]) -> dict[tuple[str, str], Series]:
+    """Return every metric that has at least one number, by (kind, name), in the order of first appearance.
+
+    The same as `series` for each of `metric_names`, but faster. Metrics that every row has share their steps and times.
+    """
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    names: dict[tuple[str, str], None] = {}
+    for row in rows:
+        kinds.setdefault(row["kind"], []).append(row)
+        for name in row:
+            names[row["kind"], name] = None
+    steps = {kind: [row["step"] for row in members] for kind, members in kinds.items()}
+    walls = {kind: [_or_nan(number(row.get("wall_s"))) for row in members] for kind, members in kinds.items()}
+    rising = {kind: _rises(those) for kind, those in steps.items()}
+    found = {}
+    for kind, name in names:
+        if name in BOOKKEEPING:
+            continue
+        values: list[Any] = [row.get(name) for row in kinds[kind]]
+        if rising[kind] and set(map(type, values)) == {float} and all(map(math.isfinite, values)):  # most are so
+            found[kind, name] = Series(steps[kind], values, walls[kind])
+        elif one := _picked(steps[kind], [number(value) for value in values], walls[kind]):
+            found[kind, name] = one
+    return found
+
+
+def _picked(steps: list[int], values: list[float | None], walls: list[float]) -> Series | None:
+    """Return the existing values sorted by step; if a step has several, the last one counts."""
+    rows = zip(steps, values, walls, strict=True)
+    last = {step: (value, wall) for step, value, wall in rows if value is not None}
+    if not last:
+        return None
+    ordered = sorted(last)
+    return Series(ordered, [last[step][0] for step in ordered], [last[step][1] for step in ordered])
+
+
+def _rises(steps: list[int]) -> bool:
+    return all(before < after for before, after in zip(steps, steps[1:], strict=False))
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 def metric_names(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Every (kind, name) that has at least one number, in the order of first appearance."""
+    """Return every (kind, name) that has at least one number, in the order of first appearance."""
     found: dict[tuple[str, str], None] = {}
     for row in rows:
         for name, value in row.items():
@@ -117,7 +169,7 @@ def metric_names(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def number(value: Any) -> float | None:
-    """`value` as a finite float, or None if it is not one. Truth values are not numbers here."""
+    """Return `value` as a finite float, or None if it is not one. Booleans are not numbers here."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -128,7 +180,7 @@ def number(value: Any) -> float | None:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The row in a line, or None if there is none."""
+    """Return the row in a line, or None if it is invalid."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):  # bad JSON, bad UTF-8, an absurd number, absurd nesting

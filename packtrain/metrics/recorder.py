@@ -1,4 +1,4 @@
-"""From updates and episodes to metric rows, written at step counts. Its state is part of a checkpoint."""
+"""Collects updates and episodes into metric rows, at fixed step intervals. Its state is part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from packtrain.envs.stream import Finished
 
 
 class Recorder:
-    """Averages what happened since the last row; a row is due each time the step count passes a multiple of `every`.
+    """Averages metrics since the last row; a row is due each time the step count passes a multiple of `every`.
 
-    What an update reports is only kept; the averaging happens once a row, so that a learner step costs nothing here.
+    Metrics of updates are only stored; they are averaged once per row, so that an update costs nothing here.
     """
 
     def __init__(self, every: int):
@@ -48,11 +48,11 @@ class Recorder:
         self._life_return_sum += float(finished.life_returns.sum())
 
     def due(self, step: int, without_updates: bool = False) -> bool:
-        """Whether a row should be written; where nothing is learned before, also `without_updates`."""
+        """Return whether a row should be written; before the first update only if `without_updates` is set."""
         return step >= self._next and (without_updates or bool(self._updates))
 
     def row(self, step: int) -> dict[str, Any]:
-        """The averages since the last row, which starts a new span."""
+        """Return the averages since the last row, and start a new interval."""
         row: dict[str, Any] = {**means(self._updates)}
         if self._lags:
             row["policy_lag_mean"], row["policy_lag_max"] = self._lag_sum / self._lags, self._lag_max
@@ -69,7 +69,7 @@ class Recorder:
         return row
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to write the same next row."""
+        """Return the state that a resumed run needs to write the same next row."""
         return {
             "next": self._next,
             "updates": own_copies(self._updates),
@@ -83,7 +83,7 @@ class Recorder:
         }
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
-        """Go on from a saved state; a changed `every` counts from the current step."""
+        """Continue from a saved state; a changed `every` counts from the current step."""
         self._next = state["next"] if state["next"] % self._every == 0 else (step // self._every + 1) * self._every
         self._updates = list(state["updates"])
         self._lags = state.get("lags", len(self._updates))
@@ -93,17 +93,17 @@ class Recorder:
 
 
 def own_copies(updates: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return what updates reported, in tensors of their own, as a checkpoint needs it."""
+    """Return the metrics of updates in separate tensors, as a checkpoint needs them."""
     return [{name: _own(value) for name, value in update.items()} for update in updates]
 
 
 def _own(value: Any) -> Any:
-    """A copy: several updates may have reported the same tensor, which a checkpoint would refuse."""
+    """Return a copy: several updates may have returned the same tensor, which a checkpoint would reject."""
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def means(updates: list[dict[str, Any]]) -> dict[str, float]:
-    """The averages of what updates reported, each over those that did."""
+    """Return the average of each metric over the updates that have it."""
     names = dict.fromkeys(name for update in updates for name in update)
     return {name: _mean([update[name] for update in updates if name in update]) for name in names}
 

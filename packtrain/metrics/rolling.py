@@ -1,4 +1,4 @@
-"""Since when a run has solved its task, and how reliably: what one epoch alone cannot tell."""
+"""Statistics over epochs: when a run first solved its task, and how reliably it has solved it since."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STABLE = {"10": "solved_over_10", "75": "solved_over_75"}
 
 
 class Rolling:
-    """First epochs of events, and shares of epochs since they became stable. Epochs count from 1."""
+    """First epochs of events, and fractions of epochs since then with the event. Epochs count from 1."""
 
     def __init__(self) -> None:
         self._first: dict[str, int] = {}
@@ -19,7 +19,7 @@ class Rolling:
         self._recent: list[float] = []
 
     def add(self, epoch: int, solved_rate: float) -> dict[str, float]:
-        """One epoch; the metrics after it. What has not happened yet is left out."""
+        """Add one epoch and return the metrics after it. Events that have not occurred are omitted."""
         self._recent = [*self._recent, solved_rate][-WINDOW:]
         row: dict[str, float] = {}
         for name, threshold in EVENTS.items():
@@ -36,10 +36,10 @@ class Rolling:
         return row | {f"first_{name}_epoch": first for name, first in self._first.items()}
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, as JSON values."""
+        """Return the state as JSON values."""
         return {"first": self._first, "stable": self._stable, "since": self._since, "recent": self._recent}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on from a snapshot."""
+        """Continue from a snapshot."""
         self._first, self._stable = dict(snapshot["first"]), dict(snapshot["stable"])
         self._since, self._recent = dict(snapshot["since"]), list(snapshot["recent"])

@@ -1,4 +1,4 @@
-"""Where metric rows go: the JSONL file that is the truth, and TensorBoard beside it."""
+"""The JSONL file of metric rows, which is the source of truth; `sinks.py` has trackers."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import os
 from pathlib import Path
 from typing import Any
 
-from packtrain.errors import MissingExtraError, Seldom, warn
+from packtrain.errors import Seldom, warn
 from packtrain.files import write_whole
 
 MOST_PENDING = 1 << 20  # bytes of rows that wait for a disk that refuses
 
 
 class JsonlWriter:
-    """Append rows to RUN/metrics.jsonl; on resume the rows past the checkpoint are cut first.
+    """Appends rows to RUN/metrics.jsonl; on resume the rows after the checkpoint are cut first.
 
-    A patient writer survives a disk that refuses: rows wait in memory and are written, in order, when space returns.
-    The file never holds a part of a row in between.
+    A patient writer survives write errors: rows wait in memory and are written, in order, when the disk accepts them
+    again. The file never contains a part of a row in between.
     """
 
     def __init__(self, path: Path, keep_bytes: int, patient: bool = False):
-        """Open the file with its first `keep_bytes` bytes, which are whole rows.
+        """Open the file with its first `keep_bytes` bytes, which are complete rows.
 
-        A file that is shorter, or that does not end with a row there, is cut after its last whole row, with a warning.
+        A file that is shorter, or that has no row end there, is cut after its last complete row, with a warning.
 
         Args:
           path: of the file.
-          keep_bytes: how many of its bytes are kept.
-          patient: whether a disk that refuses is a warning, at most one a minute, and not an OSError.
+          keep_bytes: number of bytes to keep.
+          patient: whether a write error is a warning, at most one per minute, instead of an OSError.
         """
         self._path, self._patient = path, patient
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115  (held until close)
@@ -38,7 +38,7 @@ class JsonlWriter:
         if self._bytes != keep_bytes:
             warn(
                 f"{path} was damaged: {keep_bytes - self._bytes:,} of the {keep_bytes:,} bytes that the checkpoint "
-                "counts are missing; it goes on after its last whole row"
+                "counts are missing; the file is continued after its last complete row"
             )
         if self._bytes != size:
             self._file.truncate(self._bytes)
@@ -46,7 +46,7 @@ class JsonlWriter:
         self._refused, self._lost = Seldom(), 0
 
     def _after_last_row(self, end: int) -> int:
-        """The largest length of at most `end` bytes at which a row ends."""
+        """Return the largest length of at most `end` bytes at which a row ends."""
         while end:
             begin = max(0, end - 65_536)
             self._file.seek(begin)
@@ -58,12 +58,12 @@ class JsonlWriter:
 
     @property
     def bytes(self) -> int:
-        """Bytes of whole rows in the file, after another try to write those that wait."""
+        """Return the bytes of complete rows in the file, after another attempt to write the waiting rows."""
         self._write_pending()
         return self._bytes
 
     def write(self, row: dict[str, Any]) -> None:
-        """Append one row; numbers that are not finite become null."""
+        """Append one row; non-finite numbers become null."""
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         self._pending.append(json.dumps(clean).encode() + b"\n")
         self._write_pending()
@@ -95,14 +95,14 @@ class JsonlWriter:
         self._pending.clear()
 
     def _undo(self) -> None:
-        """Cut what was written of a row that did not fit; if that is refused too, the next row does it."""
+        """Cut a partly written row; if that fails too, the next row tries again."""
         try:
             self._file.truncate(self._bytes)
         except OSError as error:
-            self._refused.warn(f"{self._path} cannot be cut: {error.strerror}")
+            self._refused.warn(f"{self._path} cannot be truncated: {error.strerror}")
 
     def move(self, path: Path) -> None:
-        """Go on in the file's new place; where it is gone, a copy is made there."""
+        """Continue at the file's new path; if the file is missing there, create a copy."""
         if not path.exists() or not os.path.samestat(os.stat(path), os.fstat(self._file.fileno())):
             write_whole(path, _read(self._file, self._bytes) + b"".join(self._pending))
             self._file.close()
@@ -111,7 +111,7 @@ class JsonlWriter:
         self._path = path
 
     def close(self) -> None:
-        """Write what waits, and close the file."""
+        """Write waiting rows, and close the file."""
         try:
             self._write_pending()
             if self._pending:
@@ -121,46 +121,9 @@ class JsonlWriter:
 
 
 def _read(file: Any, size: int) -> bytes:
-    """The first bytes of an open file, whose name may be gone."""
+    """Return the first bytes of an open file, whose name may have been deleted."""
     file.seek(0)
     parts = []
     while part := file.read(1 << 20):
         parts.append(part)
     return b"".join(parts)[:size]
-
-
-class TensorBoardWriter:
-    """The same numbers for TensorBoard, under RUN/tensorboard."""
-
-    def __init__(self, path: Path):
-        self._path, self._refused = path, Seldom()
-        self._writer: Any = self.available()(str(path))
-
-    @staticmethod
-    def available() -> Any:
-        """TensorBoard's writer class; MissingExtraError if it is not installed."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise MissingExtraError("--tensorboard", "tensorboard", "tensorboard") from None
-        return SummaryWriter
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Add every number of a row as KIND/NAME. A disk that refuses is a warning: metrics.jsonl has the row too."""
-        try:
-            if self._writer is None:  # the last one ended when the disk refused; TensorBoard reads all files there
-                self._writer = self.available()(str(self._path))
-            for name, value in row.items():
-                if isinstance(value, (int, float)) and name not in ("step", "wall_s"):
-                    self._writer.add_scalar(f"{row['kind']}/{name}", value, row["step"], walltime=None)
-        except OSError as error:
-            self._writer = None
-            self._refused.warn(f"{self._path} cannot be written: {error}; the run goes on")
-
-    def close(self) -> None:
-        """Flush and close."""
-        try:
-            if self._writer is not None:
-                self._writer.close()
-        except OSError as error:
-            self._refused.warn(f"{self._path} cannot be written: {error}")

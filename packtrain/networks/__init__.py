@@ -1,1 +1,1 @@
-"""Modules that map tensors to tensors: perception, trunks, recurrent cores and heads. No losses, no environments."""
+"""Modules that map tensors to tensors: perception, torsos, recurrent cores and heads. No losses, no environments."""

@@ -1,18 +1,18 @@
-"""A policy and a value over one shared body: perception, fully connected layers, optionally an LSTM, two heads."""
+"""Policy and value network with a shared torso: perception, fully connected layers, optionally an LSTM, two heads."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from packtrain import trees
-from packtrain.config import configurable
-from packtrain.envs.boundary import space_leaves
+from packtrain.envs.validation import space_leaves
+from packtrain.equations.novelty import Moments, add_to_moments, no_moments
 from packtrain.errors import ConfigError
 from packtrain.networks.distributions import distribution_for
 from packtrain.networks.frames import stack_frames
@@ -21,39 +21,44 @@ from packtrain.networks.recurrent import ResettingLSTM
 from packtrain.trees import Tree
 from packtrain.types import Spec
 
+NORMALISER_EPSILON = 1e-8  # added to variances
+NORMALISER_CLIP = 10.0  # of normalised observations, in standard deviations
+
 
 class Output(NamedTuple):
-    """What the network says of T rows."""
+    """Outputs of the network for T rows."""
 
-    parameters: Tensor  # [T, B, P] of the action distribution
+    parameters: Tensor  # [T, B, P] parameters of the action distribution
     value: Tensor  # [T, B]
     carry: Tree  # after the last row; () without an LSTM
-    intrinsic_value: Tensor | None = None  # [T, B] of intrinsic rewards, where there is a head for them
+    intrinsic_value: Tensor | None = None  # [T, B] value of intrinsic rewards, if there is a head for it
 
 
-@configurable
 @dataclass(frozen=True)
-class ActorCritic:
+class ActorCriticSizes:
     """Sizes of the network.
 
-    Its first weights are PyTorch's `default`, as TorchBeast's are, or `orthogonal`: gain √2 before each ReLU, 1 for the
-    value, 0.01 for the policy, biases 0. PyTorch's let a signal shrink by about 3 in each layer; a picture in which a
-    few pixels matter, Pong's, takes millions of steps to get through three convolutions that way.
+    Weights are initialised by PyTorch's `default`, as in TorchBeast, or `orthogonal`: gain √2 before each ReLU, 1 for
+    the value, 0.01 for the policy, biases 0. With PyTorch's default a signal shrinks by a factor of about 3 in each
+    layer; if only a few pixels of an image matter, as in Pong, learning then takes millions of steps through three
+    convolutions.
     """
-
-    samples: ClassVar[bool] = True  # from the distribution it outputs, so that evaluations play greedily and sampled
 
     perception: Perception = Flatten()
     hidden_size: int = 256  # units of each fully connected layer
     num_layers: int = 1  # fully connected layers after perception
     use_lstm: bool = False
-    lstm_size: int | None = 256  # None: as wide as what goes in
+    lstm_size: int | None = 256  # None: as many units as inputs
     lstm_layers: int = 1
-    use_last_action: bool = True  # one-hot (or the action itself) beside the features
-    use_last_reward: bool = True  # clipped to [−1, 1] beside the features
-    intrinsic_value: bool = False  # a second value head, for rewards that an algorithm makes up itself
-    initial_std: float = 0.6  # of a continuous policy
+    use_last_action: bool = True  # concatenate the last action, one-hot if discrete, to the features
+    use_last_reward: bool = True  # concatenate the last reward, clipped to [−1, 1], to the features
+    intrinsic_value: bool = False  # add a second value head, for intrinsic rewards
+    initial_std: float = 0.6  # initial standard deviation of a continuous policy
     initialisation: Literal["default", "orthogonal"] = "default"
+    activation: Literal["relu", "tanh"] = "relu"  # of the fully connected layers
+    shared_body: bool = True  # policy and value share the fully connected layers; False: each has its own
+    free_std: bool = False  # the standard deviation of a continuous policy is a parameter, the same in every state
+    normalise_obs: bool = False  # by the running mean and deviation of each coordinate; saved with the weights
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "lstm_size", "lstm_layers"):
@@ -64,22 +69,66 @@ class ActorCritic:
             raise ConfigError(f"ActorCritic.num_layers = {self.num_layers} must not be negative")
         if self.initial_std <= 0:
             raise ConfigError(f"ActorCritic.initial_std = {self.initial_std} must be above 0")
+        if self.use_lstm and not self.shared_body:
+            raise ConfigError(
+                "ActorCritic.shared_body = False does not fit ActorCritic.use_lstm = True: share the body"
+            )
+        if self.normalise_obs and not isinstance(self.perception, Flatten):
+            raise ConfigError("ActorCritic.normalise_obs = True needs ActorCritic.perception = @Flatten()")
 
-    def build(self, spec: Spec) -> ActorCriticNetwork:
-        """The module for an environment; weights are drawn from torch's global generator."""
+    def build_network(self, spec: Spec) -> ActorCriticNetwork:
+        """Return the module for an environment; weights are sampled from torch's global generator."""
         return ActorCriticNetwork(self, spec)
+
+
+class RunningNormaliser(nn.Module):
+    """(x − mean) / deviation of all vectors seen so far, clipped to ±10; the identity before the first.
+
+    The statistics are buffers: they are saved, published and loaded with the weights, so that evaluations and exported
+    policies use what training saw.
+    """
+
+    number: Tensor
+    mean: Tensor
+    m2: Tensor
+
+    def __init__(self, width: int):
+        super().__init__()
+        for name, moment in no_moments(width)._asdict().items():
+            self.register_buffer(name, moment)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, width] → [N, width] float32."""
+        variance = torch.where(self.number > 0, self.m2 / self.number.clamp(min=1), 1.0)
+        return (
+            ((x - self.mean) * (variance + NORMALISER_EPSILON).rsqrt()).clamp(-NORMALISER_CLIP, NORMALISER_CLIP).float()
+        )
+
+    @torch.no_grad()
+    def add(self, x: Tensor) -> None:
+        """Take vectors [N, width] in."""
+        moments = add_to_moments(Moments(self.number, self.mean, self.m2), x, torch.ones_like(x[:, 0]))
+        for name, moment in moments._asdict().items():
+            getattr(self, name).copy_(moment)
+
+
+def _layers(widths: list[int], activation: str) -> nn.Sequential:
+    """Fully connected layers, each with its activation."""
+    kind = nn.Tanh if activation == "tanh" else nn.ReLU
+    pairs = [[nn.Linear(before, after), kind()] for before, after in itertools.pairwise(widths)]
+    return nn.Sequential(*itertools.chain.from_iterable(pairs))
 
 
 class ActorCriticNetwork(nn.Module):
     """obs, first, last action, last reward [T, B] and a carry → distribution parameters, values, carry.
 
-    `context` rows stand in front of obs and first: what a stack of frames at row 0 reaches back to. With `precision`
-    set, perception and the fully connected layers compute in it; core, heads and all that follows stay float32.
+    `context` rows precede row 0 of obs and first, for frame stacks. With `precision` set, perception and the fully
+    connected layers compute in it; the LSTM and the heads stay float32.
     """
 
     precision: torch.dtype | None = None
 
-    def __init__(self, sizes: ActorCritic, spec: Spec):
+    def __init__(self, sizes: ActorCriticSizes, spec: Spec):
         super().__init__()
         self.obs_space = spec.obs
         self.distribution = distribution_for(spec.action)
@@ -90,18 +139,25 @@ class ActorCriticNetwork(nn.Module):
             int(self.perception.width),  # type: ignore[arg-type]
             *[sizes.hidden_size] * sizes.num_layers,
         ]
-        layers = [[nn.Linear(before, after), nn.ReLU()] for before, after in itertools.pairwise(widths)]
-        self.body = nn.Sequential(*itertools.chain.from_iterable(layers))
+        self.normaliser = RunningNormaliser(widths[0]) if sizes.normalise_obs else None
+        self.body = _layers(widths, sizes.activation)
         self._use_action, self._use_reward = sizes.use_last_action, sizes.use_last_reward
         width = widths[-1] + self.distribution.features * self._use_action + self._use_reward
         self.core = ResettingLSTM(width, sizes.lstm_size or width, sizes.lstm_layers) if sizes.use_lstm else None
         width = self.core.lstm.hidden_size if self.core is not None else width
-        self.policy = nn.Linear(width, self.distribution.num_parameters)
+        self.log_std: nn.Parameter | None = None
+        num_outputs = self.distribution.num_parameters
+        is_gaussian = num_outputs == 2 * getattr(self.distribution, "size", 0)
+        if is_gaussian and sizes.free_std:
+            num_outputs //= 2
+            self.log_std = nn.Parameter(torch.tensor(sizes.initial_std).log().repeat(num_outputs))
+        self.policy = nn.Linear(width, num_outputs)
+        self.value_body = None if sizes.shared_body else _layers(widths, sizes.activation)
         self.value = nn.Linear(width, 1)
         self.intrinsic_value = nn.Linear(width, 1) if sizes.intrinsic_value else None
         if sizes.initialisation == "orthogonal":
             self._initialise_orthogonally()
-        if self.distribution.num_parameters == 2 * getattr(self.distribution, "size", 0):  # a Gaussian
+        if is_gaussian and self.log_std is None:
             with torch.no_grad():
                 self.policy.bias[self.distribution.num_parameters // 2 :] = torch.tensor(sizes.initial_std).log()
 
@@ -116,11 +172,11 @@ class ActorCriticNetwork(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def initial_carry(self, batch: int) -> Tree:
-        """The carry before the first row of a run."""
+        """Return the carry before the first row of a run."""
         return self.core.initial_carry(batch, self.value.weight.device) if self.core is not None else ()
 
     def forward(self, obs: Tree, first: Tensor, last_action: Tensor, last_reward: Tensor, carry: Tree) -> Output:
-        """T rows at once. `last_action` and `last_reward` are ignored where `first`.
+        """Compute T rows at once. `last_action` and `last_reward` are ignored where `first`.
 
         Args:
           obs: [C+T, B, ...], C context rows in front.
@@ -134,18 +190,32 @@ class ActorCriticNetwork(nn.Module):
             first = first[self.context :]
         steps, batch = first.shape
         with self._autocast(first.device.type):
-            features = self.body(self.perception(trees.map(lambda leaf: leaf.flatten(0, 1), obs)))  # [T*B, F]
-        features = features.float().unflatten(0, (steps, batch))
-        inputs = [features]
+            seen = self.perception(trees.map(lambda leaf: leaf.flatten(0, 1), obs))  # [T*B, F]
+            if self.normaliser is not None:
+                seen = self.normaliser(seen)
+            bodies = [self.body] if self.value_body is None else [self.body, self.value_body]
+            outputs = [body(seen) for body in bodies]
+        beside = []
         if self._use_reward:
-            inputs.append((last_reward.clamp(-1, 1) * ~first).unsqueeze(-1))
+            beside.append((last_reward.clamp(-1, 1) * ~first).unsqueeze(-1))
         if self._use_action:
-            inputs.append(self.distribution.encode(last_action) * ~first.unsqueeze(-1))
-        features = torch.cat(inputs, -1) if len(inputs) > 1 else features
+            beside.append(self.distribution.encode(last_action) * ~first.unsqueeze(-1))
+        rows = [output.float().unflatten(0, (steps, batch)) for output in outputs]
+        features, *others = [torch.cat([row, *beside], -1) for row in rows] if beside else rows
         if self.core is not None:
             features, carry = self.core(features, first, carry)
-        intrinsic = self.intrinsic_value(features).squeeze(-1) if self.intrinsic_value is not None else None
-        return Output(self.policy(features), self.value(features).squeeze(-1), carry, intrinsic)
+        of_value = others[0] if others else features
+        intrinsic = self.intrinsic_value(of_value).squeeze(-1) if self.intrinsic_value is not None else None
+        parameters = self.policy(features)
+        if self.log_std is not None:
+            parameters = torch.cat([parameters, self.log_std.expand_as(parameters)], -1)
+        return Output(parameters, self.value(of_value).squeeze(-1), carry, intrinsic)
+
+    @torch.no_grad()
+    def observe(self, obs: Tree) -> None:
+        """Take observations [C+T, B, ...] into the running mean and deviation; nothing without a normaliser."""
+        if self.normaliser is not None:
+            self.normaliser.add(self.perception(trees.map(lambda leaf: leaf[self.context :].flatten(0, 1), obs)))
 
     def _autocast(self, kind: str) -> contextlib.AbstractContextManager:
         if self.precision is None:
@@ -153,7 +223,7 @@ class ActorCriticNetwork(nn.Module):
         return torch.autocast(kind, self.precision, cache_enabled=False)  # a cache would outlive a captured launch
 
     def _rows(self, leaf: Tensor, is_picture: bool, first: Tensor) -> Tensor:
-        """A leaf of [C+T, B, ...] as its last T rows, pictures as stacks."""
+        """Return the last T rows of a leaf [C+T, B, ...], images as frame stacks."""
         if not is_picture:
             return leaf[self.context :]
         return stack_frames(leaf, first, self.context + 1, self.precision or torch.float32)

@@ -1,4 +1,4 @@
-"""The networks of continuous control: a policy, an ensemble of critics with a slower copy, perhaps a world model."""
+"""The networks of continuous control: a policy, an ensemble of critics with target copies, optionally a world model."""
 
 from __future__ import annotations
 
@@ -12,29 +12,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from packtrain.config import configurable
 from packtrain.errors import ConfigError, EnvSetupError
 from packtrain.networks.dynamics import Dynamics, DynamicsNetwork
 from packtrain.networks.stacked import Initialisation, StackedMlp
 from packtrain.types import Spec
 
-_LEAST, _MOST = -5.0, 2.0  # logarithm of the standard deviation of a stochastic policy
+_LEAST, _MOST = -5.0, 2.0  # bounds of the log standard deviation of a stochastic policy
 
 
-@configurable
 @dataclass(frozen=True)
-class Control:
-    """Sizes of the networks, and how the policy explores; defaults are STEVE's.
+class ControlSizes:
+    """Sizes of the networks, and the exploration noise; defaults are STEVE's.
 
-    A deterministic policy acts with tanh of what it says. While it explores, each dimension is disturbed with
-    probability `explore_chance`: before the tanh, as STEVE does, or the action itself, as TD3 does.
+    A deterministic policy's action is the tanh of its output. During exploration, noise is added to each dimension with
+    probability `explore_chance`: before the tanh, as in STEVE, or to the action itself, as in TD3.
     """
 
     hidden_size: int = 128  # of policy and critics
     num_layers: int = 3  # hidden layers of each
     critics: int = 4  # N
     layer_norm: bool = False  # in the critics
-    stochastic: bool = False  # a tanh of a Gaussian; False: deterministic
+    stochastic: bool = False  # Gaussian followed by tanh; False: deterministic
     explore_chance: float = 0.05
     explore_std: float = 1.0
     explore_in: Literal["pre_tanh", "action"] = "pre_tanh"
@@ -52,43 +50,41 @@ class Control:
         if self.explore_std < 0:
             raise ConfigError(f"Control.explore_std = {self.explore_std} must not be negative")
 
-    def build(self, spec: Spec) -> ControlNetwork:
-        """The module for an environment; weights are drawn from torch's global generator."""
+    def build_network(self, spec: Spec) -> ControlNetwork:
+        """Return the module for an environment; weights are sampled from torch's global generator."""
         return ControlNetwork(self, *_sizes(spec))
 
 
 def _sizes(spec: Spec) -> tuple[int, int]:
-    """Lengths of observation and action; EnvSetupError for spaces that are not vectors of numbers."""
+    """Return the lengths of observation and action; EnvSetupError unless both spaces are float vectors."""
     if not isinstance(spec.action, gym.spaces.Box) or len(spec.action.shape) != 1:
-        raise EnvSetupError(
-            f"value expansion acts with vectors of numbers in bounds, and this takes {_line(spec.action)}"
-        )
+        raise EnvSetupError(f"value expansion needs a bounded vector of continuous actions, not {_line(spec.action)}")
     if not (np.isfinite(spec.action.low) & np.isfinite(spec.action.high)).all():
         raise EnvSetupError(
-            f"value expansion needs finite bounds of actions, and here they are {spec.action.low.min():g} to "
-            f"{spec.action.high.max():g}; gymnasium.wrappers.TransformAction can give it others"
+            f"value expansion needs finite action bounds, not {spec.action.low.min():g} to {spec.action.high.max():g}; "
+            "gymnasium.wrappers.TransformAction can change them"
         )
     if not isinstance(spec.obs, gym.spaces.Box) or len(spec.obs.shape) != 1:
         raise EnvSetupError(
-            f"value expansion sees vectors of numbers, and this shows {_line(spec.obs)}; "
+            f"value expansion needs vectors as observations, not {_line(spec.obs)}; "
             "gymnasium.wrappers.FlattenObservation makes them"
         )
     return spec.obs.shape[0], spec.action.shape[0]
 
 
 def _line(space: gym.Space) -> str:
-    """A space in one line: matrices of bounds have several."""
+    """Return a space as one line of text."""
     return " ".join(str(space).split())
 
 
 class ControlNetwork(nn.Module):
-    """The parts by their names. Runs are in front of every parameter: see `networks/stacked.py`.
+    """The networks by name. The axis of runs precedes all others of every parameter: see `networks/stacked.py`.
 
-    `target` follows the critic and `target_policy` the policy, `behaviour` is the policy that acts, `frozen` the world
-    model that targets are made with: copies that learners renew at periods of their own.
+    `target` is the target copy of the critics, `target_policy` that of the policy; `behaviour` is the policy that acts,
+    `frozen` the world model that value targets use. Learners update these copies with periods of their own.
     """
 
-    def __init__(self, sizes: Control, obs_size: int, action_size: int):
+    def __init__(self, sizes: ControlSizes, obs_size: int, action_size: int):
         super().__init__()
         self.sizes, self.action_size = sizes, action_size
         hidden = (sizes.hidden_size,) * sizes.num_layers
@@ -110,15 +106,15 @@ class ControlNetwork(nn.Module):
 
     @property
     def runs(self) -> int:
-        """R."""
+        """Return R, the number of runs."""
         return len(self.log_temperature)
 
     def act(self, policy: nn.Module, obs: Tensor) -> Tensor:
-        """The greedy action of a policy for [R, N, D]: [R, N, A]."""
+        """Return the greedy actions of a policy for observations [R, N, D]: [R, N, A]."""
         return torch.tanh(policy(obs).squeeze(1)[..., : self.action_size])
 
     def draw(self, policy: nn.Module, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """A stochastic policy's actions [R, N, A] for standard normal noise, and their log-probabilities [R, N]."""
+        """Return a stochastic policy's actions [R, N, A] for normal noise, and their log-probabilities [R, N]."""
         mean, spread = policy(obs).squeeze(1).chunk(2, -1)
         log_std = _LEAST + 0.5 * (_MOST - _LEAST) * (torch.tanh(spread) + 1)
         before = mean + noise * log_std.exp()
@@ -128,6 +124,6 @@ class ControlNetwork(nn.Module):
         return torch.tanh(before), density.sum(-1)
 
     def value(self, critic: nn.Module, obs: Tensor, action: Tensor, learns: bool = True) -> Tensor:
-        """What each critic says of the same pairs [R, N, ...], or of its own [R, K, N, ...]: [R, K, N]."""
-        given = 0 if obs.requires_grad else obs.shape[-1]  # of which nobody wants the gradient
+        """Return each critic's values [R, K, N] of the same pairs [R, N, ...], or of its own pairs [R, K, N, ...]."""
+        given = 0 if obs.requires_grad else obs.shape[-1]  # number of leading inputs without a gradient
         return critic(torch.cat([obs, action], -1), learns, given).squeeze(-1)

@@ -1,7 +1,7 @@
-"""Action distributions over a flat vector of parameters [..., P]: how many it needs, and what it means.
+"""Action distributions over a flat vector of parameters [..., P].
 
-Each is a value made from an action space. Log-probabilities and entropies of many-dimensional actions are sums over
-the dimensions, so V-trace sees one ratio per decision whatever the action space.
+Each distribution is created from an action space. Log-probabilities and entropies of multi-dimensional actions are sums
+over the dimensions, so there is one importance ratio per decision for every action space.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from packtrain.errors import EnvSetupError
 
 
 class Distribution(Protocol):
-    """How parameters [..., P] become actions."""
+    """A distribution over actions with parameters [..., P]."""
 
     @property
     def num_parameters(self) -> int:
-        """P."""
+        """Return P."""
 
     @property
     def features(self) -> int:
-        """Width of `encode`."""
+        """Return the width of `encode`."""
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Independent draws, one for each leading index."""
+        """Return independent samples, one for each leading index."""
 
     def mode(self, parameters: Tensor) -> Tensor:
-        """The greedy action."""
+        """Return the mode, the greedy action."""
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """[...] log-probability (density) of actions."""
+        """Return the log-probability (or log-density) of actions, [...]."""
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """[...] entropy in nats."""
+        """Return the entropy in nats, [...]."""
 
     def encode(self, action: Tensor) -> Tensor:
-        """Actions as float network input [..., features]."""
+        """Return actions as float network inputs [..., features]."""
 
 
 @functools.cache
 def _identity(n: int, device: torch.device) -> Tensor:
-    """Rows to look one-hot vectors up in: one operator, where torch's one_hot takes several."""
+    """Return an identity matrix for looking up one-hot vectors: one operator, where torch's one_hot takes several."""
     return torch.eye(n, device=device)
 
 
@@ -59,51 +59,51 @@ class Categorical:
 
     @property
     def num_parameters(self) -> int:
-        """One logit an action."""
+        """Return n: one logit per action."""
         return self.n
 
     @property
     def features(self) -> int:
-        """One-hot."""
+        """Return n: actions are encoded one-hot."""
         return self.n
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Gumbel-max with one draw for every logit: columns never share noise."""
+        """Sample by Gumbel-max with independent noise for every logit."""
         noise = torch.empty(parameters.shape, device=parameters.device).exponential_(generator=generator)
         return (parameters - noise.log_()).argmax(-1)
 
     def mode(self, parameters: Tensor) -> Tensor:
-        """The likeliest action."""
+        """Return the most probable action."""
         return parameters.argmax(-1)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """Log-softmax at the action."""
+        """Return the log-softmax of the logits at the action."""
         return parameters.log_softmax(-1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """−Σ p log p."""
+        """Return −Σ p log p."""
         log_probs = parameters.log_softmax(-1)
         return -(log_probs.exp() * log_probs).sum(-1)
 
     def encode(self, action: Tensor) -> Tensor:
-        """One-hot."""
+        """Return the action as a one-hot vector."""
         return _identity(self.n, action.device)[action]
 
 
 @dataclass(frozen=True)
 class MultiCategorical:
-    """Several independent choices; the parameters are their logits side by side."""
+    """Several independent categorical choices; the parameters are their concatenated logits."""
 
     nvec: tuple[int, ...]
 
     @property
     def num_parameters(self) -> int:
-        """All logits."""
+        """Return the total number of logits."""
         return sum(self.nvec)
 
     @property
     def features(self) -> int:
-        """One-hot of every choice."""
+        """Return the total number of logits: every choice is encoded one-hot."""
         return sum(self.nvec)
 
     def _parts(self, parameters: Tensor) -> list[tuple[Categorical, Tensor]]:
@@ -111,30 +111,33 @@ class MultiCategorical:
         return [(Categorical(n), part) for n, part in zip(self.nvec, split, strict=True)]
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Each choice on its own."""
+        """Sample each choice independently."""
         return torch.stack([one.sample(part, generator) for one, part in self._parts(parameters)], -1)
 
     def mode(self, parameters: Tensor) -> Tensor:
-        """The likeliest of each."""
+        """Return the most probable value of each choice."""
         return torch.stack([one.mode(part) for one, part in self._parts(parameters)], -1)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """Sum over the choices."""
+        """Return the sum of the choices' log-probabilities."""
         parts = enumerate(self._parts(parameters))
         return torch.stack([one.log_prob(part, action[..., i]) for i, (one, part) in parts], -1).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """Sum over the choices."""
+        """Return the sum of the choices' entropies."""
         return torch.stack([one.entropy(part) for one, part in self._parts(parameters)], -1).sum(-1)
 
     def encode(self, action: Tensor) -> Tensor:
-        """One-hot of every choice, side by side."""
+        """Return the concatenated one-hot vectors of all choices."""
         return torch.cat([_identity(n, action.device)[action[..., i]] for i, n in enumerate(self.nvec)], -1)
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A diagonal Gaussian; the parameters are means and log standard deviations. Bounds belong to the environment."""
+    """A diagonal Gaussian; the parameters are means and log standard deviations.
+
+    The environment applies action bounds.
+    """
 
     shape: tuple[int, ...]
     min_log_std: float = -5.0
@@ -142,17 +145,17 @@ class Gaussian:
 
     @property
     def size(self) -> int:
-        """Dimensions of the action."""
+        """Return the number of action dimensions."""
         return math.prod(self.shape)
 
     @property
     def num_parameters(self) -> int:
-        """A mean and a log standard deviation a dimension."""
+        """Return 2 · size: a mean and a log standard deviation per dimension."""
         return 2 * self.size
 
     @property
     def features(self) -> int:
-        """The action itself."""
+        """Return the size: the action itself is the input."""
         return self.size
 
     def _split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,28 +163,28 @@ class Gaussian:
         return mean, log_std.clamp(self.min_log_std, self.max_log_std)
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Mean + std · noise."""
+        """Return mean + std · noise."""
         mean, log_std = self._split(parameters)
         noise = torch.empty_like(mean).normal_(generator=generator)
         return (mean + log_std.exp() * noise).unflatten(-1, self.shape)
 
     def mode(self, parameters: Tensor) -> Tensor:
-        """The mean."""
+        """Return the mean."""
         return self._split(parameters)[0].unflatten(-1, self.shape)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
-        """Sum of the dimensions' log-densities."""
+        """Return the sum of the dimensions' log-densities."""
         mean, log_std = self._split(parameters)
         z = (self._flat(action) - mean) * torch.exp(-log_std)
         return (-0.5 * z * z - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """Σ (log std + ½ log 2πe)."""
+        """Return Σ (log std + ½ log 2πe)."""
         _, log_std = self._split(parameters)
         return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     def encode(self, action: Tensor) -> Tensor:
-        """The action, brought to [−1, 1]."""
+        """Return the action, clipped to [−1, 1]."""
         return self._flat(action).clamp(-1, 1)
 
     def _flat(self, action: Tensor) -> Tensor:
@@ -189,7 +192,7 @@ class Gaussian:
 
 
 def distribution_for(space: gym.Space) -> Distribution:
-    """The distribution for an action space; EnvSetupError for one we have none for."""
+    """Return the distribution for an action space; EnvSetupError if there is none for it."""
     if isinstance(space, gym.spaces.Discrete):
         return Categorical(int(space.n))
     if isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
@@ -197,5 +200,5 @@ def distribution_for(space: gym.Space) -> Distribution:
     if isinstance(space, gym.spaces.Box) and space.shape and space.dtype.kind == "f":
         return Gaussian(tuple(space.shape))
     raise EnvSetupError(
-        f"no policy for the action space {space}; Discrete, MultiDiscrete and float Box spaces have one"
+        f"no policy supports the action space {space}; supported are Discrete, MultiDiscrete and float Box spaces"
     )

@@ -1,10 +1,10 @@
-"""World models of continuous control: ensembles that guess where a step leads, what it pays, and whether it ends all.
+"""World models of continuous control: ensembles that predict next observation, reward and termination.
 
-Deterministic, as in STEVE (Buckman et al. 2018, arXiv:1807.01675): s' = s + f(s, a), r = R(s', s, a), and the
-probability of an end σ(D(s', s, a)), all in raw units. Probabilistic, as in PETS and MBPO (Chua et al. 2018,
-arXiv:1805.12114): f gives the mean and the variance of a Gaussian, inputs and changes are normalised, and only the
-members that are best on held-out steps are asked, the elites. Where a task's ends follow from what is seen, as in MBPO,
-a rule may say them instead of D.
+Deterministic models are as in STEVE (Buckman et al. 2018, arXiv:1807.01675): s' = s + f(s, a), r = R(s', s, a), and
+termination probability σ(D(s', s, a)), all in raw units. Probabilistic models are as in PETS and MBPO (Chua et al.
+2018, arXiv:1805.12114): f predicts mean and variance of a Gaussian, inputs and changes are normalised, and only the
+elites are used, the members with the smallest error on held-out steps. If terminations follow from the observation, a
+known rule may replace D, as in MBPO.
 """
 
 from __future__ import annotations
@@ -20,42 +20,45 @@ from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.networks.stacked import Activation, Initialisation, StackedMlp
 
-NARROWEST, WIDEST = -10.0, 2.0  # logarithm of the variance of a normalised change
+NARROWEST, WIDEST = -10.0, 2.0  # bounds of the log-variance of a normalised change
 
 
 class EndRule(Protocol):
-    """When a task is over, for whoever knows."""
+    """A known termination rule."""
 
     def check(self, obs_size: int) -> None:
-        """ConfigError if it does not fit observations of so many numbers."""
+        """Raise a ConfigError if the rule does not fit observations of this size."""
 
     def ended(self, obs: Tensor, action: Tensor, after: Tensor) -> Tensor:
-        """Which of the steps [..., D], [..., A], [..., D] are the last, bool [...]."""
+        """Return which of the steps [..., D], [..., A], [..., D] terminate, bool [...]."""
 
 
 @configurable
 @dataclass(frozen=True)
 class EndOutside:
-    """A task that is over as soon as a number of the observation is outside its range; without ranges, never."""
+    """Termination as soon as a number of the observation leaves its range; without ranges, never."""
 
-    ranges: tuple[tuple[int, float | None, float | None], ...] = ()  # place in the observation, low, high; None: open
-    most: float | None = None  # every number stays between minus this and this; None: anything goes
+    # Index in the observation, low, high; None: no bound.
+    ranges: tuple[tuple[int, float | None, float | None], ...] = ()
+    most: float | None = None  # bound of every number's magnitude; None: no bound
 
     def __post_init__(self) -> None:
         for place, low, high in self.ranges:
             if place < 0 or (low is not None and high is not None and not low < high):
-                raise ConfigError(f"EndOutside.ranges has {(place, low, high)}: a place from 0 on, low below high")
+                raise ConfigError(
+                    f"EndOutside.ranges has {(place, low, high)}: expected an index of at least 0, and low below high"
+                )
         if self.most is not None and not self.most > 0:
             raise ConfigError(f"EndOutside.most = {self.most} must be above 0")
 
     def check(self, obs_size: int) -> None:
-        """Whether there are so many numbers."""
+        """Raise a ConfigError if an index exceeds the observation."""
         last = max((place for place, _, _ in self.ranges), default=-1)
         if last >= obs_size:
-            raise ConfigError(f"EndOutside.ranges speaks of number {last}, and observations have 0 to {obs_size - 1}")
+            raise ConfigError(f"EndOutside.ranges has index {last}, but observations have indices 0 to {obs_size - 1}")
 
     def ended(self, obs: Tensor, action: Tensor, after: Tensor) -> Tensor:
-        """By where a step led alone. What is not a number is outside."""
+        """Decide by the next observation alone. NaN counts as outside."""
         inside = torch.ones_like(after[..., 0], dtype=torch.bool)
         for place, low, high in self.ranges:
             if low is not None:
@@ -72,18 +75,18 @@ class EndOutside:
 class Dynamics:
     """Sizes of a world model; defaults are STEVE's."""
 
-    transitions: int = 4  # members that guess where a step leads and whether it is the last
-    rewards: int = 4  # members that guess what it pays
+    transitions: int = 4  # members that predict next observation and termination
+    rewards: int = 4  # members that predict the reward
     hidden_size: int = 512
     num_layers: int = 7  # hidden layers
-    aux_hidden_size: int = 128  # of rewards and ends
+    aux_hidden_size: int = 128  # of reward and termination models
     aux_num_layers: int = 3
-    probabilistic: bool = False  # Gaussian, and sampled from; False: the mean alone
-    normalise: bool = False  # inputs and changes, by running moments
-    elites: int | None = None  # transition members that are asked; None: all
+    probabilistic: bool = False  # predict Gaussians and sample from them; False: means only
+    normalise: bool = False  # normalise inputs and changes by running moments
+    elites: int | None = None  # number of transition members in use; None: all
     initialisation: Initialisation = "glorot"
     activation: Activation = "relu"
-    known_end: EndRule | None = None  # says which imagined steps are the last; None: as has been learned
+    known_end: EndRule | None = None  # termination rule in place of the learned one; None: learned
 
     def __post_init__(self) -> None:
         for name in ("transitions", "rewards", "hidden_size", "aux_hidden_size"):
@@ -97,33 +100,36 @@ class Dynamics:
                 f"Dynamics.elites = {self.elites} must lie between 1 and transitions = {self.transitions}"
             )
         if self.probabilistic and not self.normalise:
-            raise ConfigError("Dynamics.probabilistic needs Dynamics.normalise: variances are bounded in such units")
+            raise ConfigError(
+                "Dynamics.probabilistic = True needs Dynamics.normalise = True: variances are bounded in normalised "
+                "units"
+            )
 
     def build(self, obs_size: int, action_size: int) -> DynamicsNetwork:
-        """The module; weights are drawn from torch's global generator."""
+        """Return the module; weights are sampled from torch's global generator."""
         if self.known_end is not None:
             self.known_end.check(obs_size)
         return DynamicsNetwork(self, obs_size, action_size, self.transitions)
 
     def build_elites(self, obs_size: int, action_size: int) -> DynamicsNetwork:
-        """The same with as many transition members as there are elites."""
+        """Return a module with as many transition members as there are elites."""
         return DynamicsNetwork(self, obs_size, action_size, self.elites or self.transitions)
 
 
 class Guess(NamedTuple):
-    """What transition members say of N steps: a Gaussian over normalised changes, or the change itself."""
+    """Predictions of the transition members for N steps: a Gaussian over normalised changes, or the change itself."""
 
     mean: Tensor  # [R, K, N, D]
     log_variance: Tensor | None  # [R, K, N, D]; None: deterministic
 
 
 class DynamicsNetwork(nn.Module):
-    """The three ensembles, and the moments that inputs and changes are normalised by. Runs are in front everywhere."""
+    """The three ensembles, and the moments for normalisation. The axis of runs precedes all others."""
 
     def __init__(self, sizes: Dynamics, obs_size: int, action_size: int, transitions: int):
         super().__init__()
         self.sizes = sizes
-        self.holdout = False  # whether batches leave out held-out steps; set by `DynamicsLearning.build`
+        self.holdout = False  # whether training batches exclude held-out steps; set by `DynamicsLearning.build`
         mlp = partial(StackedMlp, activation=sizes.activation, initialisation=sizes.initialisation)
         body = mlp(transitions, (sizes.hidden_size,) * sizes.num_layers)
         aux = (sizes.aux_hidden_size,) * sizes.aux_num_layers
@@ -134,15 +140,16 @@ class DynamicsNetwork(nn.Module):
         self.obs_mean, self.change_mean = (nn.Buffer(torch.zeros(1, 1, obs_size)) for _ in range(2))
         self.obs_std, self.change_std = (nn.Buffer(torch.ones(1, 1, obs_size)) for _ in range(2))
         self.reward_scale = nn.Buffer(torch.ones(1, 1))
-        self.elites = nn.Buffer(torch.arange(sizes.elites or sizes.transitions)[None])  # [R, E] the best members
+        # [R, E] indices of the best members.
+        self.elites = nn.Buffer(torch.arange(sizes.elites or sizes.transitions)[None])
 
     def pack(self) -> None:
-        """See `StackedNetwork.pack`; for models that do not learn."""
+        """Pack the weights, see `StackedNetwork.pack`; for models that are not trained."""
         for network in (self.transition, self.reward, self.termination):
             network.pack()
 
     def guess(self, obs: Tensor, action: Tensor) -> Guess:
-        """What every transition member says of the same steps [R, N, ...], or each of its own [R, K, N, ...]."""
+        """Return the predictions of all transition members for shared steps [R, N, ...] or their own [R, K, N, ...]."""
         raw = self.transition(torch.cat([self._normal(obs), action], -1))
         if not self.sizes.probabilistic:
             return Guess(raw, None)
@@ -151,15 +158,15 @@ class DynamicsNetwork(nn.Module):
         return Guess(mean, NARROWEST + nn.functional.softplus(spread - NARROWEST))
 
     def judge(self, network: nn.Module, obs: Tensor, action: Tensor, after: Tensor) -> Tensor:
-        """What `reward` or `termination` says of steps, in its own units: [R, K, N]."""
+        """Return the outputs of `reward` or `termination` for steps, unnormalised: [R, K, N]."""
         return network(torch.cat([self._normal(after), self._normal(obs), action], -1))[..., 0]
 
     def change(self, obs: Tensor, after: Tensor) -> Tensor:
-        """The change between two observations, as the transition members guess it."""
+        """Return the change between two observations in the units that transition members predict."""
         return (after - obs - _like(self.change_mean, obs)) / _like(self.change_std, obs)
 
     def move(self, obs: Tensor, action: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Where each transition member thinks a step leads, from where it stands.
+        """Return the next observation that each transition member predicts for its own steps.
 
         Args:
           obs: [R, K, N, D].
@@ -173,28 +180,29 @@ class DynamicsNetwork(nn.Module):
         return obs + _like(self.change_mean, obs) + moved * _like(self.change_std, obs)
 
     def judge_rollout(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """What the steps of a rollout pay, by each reward member, and the probability that each is the last.
+        """Return rewards of a rollout by each reward member, and the termination probability of each step.
 
         Args:
-          obs: [R, H+1, K, N, D] where each transition member was.
+          obs: [R, H+1, K, N, D] observations of each transition member's rollout.
           action: [R, H, K, N, A].
 
         Returns:
           Rewards [R, H, K, L, N] and probabilities [R, H, K, N].
         """
         steps = (obs[:, :-1], action, obs[:, 1:])
-        paid = self.judge(self.reward, *(part.flatten(1, 3) for part in steps))  # [R, L, H*K*N]: all judge all
+        # [R, L, H*K*N]: every reward member evaluates all rollouts.
+        paid = self.judge(self.reward, *(part.flatten(1, 3) for part in steps))
         paid = (paid * self.reward_scale.unsqueeze(-1)).unflatten(-1, action.shape[1:4])
         if self.sizes.known_end is not None:
             return paid.movedim(1, 3), self.sizes.known_end.ended(*steps).to(paid.dtype)
-        own = (part.transpose(1, 2).flatten(2, 3) for part in steps)  # [R, K, H*N, ...]: each member its own path
+        own = (part.transpose(1, 2).flatten(2, 3) for part in steps)  # [R, K, H*N, ...]: each member its own rollout
         over = self.judge(self.termination, *own).unflatten(-1, (action.shape[1], -1)).transpose(1, 2)
         return paid.movedim(1, 3), over.sigmoid()
 
     @torch.no_grad()
     def take_elites(self, model: DynamicsNetwork) -> None:
-        """Become a copy of a model that has only its elites."""
-        if self.transition.members == model.transition.members:  # all of them
+        """Copy the elites of a model into this one."""
+        if self.transition.members == model.transition.members:  # all members are elites
             torch._foreach_copy_(self._numbers(), model._numbers())
             return
         for name, mine in [*self.named_parameters(), *self.named_buffers()]:
@@ -215,5 +223,5 @@ class DynamicsNetwork(nn.Module):
 
 
 def _like(moments: Tensor, rows: Tensor) -> Tensor:
-    """[R, 1, D] against rows [R, N, D] or [R, K, N, D]."""
+    """Return moments [R, 1, D] with the axes of rows [R, N, D] or [R, K, N, D]."""
     return moments if rows.ndim == 3 else moments.unsqueeze(1)

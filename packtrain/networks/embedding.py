@@ -1,10 +1,10 @@
-"""An embedding of what an agent can control: from two observations in a row it must tell the action between them.
+"""An embedding of what an agent can control, trained to predict the action between two consecutive observations.
 
-NGU, Badia et al. 2020 (arXiv:2002.06038), section 2: what no action changes has no use in it.
+NGU, Badia et al. 2020 (arXiv:2002.06038), section 2: the embedding has no reason to represent what no action changes.
 
-Deviation from the paper: no ReLU behind the embedding. At initialisation the features of a game's frames hardly differ
-from each other, so a unit's sign is that of its weights for nearly all of them, and a ReLU makes a third to most of the
-units 0 for every frame: they measure no distance and pass no gradient. Without it all units are alive, before and after
+Deviation from the paper: no ReLU after the embedding. At initialisation the features of a game's frames hardly differ
+from each other, so a unit has the same sign for nearly all frames, and a ReLU makes a third to most of the units 0 for
+every frame: they contribute to no distance and pass no gradient. Without it all units are active, before and after
 training.
 
 It computes in float32 whatever `Run.precision` is: novelty is measured by distances between near neighbours.
@@ -29,12 +29,12 @@ from packtrain.types import Spec
 @configurable
 @dataclass(frozen=True)
 class ControllableEmbedding:
-    """Sizes of the embedding and of the network that guesses actions from it."""
+    """Sizes of the embedding and of the network that predicts actions from it."""
 
-    perception: Perception | None = None  # None: DQN's convolutions over a picture, anything else laid flat
+    perception: Perception | None = None  # None: DQN's convolutions for an image, otherwise flattened
     hidden_sizes: tuple[int, ...] | None = None  # between perception and embedding; None: (), or (32, 64) for vectors
-    size: int = 32  # numbers in an embedding
-    inverse_size: int = 128  # hidden units of the network that guesses actions
+    size: int = 32  # dimension of an embedding
+    inverse_size: int = 128  # hidden units of the network that predicts actions
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.hidden_sizes or ()):
@@ -44,18 +44,21 @@ class ControllableEmbedding:
                 raise ConfigError(f"ControllableEmbedding.{name} = {getattr(self, name)} must be at least 1")
 
     def build(self, spec: Spec) -> ControllableEmbeddingNetwork:
-        """The module; EnvSetupError unless actions are a choice. Weights are drawn from torch's global generator."""
+        """Return the module; EnvSetupError unless actions are discrete.
+
+        Weights are sampled from torch's global generator.
+        """
         return ControllableEmbeddingNetwork(self, spec)
 
 
 class ControllableEmbeddingNetwork(nn.Module):
-    """Rows → embeddings (`embed`); rows → logits of the actions between neighbours (`forward`)."""
+    """Rows → embeddings (`embed`); rows → logits of the actions between consecutive rows (`forward`)."""
 
     def __init__(self, sizes: ControllableEmbedding, spec: Spec):
         super().__init__()
         if not isinstance(spec.action, gym.spaces.Discrete):
             raise EnvSetupError(
-                f"ControllableEmbedding tells a choice of actions apart, and the action space is {spec.action}"
+                f"ControllableEmbedding predicts discrete actions, but the action space is {spec.action}"
             )
         perception = sizes.perception or perception_for(spec.obs)
         layers = sizes.hidden_sizes
@@ -72,11 +75,11 @@ class ControllableEmbeddingNetwork(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Return the device of the network."""
         return next(self.parameters()).device
 
     def embed(self, obs: Tree, first: Tensor) -> Tensor:
-        """Embeddings of all rows but the context, in float32.
+        """Return embeddings of all rows but the context, in float32.
 
         Args:
           obs: [C+T, B, ...], C context rows in front.
@@ -88,9 +91,9 @@ class ControllableEmbeddingNetwork(nn.Module):
         return self.torso(obs, first)
 
     def forward(self, obs: Tree, first: Tensor) -> tuple[Tensor, Tensor]:
-        """What was done between each row and the next.
+        """Predict the action between each row and the next.
 
-        Where the second of two rows is `first`, nothing was: such logits mean nothing, a loss must leave them out.
+        If the second of two rows is `first`, there was no action: a loss must ignore these logits.
 
         Args:
           obs: [C+T+1, B, ...], C context rows in front.

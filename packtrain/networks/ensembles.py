@@ -1,4 +1,4 @@
-"""Ensembles of small networks as one module: the weights of all K members are stacked, never looped over."""
+"""Ensembles of small networks as one module: the weights of all K members are stacked, without a loop over members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from packtrain.errors import ConfigError
 
 
 class StackedLinear(nn.Module):
-    """K linear layers side by side: [K, N, inputs] → [K, N, outputs]. Drawn like Keras's: Glorot uniform, biases 0."""
+    """K linear layers with stacked weights: [K, N, inputs] → [K, N, outputs].
+
+    Initialised like Keras: Glorot uniform, biases 0.
+    """
 
     def __init__(self, members: int, inputs: int, outputs: int):
         super().__init__()
@@ -23,7 +26,7 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(members, 1, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One batched product."""
+        """Apply all layers as one batched product."""
         return torch.baddbmm(self.bias, x, self.weight)
 
 
@@ -42,7 +45,7 @@ class EnsembleMlp:
             raise ConfigError(f"EnsembleMlp.hidden_sizes = {self.hidden_sizes} must be at least 1 each")
 
     def build(self, inputs: int, heads: dict[str, int]) -> EnsembleNetwork:
-        """The module; weights are drawn from torch's global generator."""
+        """Return the module; weights are sampled from torch's global generator."""
         return EnsembleNetwork(self.members, self.hidden_sizes, inputs, heads)
 
 
@@ -57,7 +60,7 @@ class EnsembleNetwork(nn.Module):
         self.heads = nn.ModuleDict({name: StackedLinear(members, widths[-1], n) for name, n in heads.items()})
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """All heads of all members."""
+        """Return the outputs of all heads and members."""
         if x.ndim == 2:
             x = x.expand(self.members, *x.shape)
         for layer in self.layers:

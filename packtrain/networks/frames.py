@@ -1,4 +1,4 @@
-"""Stacks of frames, made where they are looked at: environments and memories keep every frame once."""
+"""Frame stacks, computed when they are used: environments and memories store every frame once."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from torch import Tensor
 
 
 def stack_frames(frames: Tensor, first: Tensor, count: int, dtype: torch.dtype | None = None) -> Tensor:
-    """The last `count` frames before and at each row, oldest first.
+    """Return the last `count` frames up to each row, oldest first.
 
-    A stack never reaches back over a reset: where it would, the first frame of the episode stands in its place.
+    A stack never crosses a reset: frames before the reset are replaced by the first frame of the episode.
 
     Args:
       frames: [C+T, B, ...] with C = count − 1 context rows in front.
-      first: [C+T, B] bool, a reset made this row.
+      first: [C+T, B] bool, the row comes from a reset.
       count: frames in a stack.
       dtype: of the stacks; None: that of the frames.
 
     Returns:
-      [T, B, count, ...], laid out with the frames of a stack side by side, as convolutions like channels.
+      [T, B, count, ...], with the frames of a stack as adjacent channels in memory, as convolutions prefer.
     """
     rows, columns = first.shape
     time = torch.arange(rows, device=first.device).unsqueeze(1)  # [C+T, 1]
-    begin = torch.where(first, time, 0).cummax(0).values[count - 1 :]  # [T, B] where each row's episode begins
+    # [T, B] index of the first row of each row's episode.
+    begin = torch.where(first, time, 0).cummax(0).values[count - 1 :]
     column = torch.arange(columns, device=first.device)
     flat = frames.flatten(0, 1)  # [(C+T)*B, ...]
     stacks = frames.new_empty(*begin.shape, *frames.shape[2:], count, dtype=dtype or frames.dtype)

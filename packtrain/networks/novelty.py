@@ -1,6 +1,6 @@
-"""Random network distillation: a network that is never trained, and one that learns to say what it says.
+"""Random network distillation: a predictor network is trained to imitate a fixed random network.
 
-Burda et al. 2018 (arXiv:1810.12894). Where the second has often been shown the like of an observation, it is right.
+Burda et al. 2018 (arXiv:1810.12894). The prediction error is small for observations similar to many earlier ones.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from packtrain.networks.torso import NATURE, initialise_orthogonally
 class RandomDistillation:
     """Sizes of the two networks, fully connected with ReLUs; weights are orthogonal with gain √2, biases 0.
 
-    Pictures go through convolutions first. NGU's networks have no hidden layers behind them, and 128 features.
+    Images pass through convolutions first. NGU's networks have no hidden layers after these, and 128 outputs.
     """
 
-    target_sizes: tuple[int, ...] = (512,)  # hidden layers of the network that stays as it is
-    predictor_sizes: tuple[int, ...] = (512, 512)  # and of the one that learns; the paper's is deeper, too
-    representation: int = 64  # features to predict
-    perception: Perception = NATURE  # of a picture; each network has its own
+    target_sizes: tuple[int, ...] = (512,)  # hidden layers of the fixed random network
+    # Hidden layers of the predictor; deeper than the target, as in the paper.
+    predictor_sizes: tuple[int, ...] = (512, 512)
+    representation: int = 64  # number of outputs to predict
+    perception: Perception = NATURE  # for images; each network has its own
 
     def __post_init__(self) -> None:
         for name in ("target_sizes", "predictor_sizes"):
@@ -40,22 +41,19 @@ class RandomDistillation:
             raise ConfigError(f"RandomDistillation.representation = {self.representation} must be at least 1")
 
     def build(self, inputs: int) -> RandomDistillationNetwork:
-        """The module for vectors of `inputs` numbers; weights are drawn from torch's global generator."""
+        """Return the module for vectors of `inputs` numbers; weights are sampled from torch's global generator."""
         return RandomDistillationNetwork(self, inputs)
 
     def build_for_pictures(self, shape: tuple[int, ...]) -> RandomDistillationNetwork:
-        """The module for pictures [H, W] or with channels, which come to it as floats of about unit scale."""
+        """Return the module for images [H, W] or with channels, given as floats of about unit scale."""
         space = gym.spaces.Box(-np.inf, np.inf, shape, np.float32)
         if not is_picture(space) or self.perception.frames > 1:
-            raise EnvSetupError(f"RandomDistillation looks at one picture at a time, not at {shape}")
+            raise EnvSetupError(f"RandomDistillation needs single images, not observations of shape {shape}")
         return RandomDistillationNetwork(self, space)
 
 
 class RandomDistillationNetwork(nn.Module):
-    """Vectors [N, inputs] or pictures [N, ...], of about unit scale → what the predictor says and what it should say.
-
-    Both are [N, F].
-    """
+    """Vectors [N, inputs] or images [N, ...], of about unit scale → prediction and target, both [N, F]."""
 
     def __init__(self, sizes: RandomDistillation, inputs: int | gym.Space):
         super().__init__()
@@ -63,7 +61,7 @@ class RandomDistillationNetwork(nn.Module):
         self.predictor = _network(sizes, inputs, sizes.predictor_sizes)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Prediction and target; no gradient reaches the target."""
+        """Return prediction and target; no gradient reaches the target."""
         return self.predictor(x), self.target(x)
 
 

@@ -1,4 +1,7 @@
-"""From observations to a flat vector of features. Descriptions are values; `build` makes the module."""
+"""Perception: modules that turn observations into flat feature vectors.
+
+Settings are values; `build` makes the module.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 
 from packtrain import trees
 from packtrain.config import configurable
-from packtrain.envs.boundary import space_leaves
+from packtrain.envs.validation import space_leaves
 from packtrain.errors import ConfigError, EnvSetupError
 from packtrain.trees import Tree
 
@@ -22,52 +25,54 @@ from packtrain.trees import Tree
 class Perception(Protocol):
     """Builds a module that maps observations [N, ...] to features [N, width]; the module has `.width`.
 
-    With `frames` above 1 it looks at stacks: pictures reach it as [N, frames, H, W].
+    With `frames` above 1 it takes frame stacks: images [N, frames, H, W].
     """
 
     @property
     def frames(self) -> int:
-        """How many frames it looks at together."""
+        """Return the number of stacked frames."""
 
     def build(self, space: gym.Space) -> nn.Module:
-        """The module for an observation space."""
+        """Return the module for an observation space."""
 
 
 @configurable
 @dataclass(frozen=True)
 class Flatten:
-    """Every leaf of the observation laid flat and put side by side: vectors, one-hot numbers, small pictures."""
+    """Flattens and concatenates all leaves of the observation: vectors, one-hot numbers, small images."""
 
     frames = 1
 
     def build(self, space: gym.Space) -> nn.Module:
-        """A module without parameters."""
+        """Return a module without parameters."""
         return _Flatten(space)
 
 
 @configurable
 @dataclass(frozen=True)
 class Conv:
-    """Convolutions over the one picture of the observation; what else there is, is laid flat beside their output.
+    """Convolutions over the observation's single image; other leaves are flattened and concatenated to their output.
 
     With four frames and three layers (32, 64, 64), (8, 4, 3), (4, 2, 1) these are TorchBeast's shallow AtariNet's.
     """
 
-    frames: int = 1  # looked at together; above 1 for grey pictures [H, W]
+    frames: int = 1  # number of stacked frames; above 1 only for grey images [H, W]
     channels: tuple[int, ...] = (16, 32)
     kernels: tuple[int, ...] = (3, 3)
     strides: tuple[int, ...] = (1, 1)
 
     def __post_init__(self) -> None:
         if not len(self.channels) == len(self.kernels) == len(self.strides) > 0:
-            raise ConfigError("Conv.channels, Conv.kernels and Conv.strides need one number a layer, and a layer")
+            raise ConfigError(
+                "Conv.channels, Conv.kernels and Conv.strides need one number per layer, for at least one layer"
+            )
         if min(*self.channels, *self.kernels, *self.strides) < 1:
             raise ConfigError("Conv.channels, Conv.kernels and Conv.strides must be at least 1")
         if self.frames < 1:
             raise ConfigError(f"Conv.frames = {self.frames} must be at least 1")
 
     def build(self, space: gym.Space) -> nn.Module:
-        """The module; EnvSetupError if there is not exactly one picture."""
+        """Return the module; EnvSetupError unless the observation has exactly one image."""
         return _Pictures(space, self.frames, "Conv", self._layers)
 
     def _layers(self, first: type[nn.Conv2d], channels: int, height: int, width: int) -> tuple[nn.Module, int]:
@@ -78,28 +83,28 @@ class Conv:
             layers += [kind(channels, out, kernel, stride), nn.ReLU(inplace=True)]
             channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
             if height < 1 or width < 1:
-                raise ConfigError(f"Conv.kernels {self.kernels} leave nothing of a picture of shape {shape}")
+                raise ConfigError(f"Conv.kernels {self.kernels} are too large for an image of shape {shape}")
         return nn.Sequential(*layers, nn.Flatten()), channels * height * width
 
 
 @configurable
 @dataclass(frozen=True)
 class ResNet:
-    """IMPALA's deep network over the one picture: sections of a convolution, a halving pool and residual blocks."""
+    """IMPALA's deep network for the observation's image: sections of convolution, max pooling and residual blocks."""
 
-    frames: int = 1  # looked at together; above 1 for grey pictures [H, W]
+    frames: int = 1  # number of stacked frames; above 1 only for grey images [H, W]
     channels: tuple[int, ...] = (16, 32, 32)  # of each section
-    blocks: int = 2  # in each section, two convolutions each
+    blocks: int = 2  # residual blocks per section, two convolutions each
 
     def __post_init__(self) -> None:
         if not self.channels or min(self.channels) < 1:
-            raise ConfigError(f"ResNet.channels = {self.channels} needs one number a section, each at least 1")
+            raise ConfigError(f"ResNet.channels = {self.channels} needs one number per section, each at least 1")
         for name in ("frames", "blocks"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"ResNet.{name} = {getattr(self, name)} must be at least 1")
 
     def build(self, space: gym.Space) -> nn.Module:
-        """The module; EnvSetupError if there is not exactly one picture."""
+        """Return the module; EnvSetupError unless the observation has exactly one image."""
         return _Pictures(space, self.frames, "ResNet", self._layers)
 
     def _layers(self, first: type[nn.Conv2d], channels: int, height: int, width: int) -> tuple[nn.Module, int]:
@@ -124,7 +129,7 @@ class _Flatten(nn.Module):
 
 
 class _ByteConv2d(nn.Conv2d):
-    """A convolution over bytes as if they had been divided by 255: the few weights are, not the many pixels."""
+    """A convolution over bytes that includes the division by 255: the few weights are divided, not the many pixels."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, self.weight / 255, self.bias)
@@ -145,7 +150,7 @@ class _Residual(nn.Module):
 
 
 class _Pictures(nn.Module):
-    """Layers over the picture of an observation, in the memory format convolutions are fastest in."""
+    """Layers for the image of an observation, in the memory format that is fastest for convolutions."""
 
     def __init__(
         self,
@@ -159,13 +164,13 @@ class _Pictures(nn.Module):
         pictures = [i for i, leaf in enumerate(self._spaces) if is_picture(leaf)]
         if len(pictures) != 1:
             raise EnvSetupError(
-                f"{name} looks at one picture, and the observation has {len(pictures)}; "
-                "try ActorCritic.perception = @Flatten()"
+                f"{name} needs exactly one image in the observation, which has {len(pictures)}; try "
+                "ActorCritic.perception = @Flatten()"
             )
         self._picture = pictures[0]
         shape = self._spaces[self._picture].shape
         if frames > 1 and len(shape) != 2:
-            raise EnvSetupError(f"{name}.frames = {frames} stacks grey pictures [H, W], and this one is {shape}")
+            raise EnvSetupError(f"{name}.frames = {frames} stacks grey images [H, W], and this one has shape {shape}")
         self._channels_last = len(shape) == 3 and shape[2] in (1, 3, 4) and shape[0] not in (1, 3, 4)
         channels, height, width = _channel_first(shape, self._channels_last)
         first = _ByteConv2d if self._spaces[self._picture].dtype == np.uint8 else nn.Conv2d
@@ -189,7 +194,7 @@ class _Pictures(nn.Module):
 
 
 def is_picture(space: gym.Space) -> bool:
-    """Whether a leaf of an observation space is a picture, [H, W] or with channels first or last."""
+    """Return whether a leaf of an observation space is an image, [H, W] or with channels first or last."""
     return isinstance(space, gym.spaces.Box) and len(space.shape) in (2, 3)
 
 
@@ -212,7 +217,7 @@ def _width(space: gym.Space) -> int:
 
 
 def _flat(leaf: Tensor, space: gym.Space) -> Tensor:
-    """[N, ...] → [N, width], numbers one-hot."""
+    """Return [N, ...] as [N, width], discrete numbers one-hot."""
     one_hot = torch.nn.functional.one_hot
     if isinstance(space, gym.spaces.Discrete):
         return one_hot(leaf.long() - int(space.start), int(space.n)).float()
@@ -220,4 +225,4 @@ def _flat(leaf: Tensor, space: gym.Space) -> Tensor:
         columns = (leaf.long() - torch.as_tensor(space.start, device=leaf.device)).flatten(1)
         sizes = [int(n) for n in space.nvec.flatten()]
         return torch.cat([one_hot(columns[:, i], n) for i, n in enumerate(sizes)], -1).float()
-    return _scaled(leaf).reshape(len(leaf), -1)  # a Box may have no axes: [N] → [N, 1]
+    return _scaled(leaf).reshape(leaf.shape[0], -1)  # a Box may have no axes: [N] → [N, 1]

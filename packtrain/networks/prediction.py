@@ -1,6 +1,6 @@
-"""Networks that planners ask: a torso over the observation and one linear layer for each thing asked.
+"""Networks for planners: a torso over the observation and one linear layer for each requested head.
 
-Weights begin as Keras draws them (Glorot uniform, biases 0), so that the numbers of earlier studies carry over.
+Weights are initialised as in Keras (Glorot uniform, biases 0), so that hyper-parameters of earlier studies apply.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Literal, Protocol
 
 import gymnasium as gym
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from packtrain import trees
 from packtrain.config import configurable
-from packtrain.envs.boundary import space_leaves
+from packtrain.envs.validation import space_leaves
 from packtrain.errors import ConfigError, EnvSetupError
 from packtrain.networks.ensembles import EnsembleNetwork
 from packtrain.networks.perception import Flatten
@@ -30,13 +32,13 @@ class Torso(Protocol):
     """Builds a module that maps observations [N, ...] to features [N, width]; the module has `.width`."""
 
     def build(self, space: gym.Space) -> nn.Module:
-        """The module for an observation space."""
+        """Return the module for an observation space."""
 
 
 @configurable
 @dataclass(frozen=True)
 class Mlp:
-    """Every leaf of the observation laid flat, then fully connected layers."""
+    """Flattens all leaves of the observation, then applies fully connected layers."""
 
     hidden_sizes: tuple[int, ...] = (32,)
     activation: Activation = "relu"
@@ -46,7 +48,7 @@ class Mlp:
             raise ConfigError(f"Mlp.hidden_sizes = {self.hidden_sizes} must be at least 1 each")
 
     def build(self, space: gym.Space) -> nn.Module:
-        """The module."""
+        """Return the module for an observation space."""
         flat = Flatten().build(space)
         widths = [int(flat.width), *self.hidden_sizes]  # type: ignore[arg-type]
         layers = [[nn.Linear(a, b), _ACTIVATIONS[self.activation]()] for a, b in itertools.pairwise(widths)]
@@ -58,14 +60,14 @@ class Mlp:
 class ConvNet:
     """Convolutions of 3 × 3 that keep the board's size, then one fully connected layer.
 
-    Boards are planes, [height, width, planes] as our environments show them.
+    Boards are planes, [height, width, planes], as in the built-in environments.
     """
 
     n_conv_layers: int = 5
-    d_conv: int = 64  # channels of each
-    d_ff: int = 128  # units of the fully connected layer; 0 for none
+    d_conv: int = 64  # channels of each layer
+    d_ff: int = 128  # units of the fully connected layer; 0: no such layer
     activation: Activation = "relu"
-    global_average_pooling: bool = False  # before the fully connected layer, instead of laying the board flat
+    global_average_pooling: bool = False  # before the fully connected layer, instead of flattening the board
     stride: int = 1
     residual: bool = False  # add the input of each layer but the first to its output
 
@@ -79,13 +81,11 @@ class ConvNet:
             raise ConfigError(f"ConvNet.residual needs boards that keep their size, and ConvNet.stride = {self.stride}")
 
     def build(self, space: gym.Space) -> nn.Module:
-        """The module; EnvSetupError if the observation is not one board."""
+        """Return the module; EnvSetupError unless the observation is a single board."""
         leaves = trees.flatten(space_leaves(space))
         shape = leaves[0].shape
         if len(leaves) != 1 or not isinstance(leaves[0], gym.spaces.Box) or shape is None or len(shape) != 3:
-            raise EnvSetupError(
-                f"ConvNet looks at one board [height, width, planes], and the observation is {space}; try Mlp"
-            )
+            raise EnvSetupError(f"ConvNet needs a board [height, width, planes] as observation, not {space}; try Mlp")
         height, width, planes = shape
         layers: list[nn.Module] = [_PlanesFirst()]
         for index in range(self.n_conv_layers):
@@ -104,10 +104,11 @@ class ConvNet:
 @configurable
 @dataclass(frozen=True)
 class Prediction:
-    """A network for whatever is asked of it."""
+    """A network with a torso and the heads that a planner requests."""
 
     torso: Torso = Mlp()
-    zero_heads: bool = False  # all answers are 0 before learning
+    zero_heads: bool = False  # initialise the heads with 0, so that all outputs are 0 before training
+    weights: str | None = None  # .safetensors file to begin with, such as RUN/checkpoints/STEP/weights.safetensors
 
     @property
     def members(self) -> int:
@@ -115,17 +116,23 @@ class Prediction:
         return 1
 
     def build(self, space: gym.Space, heads: dict[str, int]) -> PredictionNetwork:
-        """The module; weights are drawn from torch's global generator."""
-        return PredictionNetwork(self, space, heads)
+        """Return the module; weights are sampled from torch's global generator, or read from a file.
+
+        Without a trainer (`DummyTrainer`) weights from a file stay as they are: a frozen policy.
+        """
+        network = PredictionNetwork(self, space, heads)
+        if self.weights is not None:
+            load_weights(network, self.weights)
+        return network
 
 
 @configurable
 @dataclass(frozen=True)
 class EnsemblePrediction:
-    """K separate fully connected networks, for planners that ask for one number of each of K members.
+    """K separate fully connected networks, for planners that request one number of each of K members.
 
-    All layers are stacked, so a forward pass of all members is one batched product a layer. Each member learns from
-    batches of its own.
+    All layers are stacked, so a forward pass of all members is one batched product per layer. Each member trains on its
+    own batches.
     """
 
     members: int = 20  # K, the outputs of each head
@@ -138,11 +145,11 @@ class EnsemblePrediction:
             raise ConfigError(f"EnsemblePrediction.hidden_sizes = {self.hidden_sizes} must be at least 1 each")
 
     def build(self, space: gym.Space, heads: dict[str, int]) -> EnsemblePredictionNetwork:
-        """Return the module; its weights are drawn from torch's global generator."""
+        """Return the module; its weights are sampled from torch's global generator."""
         for head, outputs in heads.items():
             if outputs != self.members:
                 raise ConfigError(
-                    f"EnsemblePrediction.members = {self.members}, and the planner asks for {outputs} outputs of head "
+                    f"EnsemblePrediction.members = {self.members}, but the planner requests {outputs} outputs of head "
                     f"{head!r}: set both to the same number"
                 )
         return EnsemblePredictionNetwork(self, space, heads)
@@ -151,7 +158,7 @@ class EnsemblePrediction:
 class PredictionNetwork(nn.Module):
     """Observations [N, ...] → {head: [N, outputs]}."""
 
-    members = 1  # networks with batches of their own
+    members = 1  # networks with separate batches
 
     def __init__(self, sizes: Prediction, space: gym.Space, heads: dict[str, int]):
         super().__init__()
@@ -169,17 +176,46 @@ class PredictionNetwork(nn.Module):
                     head.weight.zero_()  # type: ignore[operator]
 
     def forward(self, obs: Tree) -> dict[str, Tensor]:
-        """All heads."""
+        """Return the outputs of all heads."""
         features = self.torso(obs)
         return {name: head(features) for name, head in self.heads.items()}
 
     def on_batch(self, obs: Tree) -> dict[str, Tensor]:
-        """Return the outputs that learn from a batch of B steps, {head: [B, outputs]}."""
+        """Return the outputs to train on a batch of B steps, {head: [B, outputs]}."""
         return self(obs)
 
 
+def load_weights(network: nn.Module, file: str) -> None:
+    """Load a network's weights from a safetensors file, which may hold others too; ConfigError if they do not fit.
+
+    Names in the file may have a prefix in front of the network's own, as in checkpoints.
+    """
+    try:
+        found = load_file(file)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ConfigError(f"Prediction.weights = {file!r} cannot be read: {error}") from error
+    own = network.state_dict()
+    first = next(iter(own))
+    prefixes = [name.removesuffix(first) for name in found if name.endswith(first)]
+    fitting = [prefix for prefix in prefixes if all(f"{prefix}{name}" in found for name in own)]
+    if len(fitting) != 1:
+        held = ", ".join(sorted(found)[:4]) or "nothing"
+        raise ConfigError(
+            f"Prediction.weights = {file!r} has {len(fitting)} networks with the tensors {', '.join(own)}, and 1 is "
+            f"needed; it holds {held}"
+        )
+    for name, leaf in own.items():
+        given = found[f"{fitting[0]}{name}"]
+        if given.shape != leaf.shape:
+            raise ConfigError(
+                f"Prediction.weights = {file!r} has {name} of shape {tuple(given.shape)}, and the network needs "
+                f"{tuple(leaf.shape)}"
+            )
+    network.load_state_dict({name: found[f"{fitting[0]}{name}"] for name in own})
+
+
 class EnsemblePredictionNetwork(nn.Module):
-    """Observations [N, ...] → {head: [N, K]}, one number of each member."""
+    """Observations [N, ...] → {head: [N, K]}, one number per member."""
 
     def __init__(self, sizes: EnsemblePrediction, space: gym.Space, heads: dict[str, int]):
         super().__init__()
@@ -189,7 +225,7 @@ class EnsemblePredictionNetwork(nn.Module):
 
     @property
     def members(self) -> int:
-        """Return the number of networks, each of which learns from batches of its own."""
+        """Return the number of networks, each of which trains on its own batches."""
         return self.ensemble.members
 
     @property
@@ -203,16 +239,16 @@ class EnsemblePredictionNetwork(nn.Module):
         return {name: answer[..., 0].T for name, answer in answers.items()}
 
     def on_batch(self, obs: Tree) -> dict[str, Tensor]:
-        """Return the outputs that learn from a batch of B steps, {head: [B, 1]}: step b belongs to member b mod K."""
+        """Return the outputs to train on a batch of B steps, {head: [B, 1]}: step b belongs to member b mod K."""
         flat = self.flat(obs)
         if len(flat) % self.members:
-            raise ConfigError(f"a batch of {len(flat)} steps cannot be dealt out to {self.members} members evenly")
+            raise ConfigError(f"a batch of {len(flat)} steps cannot be divided evenly among {self.members} members")
         own = flat.unflatten(0, (-1, self.members)).transpose(0, 1)  # [B, D] → [K, B / K, D]
         return {name: answer.transpose(0, 1).flatten(0, 1) for name, answer in self.ensemble(own).items()}
 
 
 def _glorot(weight: Tensor) -> None:
-    """U(−a, a) with a = √(6 / (fan in + fan out)), in place whatever the memory format."""
+    """Initialise with U(−a, a), a = √(6 / (fan in + fan out)), in place for any memory format."""
     field = math.prod(weight.shape[2:])
     bound = math.sqrt(6 / (field * (weight.shape[0] + weight.shape[1])))
     weight.copy_(torch.empty(weight.shape).uniform_(-bound, bound))
@@ -228,7 +264,7 @@ class _Body(nn.Module):
 
 
 class _PlanesFirst(nn.Module):
-    """[N, H, W, C] → [N, C, H, W]; the planes stay last in memory, which is how convolutions are fastest."""
+    """[N, H, W, C] → [N, C, H, W]; the planes stay last in memory, which is fastest for convolutions."""
 
     def forward(self, obs: Tree) -> Tensor:
         return trees.front(obs).float().permute(0, 3, 1, 2)

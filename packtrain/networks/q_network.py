@@ -1,4 +1,4 @@
-"""Values of every action: perception, optionally an LSTM, two dueling streams; once, or twice for intrinsic rewards.
+"""Q networks: perception, optionally an LSTM, dueling streams; one network, or a second one for intrinsic rewards.
 
 R2D2: Kapturowski et al. 2019. Dueling streams: Wang et al. 2016 (arXiv:1511.06581). Two separate networks and the arm
 as an input: Agent57, Badia et al. 2020 (arXiv:2003.13350).
@@ -24,33 +24,33 @@ from packtrain.types import Spec
 
 
 class QOutput(NamedTuple):
-    """What the network says of T rows."""
+    """Outputs of the network for T rows."""
 
-    values: Tensor  # [T, B, A] of extrinsic rewards, or of the only ones
+    values: Tensor  # [T, B, A] of extrinsic rewards, or of the weighted sum
     carry: Tree  # after the last row; () without an LSTM
-    intrinsic_values: Tensor | None = None  # [T, B, A] of intrinsic rewards, where they have their own network
+    intrinsic_values: Tensor | None = None  # [T, B, A] of intrinsic rewards, if they have their own network
 
 
 @configurable
 @dataclass(frozen=True)
 class QNetwork:
-    """Sizes of the network; R2D2's unless said otherwise.
+    """Sizes of the network; defaults are R2D2's.
 
     marltas' are `lstm_size = 128`, `dueling_size = 128` without the last action and reward; for vectors
-    `hidden_sizes = (32, 128)` and `dueling_size = 32`. Its feed-forward ones have `hidden_sizes = (512,)` for pictures
+    `hidden_sizes = (32, 128)` and `dueling_size = 32`. Its feed-forward ones have `hidden_sizes = (512,)` for images
     and `(32, 64)` for vectors.
     """
 
-    perception: Perception | None = None  # None: DQN's convolutions over a picture, anything else laid flat
+    perception: Perception | None = None  # None: DQN's convolutions for an image, otherwise flattened
     hidden_sizes: tuple[int, ...] | None = None  # after perception; None: (), or (512,) for vectors or without an LSTM
     recurrent: bool = True
     lstm_size: int = 512
-    dueling_size: int | None = 512  # hidden units of each stream; None: one linear layer gives all values
-    use_last_action: bool = True  # one-hot beside the features
-    use_last_reward: bool = True  # clipped to [−1, 1] beside the features
-    use_last_intrinsic: bool = False  # the last intrinsic reward r as sign(r) log(1 + |r|) beside the features
-    arms: int = 0  # one-hot of the arm, one of as many, beside the features; 0: none
-    separate_intrinsic: bool = False  # a second network, with its own LSTM, values intrinsic rewards
+    dueling_size: int | None = 512  # hidden units of each dueling stream; None: one linear layer, no dueling
+    use_last_action: bool = True  # concatenate the last action, one-hot, to the features
+    use_last_reward: bool = True  # concatenate the last reward, clipped to [−1, 1], to the features
+    use_last_intrinsic: bool = False  # concatenate sign(r) log(1 + |r|) of the last intrinsic reward r
+    arms: int = 0  # number of arms, concatenated one-hot to the features; 0: none
+    separate_intrinsic: bool = False  # use a second network, with its own LSTM, for intrinsic rewards
     initialisation: Literal["default", "orthogonal"] = "default"  # PyTorch's; gain √2 before a ReLU, else 1, biases 0
 
     def __post_init__(self) -> None:
@@ -64,16 +64,19 @@ class QNetwork:
             raise ConfigError(f"QNetwork.arms = {self.arms} must not be negative")
 
     def build(self, spec: Spec) -> QValueNetwork:
-        """The module; EnvSetupError unless actions are a choice. Weights are drawn from torch's global generator."""
+        """Return the module; EnvSetupError unless actions are discrete.
+
+        Weights are sampled from torch's global generator.
+        """
         return QValueNetwork(self, spec)
 
 
 class QValueNetwork(nn.Module):
     """obs, first, last action, last reward [T, B] and a carry → values of all actions, carry.
 
-    `context` rows stand in front of obs and first: what a stack of frames at row 0 reaches back to. The carry is that
-    of the LSTM; of both, by name, where intrinsic rewards have their own network. With `precision` set, perception and
-    the fully connected layers compute in it; core, heads and all that follows stay float32.
+    `context` rows precede row 0 of obs and first, for frame stacks. The carry is that of the LSTM; with separate
+    networks, a dict of both carries. With `precision` set, perception and the fully connected layers compute in it; the
+    LSTM and the heads stay float32.
     """
 
     precision: torch.dtype | None = None
@@ -81,7 +84,7 @@ class QValueNetwork(nn.Module):
     def __init__(self, sizes: QNetwork, spec: Spec):
         super().__init__()
         if not isinstance(spec.action, gym.spaces.Discrete):
-            raise EnvSetupError(f"QNetwork values a choice of actions, and the action space is {spec.action}")
+            raise EnvSetupError(f"QNetwork needs discrete actions, but the action space is {spec.action}")
         self.obs_space = spec.obs
         self.sizes = sizes
         self.actions = int(spec.action.n)
@@ -94,11 +97,11 @@ class QValueNetwork(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Return the device of the network."""
         return next(self.parameters()).device
 
     def initial_carry(self, batch: int) -> Tree:
-        """The carry before the first row of a run."""
+        """Return the carry before the first row of a run."""
         if self.extrinsic.core is None:
             return ()
         carry = self.extrinsic.core.initial_carry(batch, self.device)
@@ -118,7 +121,7 @@ class QValueNetwork(nn.Module):
         arm: Tensor | None = None,
         padded: bool = False,
     ) -> QOutput:
-        """T rows at once. What came last is ignored where `first`.
+        """Compute T rows at once. The last action and rewards are ignored where `first`.
 
         Args:
           obs: [C+T, B, ...], C context rows in front.
@@ -128,7 +131,8 @@ class QValueNetwork(nn.Module):
           carry: before row 0.
           last_intrinsic: [T, B], if `use_last_intrinsic`.
           arm: [T, B] int64, if `arms`.
-          padded: only padding stands before a reset, as in sequences from a replay: nothing waits for the device.
+          padded: all rows before a reset are padding, as in replayed sequences; then nothing synchronises with the
+            device.
         """
         beside = self._beside(first[self.context :], last_action, last_reward, last_intrinsic, arm)
         if self.intrinsic is None:
@@ -142,7 +146,10 @@ class QValueNetwork(nn.Module):
     def _beside(
         self, first: Tensor, action: Tensor, reward: Tensor, intrinsic: Tensor | None, arm: Tensor | None
     ) -> list[Tensor]:
-        """What goes in beside the features, each [T, B, ...]. Filled, not multiplied: anything may stand at a reset."""
+        """Return the inputs concatenated to the features, each [T, B, ...].
+
+        Rows at a reset are masked, as they may be NaN.
+        """
         inputs = []
         if self.sizes.use_last_reward:
             inputs.append(reward.float().clamp(-1, 1).masked_fill(first, 0.0).unsqueeze(-1))
@@ -159,7 +166,7 @@ class QValueNetwork(nn.Module):
 
 
 class _Values(nn.Module):
-    """One network: torso, core, heads."""
+    """One network: torso, LSTM, heads."""
 
     def __init__(self, sizes: QNetwork, space: gym.Space, beside: int, actions: int):
         super().__init__()

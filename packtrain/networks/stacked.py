@@ -1,10 +1,10 @@
-"""Small networks of several runs and members as one: weights lie side by side, and one batched product serves all.
+"""Small networks of several runs and members as one: weights are stacked, and one batched product computes all.
 
-Every parameter and buffer here has an axis in front: R runs, each with its K members, R·K in all. A run by itself is
-R = 1; `join` lays the modules of several runs into the memory of one, so that an update of all of them launches what an
-update of one would, while each keeps a module of its own to act with and to be saved.
+Every parameter and buffer here has a leading axis: R runs with K members each, R·K in total. A single run is R = 1.
+`join` moves the modules of several runs into the memory of one, so that an update of all runs launches as many kernels
+as an update of one. Each run keeps its own module for acting and checkpoints.
 
-Letters beside those of `types`: R runs, N rows of a batch.
+Letters in addition to those of `types`: R runs, N rows of a batch.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from torch import Tensor, nn
 M = TypeVar("M", bound=nn.Module)
 Initialisation = Literal["glorot", "original"]
 Activation = Literal["relu", "silu", "elu"]
-_ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {  # and without a copy
+# Activation, and the same in place.
+_ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "relu": (torch.relu, torch.relu_),
     "silu": (nn.functional.silu, partial(nn.functional.silu, inplace=True)),
     "elu": (nn.functional.elu, partial(nn.functional.elu, inplace=True)),
 }
-_LANE = 128  # rows that are worth a lane of their own
-_NARROW = 16  # columns: products of a CPU that give fewer of them are slow, those that give a few rows are not
+_LANE = 128  # minimum number of rows per lane
+_NARROW = 16  # outputs: CPU products with fewer columns are slow; products with few rows are not
 
 
 @dataclass(frozen=True)
 class StackedMlp:
     """Sizes of an ensemble of fully connected networks.
 
-    First weights are Glorot's, uniform, biases 0. `original` draws an ensemble's in ±√(6 / (K (inputs + outputs))), as
-    the released STEVE does: TensorFlow took its members for a receptive field.
+    Weights are initialised with Glorot's uniform distribution, biases with 0. `original` uses ±√(6 / (K (inputs +
+    outputs))) for an ensemble, as the released STEVE does, since TensorFlow treats the member axis as a receptive
+    field.
     """
 
     members: int = 1  # K
@@ -47,7 +49,7 @@ class StackedMlp:
     initialisation: Initialisation = "glorot"
 
     def build(self, inputs: int, outputs: int) -> StackedNetwork:
-        """The module of one run; weights are drawn from torch's global generator."""
+        """Return the module of one run; weights are sampled from torch's global generator."""
         return StackedNetwork(self, inputs, outputs)
 
 
@@ -76,16 +78,17 @@ class StackedNetwork(nn.Module):
 
     @torch.no_grad()
     def pack(self) -> None:
-        """Copy the weights as they are now: passes without a gradient use these copies until the next call.
+        """Copy the current weights into packed form: passes without a gradient use these copies until the next call.
 
-        Copies of hidden layers are float16, which rounds to 10 bits as TF32 does, but overflows beyond 65,504: such
-        an output is not finite. The last layer is float32, and so is its output: in float16 values near 600 would be
-        multiples of 0.5. max(x + b, 0) is max(x, −b) + b, and the next layer can add b as well as this one: with biases
-        folded so, a hidden layer is a product and a maximum. Nothing is done where nothing was written since.
+        Copies of hidden layers are float16, which rounds to 10 bits as TF32 does, but overflows beyond 65,504; such an
+        output is not finite. The last layer and its output are float32: in float16, values near 600 would be multiples
+        of 0.5. Biases are folded into the next layer, max(x + b, 0) = max(x, −b) + b, so that a hidden layer is a
+        product and a maximum. Nothing is copied if the weights have not changed.
         """
         count = len(self.weights)
         weights, biases = self._leaves[:count], self._leaves[count : 2 * count]
-        versions = [leaf._version for leaf in (*weights, *biases)]  # of these, not of what else lies there
+        # Of the parameters themselves, which may share their storage.
+        versions = [leaf._version for leaf in (*weights, *biases)]
         if not self._simple or versions == self._packed_versions:
             return
         self._packed_versions = versions
@@ -96,28 +99,28 @@ class StackedNetwork(nn.Module):
         if self._packed is None:
             halves = [[*(leaf.half() for leaf in kind[:-1]), kind[-1].clone()] for kind in (weights, folded)]
             self._packed = (halves[0], halves[1])
-        else:  # in place: captured updates read them where they lie
+        else:  # in place: captured updates read the copies at fixed addresses
             for mine, new in zip((*self._packed[0], *self._packed[1]), (*weights, *folded), strict=True):
                 mine.copy_(new)
 
     def _look_up(self) -> None:
-        """Note the parameters: asking a ParameterList for each takes as long as a small product."""
+        """Cache the list of parameters: accessing a ParameterList takes as long as a small product."""
         self._leaves: list[Tensor] = [*self.weights, *self.biases, *self.gains, *self.shifts]
 
     def _apply(self, fn: Any, recurse: bool = True) -> StackedNetwork:
-        """Another device or dtype: the parameters may be others."""
+        """Refresh the cached parameters after a change of device or dtype."""
         super()._apply(fn, recurse)
         self._packed = self._packed_versions = None
         self._look_up()
         return self
 
     def forward(self, x: Tensor, learns: bool = True, given: int = 0) -> Tensor:
-        """All members.
+        """Return the outputs of all members.
 
         Args:
-          x: what they are asked.
-          learns: False: no gradient reaches their weights, only what they are asked.
-          given: so many numbers of x, from the first on, want no gradient; it may be 0 there.
+          x: inputs.
+          learns: False: no gradient for the weights, only for the inputs.
+          given: number of leading inputs whose gradient is not needed; it may be 0 there.
         """
         runs, rows = len(x), x.shape[-2]
         if x.ndim == 3:
@@ -139,11 +142,11 @@ class StackedNetwork(nn.Module):
         return x.reshape(runs, self.members, rows, x.shape[-1])
 
     def _fusable(self, x: Tensor, leaves: list[Tensor]) -> Tensor:
-        """The same in parts that a compiler can join: what stands between two products becomes one kernel."""
+        """Compute the same from operations that a compiler can fuse into one kernel between two products."""
         count = len(self.weights)
         for layer in range(count):
             weight, bias = leaves[layer], leaves[count + layer]
-            if weight.shape[-1] == 1:  # a sum of products, which goes into the kernel before it
+            if weight.shape[-1] == 1:  # a sum of products, which is fused into the kernel before it
                 x = (x * weight.mT).sum(-1, keepdim=True) + bias
             else:
                 x = torch.bmm(x, weight) + bias
@@ -175,10 +178,11 @@ class StackedNetwork(nn.Module):
 
 
 def _in_lanes(x: Tensor) -> Tensor:
-    """A lone network's rows [1, N, inputs], dealt out to the threads of a CPU: [lanes, N / lanes, inputs].
+    """Divide the rows [1, N, inputs] of a single network among the threads of a CPU: [lanes, N / lanes, inputs].
 
-    Products and what stands between them are divided alike then, and a thread goes on with the rows that it has made.
-    Otherwise products may be divided by columns, and every layer waits for rows from the caches of other cores.
+    Products and elementwise operations are then divided alike, and a thread continues with the rows that it has
+    computed. Otherwise products may be divided by columns, and every layer waits for rows from the caches of other
+    cores.
     """
     lanes = torch.get_num_threads()
     if lanes == 1 or len(x) > 1 or x.is_cuda or x.shape[1] % lanes or x.shape[1] < lanes * _LANE:
@@ -187,11 +191,11 @@ def _in_lanes(x: Tensor) -> Tensor:
 
 
 class _Layers(torch.autograd.Function):
-    """Linear layers with ReLUs between them as one step of autograd: on a CPU half its time would be bookkeeping."""
+    """Linear layers with ReLUs as one autograd function: on a CPU, autograd's overhead would be half of the time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, given: int, *leaves: Tensor) -> Tensor:
-        """All layers; what goes into each is kept."""
+        """Compute all layers and save their inputs."""
         count = len(leaves) // 2
         inputs = [x]
         for layer in range(count):
@@ -206,7 +210,7 @@ class _Layers(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Layer by layer, from the last; weights that do not learn cost nothing."""
+        """Backpropagate from the last layer; weights that need no gradient cost nothing."""
         count = len(ctx.saved_tensors) // 2
         inputs, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         found: list[Tensor | None] = [None] * (2 * count)
@@ -217,7 +221,7 @@ class _Layers(torch.autograd.Function):
                 found[count + layer] = gradient.reshape(len(weights[layer]), -1, gradient.shape[-1]).sum(1, True)
             if layer:
                 gradient = _input_gradient(gradient, weights[layer])
-                # in place: nobody else has seen it
+                # in place: no other code has a reference to it
                 torch.ops.aten.threshold_backward.grad_input(gradient, inputs[layer], 0, grad_input=gradient)
         if not ctx.needs_input_grad[0]:
             return (None, None, *found)
@@ -228,7 +232,7 @@ class _Layers(torch.autograd.Function):
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """One layer of all members: x · weight + bias, [R·K, N, outputs]."""
+    """Return x · weight + bias of one layer of all members, [R·K, N, outputs]."""
     weight = _for_lanes(weight, x)
     if _is_wide(weight):
         return torch.baddbmm(bias, x, weight)
@@ -236,12 +240,12 @@ def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _weight_gradient(x: Tensor, gradient: Tensor) -> Tensor:
-    """Of what `_layer` gave, towards its weight."""
+    """Return the gradient of `_layer` with respect to its weight."""
     return torch.bmm(x.mT, gradient) if _is_wide(gradient) else torch.bmm(gradient.mT, x).mT
 
 
 def _input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
-    """Towards its input."""
+    """Return the gradient of `_layer` with respect to its input."""
     weight = _for_lanes(weight, gradient)
     if weight.shape[-1] == 1 and not weight.is_cuda:
         return gradient * weight.mT
@@ -249,12 +253,12 @@ def _input_gradient(gradient: Tensor, weight: Tensor) -> Tensor:
 
 
 def _for_lanes(weight: Tensor, rows: Tensor) -> Tensor:
-    """The same weights for each lane, [lanes, inputs, outputs]; where there are none, as they are."""
+    """Return the weights repeated for each lane, [lanes, inputs, outputs]; unchanged without lanes."""
     return weight.expand(len(rows), -1, -1)
 
 
 def _of_all_lanes(gradients: Tensor, weight: Tensor) -> Tensor:
-    """The sum of what the rows of each lane give; where there are none, as it is."""
+    """Return the sum of the lanes' gradients; unchanged without lanes."""
     return gradients if gradients.shape == weight.shape else sum(gradients.split(1)[1:], gradients[:1])
 
 
@@ -263,7 +267,7 @@ def _is_wide(columns: Tensor) -> bool:
 
 
 def join(modules: Sequence[M]) -> M:
-    """One module for all runs. The given ones stay what they are, but lie in its memory from now on: R·K in front."""
+    """Return one module for all runs. The given modules stay usable; their parameters become views into its memory."""
     if len(modules) == 1:
         return modules[0]
     joint = copy.deepcopy(modules[0])

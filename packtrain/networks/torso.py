@@ -1,4 +1,4 @@
-"""What Q-networks and embeddings share: T rows of observations to T rows of features, frame stacks included."""
+"""Torso of Q networks and embeddings: T rows of observations → T rows of features, including frame stacks."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import torch
 from torch import Tensor, nn
 
 from packtrain import trees
-from packtrain.envs.boundary import space_leaves
+from packtrain.envs.validation import space_leaves
 from packtrain.networks.frames import stack_frames
 from packtrain.networks.perception import Conv, Flatten, Perception, is_picture
 from packtrain.trees import Tree
 
 NATURE = Conv(channels=(32, 64, 64), kernels=(8, 4, 3), strides=(4, 2, 1))
-"""The convolutions of Mnih et al. 2015, which R2D2, NGU and Agent57 took over, over one frame."""
+"""The convolutions of Mnih et al. 2015, also used by R2D2, NGU and Agent57, over one frame."""
 
 
 def perception_for(space: gym.Space) -> Perception:
-    """Convolutions where the observation has a picture, else everything laid flat."""
+    """Return convolutions if the observation has an image, otherwise flattening."""
     return NATURE if any(is_picture(leaf) for leaf in trees.flatten(space_leaves(space))) else Flatten()
 
 
 class Torso(nn.Module):
     """obs [C+T, B, ...] → features [T, B, width]: perception, then fully connected layers, each with a ReLU.
 
-    `context` rows stand in front of obs and first: what a stack of frames at row 0 reaches back to.
+    `context` rows precede row 0 of obs and first, for frame stacks.
     """
 
     def __init__(self, perception: Perception, layers: tuple[int, ...], space: gym.Space, linear_output: bool = False):
         """Build the layers.
 
         Args:
-          perception: what observations go through first.
+          perception: first stage of the torso.
           layers: widths of the fully connected layers.
           space: of observations.
-          linear_output: leave out the ReLU behind the last fully connected layer.
+          linear_output: omit the ReLU after the last fully connected layer.
         """
         super().__init__()
         self.context = perception.frames - 1
@@ -50,12 +50,12 @@ class Torso(nn.Module):
         self.width = widths[-1]
 
     def forward(self, obs: Tree, first: Tensor, precision: torch.dtype | None = None) -> Tensor:
-        """Features, float32, of all rows but the context.
+        """Return features, float32, of all rows but the context.
 
         Args:
           obs: [C+T, B, ...].
           first: [C+T, B] bool.
-          precision: to compute in; None for float32.
+          precision: dtype to compute in; None: float32.
         """
         if self.context:
             obs = trees.map(lambda leaf, picture: self._rows(leaf, picture, first, precision), obs, self._pictures)
@@ -67,7 +67,7 @@ class Torso(nn.Module):
         return features.float().unflatten(0, shape)
 
     def _rows(self, leaf: Tensor, picture: bool, first: Tensor, precision: torch.dtype | None) -> Tensor:
-        """A leaf of [C+T, B, ...] as its last T rows, pictures as stacks."""
+        """Return the last T rows of a leaf [C+T, B, ...], images as frame stacks."""
         if not picture:
             return leaf[self.context :]
         return stack_frames(leaf, first, self.context + 1, precision or torch.float32)
@@ -75,7 +75,10 @@ class Torso(nn.Module):
 
 @torch.no_grad()
 def initialise_orthogonally(network: nn.Module, plain: tuple[nn.Module, ...] = ()) -> None:
-    """Orthogonal weights: gain √2, as before a ReLU, or 1 for the `plain` ones; biases 0. LSTMs stay as they are."""
+    """Initialise weights orthogonally: gain √2, as before a ReLU, or 1 for the `plain` ones; biases 0.
+
+    LSTMs are left unchanged.
+    """
     for module in network.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             weight = torch.empty(module.weight.shape)  # torch's function refuses weights stored channels last

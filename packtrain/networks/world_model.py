@@ -1,6 +1,7 @@
-"""What comes next, guessed by an ensemble: the next observation, the reward, the end.
+"""Ensembles that predict the next observation, the reward and termination, for planners with discrete actions.
 
-Two kinds, with the same face: one guesses the change of every coordinate, the other the class of every factor.
+There are two kinds with the same interface: one predicts the change of every coordinate, the other the class of every
+factor.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from packtrain.config import configurable
-from packtrain.envs import factors as parts
-from packtrain.envs.factors import Factors
+from packtrain.envs import categorical_factors as parts
+from packtrain.envs.categorical_factors import Factors
 from packtrain.errors import ConfigError, EnvSetupError
 from packtrain.networks.ensembles import EnsembleMlp, EnsembleNetwork
 
@@ -22,12 +23,15 @@ from packtrain.networks.ensembles import EnsembleMlp, EnsembleNetwork
 @configurable
 @dataclass(frozen=True)
 class WorldModel:
-    """An ensemble over vectors of observations and one-hot actions."""
+    """An ensemble over observation vectors and one-hot actions that predicts the change of every coordinate."""
 
     ensemble: EnsembleMlp = EnsembleMlp()
 
     def build(self, observation_space: gym.Space, action_space: gym.Space, factors: Factors = ()) -> WorldModelNetwork:
-        """The module; EnvSetupError unless observations are vectors and actions are a choice. Factors do not matter."""
+        """Return the module; EnvSetupError unless observations are vectors and actions are discrete.
+
+        Factors are ignored.
+        """
         width, actions = _sizes("WorldModel", observation_space, action_space)
         return WorldModelNetwork(self.ensemble, width, actions)
 
@@ -35,14 +39,14 @@ class WorldModel:
 @configurable
 @dataclass(frozen=True)
 class FactoredWorldModel:
-    """An ensemble over one-hot factors and actions that guesses the class of every factor in the next observation.
+    """An ensemble over one-hot factors and actions that predicts the class of every factor in the next observation.
 
-    The next class itself is guessed, not whether it changes: a guess of changes has "no change" for an easy answer,
-    and where that is wrong it is a false loop, which hides all that lies behind it.
+    It predicts the next class itself, not whether it changes: a model of changes easily predicts "no change", and where
+    that is wrong it is a false loop, which hides all states behind it.
     """
 
     ensemble: EnsembleMlp = EnsembleMlp()
-    prior_scale: float = 0.0  # times the output of random networks that never learn, added to every head
+    prior_scale: float = 0.0  # scale of fixed random networks (priors), added to every head
 
     def __post_init__(self) -> None:
         if not self.prior_scale >= 0:
@@ -51,7 +55,7 @@ class FactoredWorldModel:
     def build(
         self, observation_space: gym.Space, action_space: gym.Space, factors: Factors
     ) -> FactoredWorldModelNetwork:
-        """The module; EnvSetupError unless observations are vectors made of the factors and actions are a choice."""
+        """Return the module; EnvSetupError unless observations are vectors of the factors and actions are discrete."""
         width, actions = _sizes("FactoredWorldModel", observation_space, action_space)
         parts.checked(factors, width, "FactoredWorldModel")
         return FactoredWorldModelNetwork(self.ensemble, factors, actions, self.prior_scale)
@@ -59,9 +63,9 @@ class FactoredWorldModel:
 
 def _sizes(owner: str, observation_space: gym.Space, action_space: gym.Space) -> tuple[int, int]:
     if not isinstance(observation_space, gym.spaces.Box) or len(observation_space.shape) != 1:
-        raise EnvSetupError(f"{owner} looks at vectors, and the observation is {observation_space}")
+        raise EnvSetupError(f"{owner} needs vectors as observations, not {observation_space}")
     if not isinstance(action_space, gym.spaces.Discrete):
-        raise EnvSetupError(f"{owner} needs a choice of actions, and the action space is {action_space}")
+        raise EnvSetupError(f"{owner} needs discrete actions, but the action space is {action_space}")
     return observation_space.shape[0], int(action_space.n)
 
 
@@ -75,41 +79,41 @@ class WorldModelNetwork(nn.Module):
 
     @property
     def members(self) -> int:
-        """How many networks guess."""
+        """Return the number of members."""
         return self.ensemble.members
 
     def guess(self, obs: Tensor, action: Tensor) -> dict[str, Tensor]:
-        """The guesses of all members, members first, for obs [N, D] and action [N], or own [K, N, D] and [K, N]."""
+        """Return all members' predictions, members first, for obs [N, D] and action [N], or [K, N, D] and [K, N]."""
         one_hot = nn.functional.one_hot(action.long(), self.actions).to(obs.dtype)
         return self.ensemble(torch.cat([obs, one_hot], -1))
 
     def errors(self, guess: dict[str, Tensor], obs: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean squared error of each member's changes [K], and which next observations are right [K, N]."""
+        """Return the mean squared error of each member's changes [K], and which next observations are right [K, N]."""
         delta = guess["delta"]
         squares = (delta - (after - obs)).square().mean((1, 2))
         right = (torch.floor(obs + delta.detach() + 0.5) == after).all(-1)  # halves up, as planners decode
         return squares, right
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What a planner's request is answered with: members after rows."""
+        """Answer a planner's request; the axis of members follows that of rows."""
         return _rows_first(self.guess(inputs["obs"].float(), inputs["action"]), "delta")
 
 
 class FactoredWorldModelNetwork(nn.Module):
     """Observation and action → {"classes": [N, K, C], "reward": [N, K], "terminated": [N, K]}, all of them logits.
 
-    The C classes are those of all factors, one factor's after the other's; each factor has a softmax of its own.
+    The C classes are those of all factors, one factor after the other; each factor has its own softmax.
 
-    With a `prior_scale` every member is the sum of a network that learns and a random one that does not (randomised
-    priors, Osband et al. 2018, arXiv:1806.03335): what was learned makes up for the random part where there was data,
-    and nowhere else, so members differ there. The random networks have the first two hidden layers' sizes.
+    With a `prior_scale`, every member is the sum of a trained network and a fixed random one (randomised priors, Osband
+    et al. 2018, arXiv:1806.03335). Training compensates the random part only where there is data, so members differ
+    elsewhere. The random networks have the first two hidden layers' sizes.
     """
 
     coordinate: Tensor  # [C]
     value: Tensor  # [C]
-    padded: Tensor  # [F, S] classes of each factor; C, which is no class, behind the last one
-    factor: Tensor  # [C] which factor a class is of
-    belongs: Tensor  # [C, F] the same as a table: 1 where it is
+    padded: Tensor  # [F, S] classes of each factor, padded with C, which is no class
+    factor: Tensor  # [C] factor of each class
+    belongs: Tensor  # [C, F] the same as a table of 0 and 1
 
     def __init__(self, sizes: EnsembleMlp, factors: Factors, actions: int, prior_scale: float = 0.0):
         super().__init__()
@@ -136,15 +140,15 @@ class FactoredWorldModelNetwork(nn.Module):
 
     @property
     def members(self) -> int:
-        """How many networks guess."""
+        """Return the number of members."""
         return self.ensemble.members
 
     def one_hot(self, obs: Tensor) -> Tensor:
-        """Observations [..., D] as 1 for the class of each factor and 0 for the others, [..., C]."""
+        """Return observations [..., D] as one-hot classes of the factors, [..., C]."""
         return (obs[..., self.coordinate] == self.value).to(self.value.dtype)
 
     def guess(self, obs: Tensor, action: Tensor) -> dict[str, Tensor]:
-        """The guesses of all members, members first, for obs [N, D] and action [N], or own [K, N, D] and [K, N]."""
+        """Return all members' predictions, members first, for obs [N, D] and action [N], or [K, N, D] and [K, N]."""
         inputs = torch.cat([self.one_hot(obs), nn.functional.one_hot(action.long(), self.actions)], -1)
         guess = self.ensemble(inputs)
         if self.prior is None:
@@ -153,19 +157,19 @@ class FactoredWorldModelNetwork(nn.Module):
         return {name: head + self.prior_scale * prior[name] for name, head in guess.items()}
 
     def errors(self, guess: dict[str, Tensor], obs: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of each member, averaged over factors [K]; where the likeliest classes are all right [K, N]."""
+        """Return each member's mean cross-entropy over factors [K], and where all classes are right [K, N]."""
         logits, truth = guess["classes"], self.one_hot(after)  # [K, N, C]
         with torch.no_grad():
             by_factor = self._by_factor(logits)  # [K, N, F, S]
             right = (by_factor.argmax(-1) == self._by_factor(truth).argmax(-1)).all(-1)
             largest = by_factor.amax(-1)  # [K, N, F]
-        # log Σ exp of each factor, as a product with a table: factors differ in size
+        # log Σ exp of each factor, as a product with a table, since factors differ in size
         scale = (logits - largest[..., self.factor]).exp() @ self.belongs
         entropy = (scale.log() + largest).sum(-1) - (logits * truth).sum(-1)  # [K, N]
         return entropy.mean(-1) / len(self.factors), right
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What a planner's request is answered with: members after rows."""
+        """Answer a planner's request; the axis of members follows that of rows."""
         return _rows_first(self.guess(inputs["obs"].float(), inputs["action"]), "classes")
 
     def _by_factor(self, classes: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 from packtrain import trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
-from packtrain.planning.chance import best, chance
+from packtrain.planning.counter_rng import best, chance
 from packtrain.planning.events import Listener
 from packtrain.planning.model import Asking, Model
 from packtrain.planning.planner import Plan, Roots
@@ -69,16 +69,19 @@ class BanditAgent:
         check_schedules(self)
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """What the rollout agent asks, and a value to bootstrap with."""
+        """Return the rollout agent's heads, and a value to bootstrap with."""
         return rollout_heads("BanditAgent", self.rollout_agent, self.estimate_fn, action_space)
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> BanditPlanner:
-        """A planner over Discrete actions."""
+        """Return a planner over Discrete actions."""
         return BanditPlanner(self, model, columns, seed, listener)
 
 
 class BanditPlanner:
-    """Pulls for R roots at once. The parameters of the newest epoch that any column has begun in hold for all."""
+    """Pulls arms for R roots at once.
+
+    The parameters of the newest epoch that any environment has begun hold for all.
+    """
 
     def __init__(self, agent: BanditAgent, model: Model, columns: int, seed: int, listener: Listener | None):
         self._agent, self._model, self._seed, self._listener = agent, model, seed, listener
@@ -89,11 +92,11 @@ class BanditPlanner:
         self._now = scheduled(agent, 0)
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
-        """Take the parameters of the epoch; nothing else is remembered."""
+        """Use the parameters of the epoch; there is no other state."""
         self._now = scheduled(self._agent, epoch)
 
     def plan(self, roots: Roots) -> Asking[Plan]:
-        """Pull, and choose."""
+        """Pull arms, and choose."""
         now, columns, arms = self._now, roots.columns, np.arange(self._actions)
         rows = np.arange(len(columns))
         decisions = np.full(len(columns), self.decisions)
@@ -142,7 +145,7 @@ class BanditPlanner:
         return Plan(action, {**numbers, "counts": counts, "tried": tried, "simulation_steps": steps})
 
     def feedback(self, columns: np.ndarray, states: Tree, rewards: np.ndarray, terminated: np.ndarray) -> None:
-        """Nothing is learned from it."""
+        """Do nothing: outcomes are not used."""
 
     def _scores(self, prior: np.ndarray, counts: np.ndarray, qualities: np.ndarray, pulls: int) -> np.ndarray:
         untried = self._now.initial_quality
@@ -160,7 +163,7 @@ class BanditPlanner:
     def _pull(
         self, roots: Roots, decisions: np.ndarray, action: np.ndarray, pull: int
     ) -> Asking[tuple[np.ndarray, np.ndarray]]:
-        """Values [R] of one pull each, r + γ · (0 at an end, else the mean of the rollouts), and the steps made [R]."""
+        """Return values [R] of one pull each, r + γ · (0 at an end, else mean rollout return), and the steps [R]."""
         now, times = self._now, self._now.rollouts_per_pull
         stepped = yield from self._model.step(roots.states, action, self.rng)
         if self._listener is not None:
@@ -188,5 +191,5 @@ class BanditPlanner:
 
 
 def _entropy(prob: np.ndarray) -> np.ndarray:
-    """In nats, of probabilities [R, A]."""
+    """Return the entropy in nats of probabilities [R, A]."""
     return -(prob * np.log(prob, out=np.zeros_like(prob), where=prob > 0)).sum(axis=1)

@@ -17,7 +17,7 @@ from packtrain.config import configurable
 from packtrain.envs.stream import ActionScale
 from packtrain.errors import ConfigError
 from packtrain.planning import trajectory_optimisers as optimise
-from packtrain.planning.chance import chance
+from packtrain.planning.counter_rng import chance
 from packtrain.planning.events import Listener
 from packtrain.planning.model import Asking, Model
 from packtrain.planning.planner import Plan, Roots
@@ -43,25 +43,25 @@ class ContinuousShootingAgent:
         _check(self, least={"n_rollouts": 1, "horizon": 1}, shares=("discount",))
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Nothing is asked."""
+        """Return no heads: no network is used."""
         return {}
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> UniformPlanner:
-        """A planner over a bounded Box."""
+        """Return a planner over a bounded Box."""
         return UniformPlanner(self, model, columns, seed, listener)
 
 
 @configurable
 @dataclass(frozen=True)
 class CEMAgent:
-    """Draws sequences around a mean, moves the mean to the best of them, draws again; then takes the first action.
+    """Samples sequences around a mean, moves the mean to the best of them, repeats this, and takes the first action.
 
-    With `warm_start` the next decision begins with this one's mean and elites, one step on. Between the iterations of
-    a decision, elites are kept with their scores. Pinneri et al. 2020 (arXiv:2008.06389) measured how much both, and
-    noise that correlates in time, save.
+    With `warm_start` the next decision begins with this one's mean and elites, shifted by one step. Within a decision,
+    elites are kept with their scores between iterations. Pinneri et al. 2020 (arXiv:2008.06389) measured how much both,
+    and noise that correlates in time, save.
 
     The defaults, with HalfCheetah as its own model: returns of 6189 and 5872 over 1000 steps (two starts), for 1440
-    steps in the model a decision. A population of 32 (6 elites, 2 kept, correlation 0.5) gave 4789 and 1555.
+    model steps per decision. A population of 32 (6 elites, 2 kept, correlation 0.5) gave 4789 and 1555.
     """
 
     horizon: int = 15  # steps
@@ -91,18 +91,18 @@ class CEMAgent:
             raise ConfigError(f"CEMAgent.keep_elites = {self.keep_elites} must be at most elites = {self.elites}")
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Nothing is asked."""
+        """Return no heads: no network is used."""
         return {}
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> CEMPlanner:
-        """A planner over a bounded Box."""
+        """Return a planner over a bounded Box."""
         return CEMPlanner(self, model, columns, seed, listener)
 
 
 @configurable
 @dataclass(frozen=True)
 class MPPIAgent:
-    """Draws sequences around a mean and takes the first action of their mean, weighted by exp(return / temperature)."""
+    """Samples sequences around a mean and takes the first action of their exp(return / temperature)-weighted mean."""
 
     horizon: int = 20  # steps
     population: int = 128  # sequences tried an iteration
@@ -122,18 +122,18 @@ class MPPIAgent:
                 raise ConfigError(f"MPPIAgent.{name} = {getattr(self, name)} must be above 0")
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Nothing is asked."""
+        """Return no heads: no network is used."""
         return {}
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> MPPIPlanner:
-        """A planner over a bounded Box."""
+        """Return a planner over a bounded Box."""
         return MPPIPlanner(self, model, columns, seed, listener)
 
 
 class _Planner:
-    """What the three share: a model to try sequences in, and random numbers.
+    """Shared part of the three planners: a model to try sequences in, and random numbers.
 
-    The parameters of the newest epoch that any column has begun in hold for all columns.
+    The parameters of the newest epoch that any environment has begun hold for all.
     """
 
     def __init__(self, agent: Any, model: Model, columns: int, seed: int, listener: Listener | None):
@@ -152,14 +152,14 @@ class _Planner:
         self._now = scheduled(agent, 0)
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
-        """Take the parameters of the epoch."""
+        """Use the parameters of the epoch."""
         self._now = scheduled(self._agent, epoch)
 
     def feedback(self, columns: np.ndarray, states: Tree, rewards: np.ndarray, terminated: np.ndarray) -> None:
-        """Nothing is learned from it."""
+        """Do nothing: outcomes are not used."""
 
     def _decide(self, columns: np.ndarray) -> np.ndarray:
-        """The number [R] of the decision that begins."""
+        """Return the number [R] of the decision that begins."""
         self.decisions += 1
         return np.full(len(columns), self.decisions - 1)
 
@@ -170,7 +170,7 @@ class _Planner:
         return optimise.correlated(noise, self._now.noise_correlation)
 
     def _evaluate(self, roots: Roots, sequences: np.ndarray) -> Asking[tuple[np.ndarray, np.ndarray]]:
-        """Returns [R, P] of sequences [R, P, H, D], and the steps made [R]."""
+        """Return the returns [R, P] of sequences [R, P, H, D], and the steps made [R]."""
         columns, (rows, population, horizon, _) = roots.columns, sequences.shape
         if self._listener is not None:
             self._listener.pass_begin(columns)
@@ -196,7 +196,7 @@ class _Planner:
         return scores, steps
 
     def _plan(self, actions: np.ndarray, steps: np.ndarray, bad: np.ndarray, **extras: np.ndarray) -> Plan:
-        """The plan to take actions [R, D]; `bad` [R] sequences had no finite return."""
+        """Return the plan to take actions [R, D]; `bad` [R] sequences had no finite return."""
         numbers = {name: array.astype(np.float32) for name, array in extras.items()}
         action = actions.astype(np.float32).reshape(len(actions), *self._shape)
         return Plan(action, {**numbers, "simulation_steps": steps, "simulation_nan": bad})
@@ -206,7 +206,7 @@ class UniformPlanner(_Planner):
     """Shoots uniformly for R roots at once."""
 
     def plan(self, roots: Roots) -> Asking[Plan]:
-        """Try sequences, take the best."""
+        """Try sequences and take the best."""
         now, columns = self._now, roots.columns
         decisions = self._decide(columns)
         shape = (len(columns), now.n_rollouts, now.horizon, self._size)
@@ -229,7 +229,7 @@ class CEMPlanner(_Planner):
         self._kept = np.zeros((columns, 0, 0, self._size))  # [B, K, H, D]
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
-        """Take the parameters of the epoch, and forget the plans of these columns."""
+        """Use the parameters of the epoch, and clear the plans of these environments."""
         super().begin(columns, epoch)
         self._known[columns] = False
         sizes = (self._now.keep_elites, self._now.horizon)
@@ -283,7 +283,7 @@ class MPPIPlanner(_Planner):
         self._mean = np.zeros((columns, self._now.horizon, self._size))  # [B, H, D]
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
-        """Take the parameters of the epoch, and forget the plans of these columns."""
+        """Use the parameters of the epoch, and clear the plans of these environments."""
         super().begin(columns, epoch)
         if self._mean.shape[1] != self._now.horizon:  # a schedule has changed it
             self._mean = np.zeros((self._columns, self._now.horizon, self._size))
@@ -322,7 +322,7 @@ def _mean(returns: np.ndarray) -> np.ndarray:
 
 
 def _check(agent: Any, least: dict[str, int], shares: tuple[str, ...]) -> None:
-    """ConfigError for a count below its least, or a share that is none."""
+    """Raise a ConfigError for a count below its minimum, or a fraction outside [0, 1]."""
     name = type(agent).__name__
     for parameter, bound in least.items():
         if getattr(agent, parameter) < bound:

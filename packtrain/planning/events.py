@@ -1,4 +1,4 @@
-"""What planners tell while they search. Every planner tells all of it, for all its columns at once."""
+"""Events of searches, which every planner reports for all its environments at once."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class ModelSteps(NamedTuple):
 
 
 class Listener(Protocol):
-    """Hears of a search.
+    """Receives the events of a search.
 
     A pass is one descent of a tree search, one expansion of best-first search, one batch of rollouts of shooting.
     """
 
     def pass_begin(self, columns: np.ndarray) -> None:
-        """A pass begins in these columns."""
+        """Receive the beginning of a pass in these environments."""
 
     def model_steps(self, steps: ModelSteps) -> None:
-        """The model was stepped in the pass under way."""
+        """Receive model steps of the current pass."""
 
     def pass_end(self, columns: np.ndarray) -> None:
-        """The pass is over."""
+        """Receive the end of a pass."""

@@ -20,9 +20,10 @@ import numpy as np
 from packtrain import config, trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
-from packtrain.planning.chance import chance
+from packtrain.planning.counter_rng import chance
 from packtrain.planning.events import Listener
-from packtrain.planning.model import Asking, Model, digest
+from packtrain.planning.model import Asking, Model
+from packtrain.planning.nodes import digest
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.policy import discrete_actions
 from packtrain.trees import Tree
@@ -62,7 +63,7 @@ class FrontierAgent:
 class FrontierSearch:
     """Tabular frontier search for B environments that share one table of transitions.
 
-    States are told apart by their observations. The model is used for nothing but the observation of a real state.
+    States are identified by their observations. The model is used only for the observation of a real state.
     """
 
     def __init__(self, agent: FrontierAgent, model: Model, columns: int, seed: int):
@@ -85,13 +86,13 @@ class FrontierSearch:
     # -- planner interface
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
-        """Clear the routes of columns whose episode begins; the table stays."""
+        """Clear the paths of environments whose episode begins; the table stays."""
         for column in columns.tolist():
             self._routes[column] = []
             self._played.pop(column, None)
 
     def plan(self, roots: Roots) -> Asking[Plan]:
-        """Continue each column's route to a frontier or goal, or find a new one."""
+        """Continue each environment's path to a frontier or goal, or find a new one."""
         columns, decision = roots.columns, self.decisions
         self.decisions += 1
         states = self._find(roots.states)

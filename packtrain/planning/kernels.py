@@ -1,8 +1,7 @@
-"""Loops over arrays that NumPy has no operator for, compiled where numba is installed (`pip install packtrain[numba]`).
+"""Loops over arrays without a NumPy operator, compiled if numba is installed (`pip install packtrain[numba]`).
 
-Each has a twin in NumPy beside its caller that gives the same results, and does the work where there is no numba: a
-search chooses the same with and without, only sooner. A module that has a kernel looks at `kernels.compiled` at every
-call, so that tests can have both.
+Each kernel has an equivalent in NumPy in its caller's file, which is used without numba. A search makes the same
+choices with both. Callers read `kernels.compiled` at every call, so that tests can use both.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import numpy as np
 try:
     import numba
 except ImportError:
-    numba = None
+    numba: Any = None  # type: ignore[no-redef]
 
 compiled = numba is not None
 _EMPTY = np.uint64(0)
 
 
 def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile at the first call, and keep the result for other processes."""
+    """Compile at the first call, and cache the result for other processes."""
     return function if numba is None else numba.njit(cache=True, nogil=True)(function)
 
 
@@ -30,7 +29,7 @@ def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 def enter(
     table_keys: np.ndarray, table_values: np.ndarray, keys: np.ndarray, found: np.ndarray, places: np.ndarray
 ) -> int:
-    """`Table.enter`: write `found` [M] and `places` [M]; how many keys were new. Empty places of a table have key 0."""
+    """Write `found` and `places` [M] of `HashTable.enter`; return the number of new keys. Key 0 is an empty place."""
     new, last = 0, len(table_keys) - 1
     for index in range(len(keys)):
         key = keys[index]
@@ -56,9 +55,9 @@ def _meet(
     floor: int,
     number: int,
 ) -> int:
-    """Append to the first `count` of `met` what the nodes `level[begin:end]` lead to; how many these are then.
+    """Append the new nodes that the nodes `level[begin:end]` lead to to `met[:count]`; return the new count.
 
-    Without branches: which of the ways are new is hard to foresee.
+    There is no branch, because the processor could not predict which nodes are new.
     """
     for index in range(begin, end):
         node = level[index]
@@ -74,7 +73,7 @@ def _meet(
 
 @_kernel
 def ways(ids: np.ndarray, edges: np.ndarray, ways: np.ndarray) -> int:
-    """Of `Graph.link`: write the `ways` [M, A] of nodes [M] with edges [M, A]; the most that one has."""
+    """Write the `ways` [M, A] of nodes [M] with edges [M, A] (`Graph.link`); return the largest number of ways."""
     width = 0
     for index in range(len(ids)):
         count = 0
@@ -104,7 +103,7 @@ def seek(
     number: int,  # of the first node that will be met
     steps: np.ndarray,  # [R] written
 ) -> tuple[int, np.ndarray]:
-    """`Outward.seek`: how many nodes were met; the levels at which the rows stopped, row by row."""
+    """Advance a walk (`BreadthFirstWalk.seek`); return the number of nodes met, and the rows' last levels joined."""
     count, n_stopped, begin = 0, 0, 0
     stopped = np.empty(len(front), np.int64)
     while begin < len(front):
@@ -137,7 +136,7 @@ def seek(
 
 @_kernel
 def best_ranks(ranks: np.ndarray, sizes: np.ndarray, columns: np.ndarray, slots: np.ndarray, top: np.ndarray) -> None:
-    """Of `BestFirstSearch`: write the best rank [R] in each of the columns [R], but for that at its place [R]."""
+    """Write the best rank [R] in each of the columns [R] except at the slots [R] (`FrontierIndex.best_ranks`)."""
     for row in range(len(columns)):
         of, best, slot = ranks[columns[row]], top[row], slots[row]
         for place in range(slot):
@@ -160,7 +159,7 @@ def first_met(
     floor: int,
     target: np.ndarray,  # [R] written where there is one
 ) -> None:
-    """`Boards.first_met`."""
+    """Write the first node met with the best rank in each wanted row (`FrontierIndex.first_met`)."""
     for row in range(len(columns)):
         column, first = columns[row], np.iinfo(np.int64).max
         if not wanted[row]:
@@ -186,7 +185,7 @@ def plan_back(
     plan_values: np.ndarray,  # [C, D]
     plan_steps: np.ndarray,  # [C]
 ) -> int:
-    """`Routes.lead`, of paths that D has room for; how many steps the longest of all has."""
+    """Write paths of up to D steps (`PlanPaths.lead`); return the number of steps of the longest path."""
     longest, node_bits = 0, (1 << 32) - 1
     for index in range(len(targets)):
         column, node, value, steps = columns[index], targets[index], values[index], 0
@@ -220,9 +219,9 @@ def decode_deltas(
     after: np.ndarray,
     spread: np.ndarray,
 ) -> None:
-    """`decoding.decode_delta` and `decoding.deviations` of rows [N] of answers delta [..., K, D], in one pass.
+    """Write `decode_delta` and `deviations` of rows [N] of answers delta [..., K, D] to `after` and `spread`, [N, D].
 
-    Writes `after` and `spread`, both [N, D]. `begins` and `sizes` [F] are those of one-hot factors.
+    `begins` and `sizes` [F] are those of one-hot factors.
     """
     members, width = masks.shape[1], obs.shape[1]
     count, half, nothing = np.float32(members), np.float32(0.5), np.float32(0)

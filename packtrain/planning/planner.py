@@ -13,7 +13,7 @@ from packtrain.trees import Tree
 
 
 class Roots(NamedTuple):
-    """The R environment columns that want an action, out of B."""
+    """The R environments, out of B, that need an action."""
 
     columns: np.ndarray  # [R] int64, ascending
     states: Tree  # [R, ...]
@@ -21,33 +21,33 @@ class Roots(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to do in R columns, and what the search knew."""
+    """Actions for R environments, and the search results."""
 
     action: np.ndarray  # [R] int64, or [R, ...] float32 in [−1, 1], which streams stretch to the bounds of a Box
     extras: dict[str, np.ndarray]  # [R, ...]; "value", "qualities" and the like are what networks learn from
 
 
 class Planner(Protocol):
-    """Plans for some of B columns at once. Its trees are its own: they live from `begin` to the next."""
+    """Plans for some of B environments at once. Its search trees last from `begin` to the next `begin`."""
 
     decisions: int  # plans made; random choices depend on it, so a run that goes on sets it to where it stood
     rng: np.random.Generator  # for models that draw
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
-        """An episode begins in these columns: forget what is known there."""
+        """Begin an episode in these environments: clear their search data."""
 
     def plan(self, roots: Roots) -> Asking[Plan]:
         """Search, and choose. States and observations of the roots are never changed."""
 
     def feedback(self, columns: np.ndarray, states: Tree, rewards: np.ndarray, terminated: np.ndarray) -> None:
-        """What really came of the last plan's actions in these columns."""
+        """Process the outcomes of the last plan's actions in these environments."""
 
 
 class Agent(Protocol):
     """A planner's numbers, as a configuration gives them."""
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Which networks are asked for what: {network: {head: outputs}}; empty if none is asked."""
+        """Return the network outputs that are needed, {network: {head: outputs}}; empty if there are none."""
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> Planner:
-        """The planner for B columns; ConfigError if it cannot plan in this model."""
+        """Return the planner for B environments; ConfigError if it cannot plan in this model."""

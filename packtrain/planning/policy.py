@@ -14,7 +14,7 @@ import numpy as np
 
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
-from packtrain.planning.chance import chance
+from packtrain.planning.counter_rng import chance
 from packtrain.planning.events import Listener
 from packtrain.planning.model import Asking, Model
 from packtrain.planning.planner import Plan, Roots
@@ -34,13 +34,13 @@ class Distribution(NamedTuple):
     entropy: np.ndarray  # [M] in nats
 
     def sample(self, noise: np.ndarray) -> np.ndarray:
-        """Actions [M] by Gumbel-max: the largest log-probability plus Gumbel noise, made of uniform noise [M, A]."""
+        """Return actions [M] by Gumbel-max: largest log-probability plus Gumbel noise, from uniform noise [M, A]."""
         gumbel = -np.log(-np.log(np.maximum(noise, 2.0**-54)))  # 0 has no logarithm, and may be drawn
         return np.where(self.prob > 0, self.logp + gumbel, -np.inf).argmax(axis=1)
 
 
 def categorical(logits: np.ndarray, temperature: float = 1.0, legal: np.ndarray | None = None) -> Distribution:
-    """Softmax of logits / temperature."""
+    """Return the softmax of logits / temperature."""
     scaled = np.where(_possible(legal), logits, -np.inf) if legal is not None else logits
     scaled = (scaled - scaled.max(axis=1, keepdims=True)) / temperature
     logp = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
@@ -48,7 +48,7 @@ def categorical(logits: np.ndarray, temperature: float = 1.0, legal: np.ndarray 
 
 
 def epsilon_greedy(logits: np.ndarray, epsilon: float, legal: np.ndarray | None = None) -> Distribution:
-    """The first arg-max of the logits, or with probability epsilon any action, that one included."""
+    """Return the first arg-max of the logits, or with probability epsilon any action, that one included."""
     possible = np.ones(logits.shape, bool) if legal is None else _possible(legal)
     prob = possible * (epsilon / possible.sum(axis=1, keepdims=True))
     greedy = np.where(possible, logits, -np.inf).argmax(axis=1)
@@ -57,10 +57,10 @@ def epsilon_greedy(logits: np.ndarray, epsilon: float, legal: np.ndarray | None 
 
 
 def dirichlet(alpha: float, size: int, seed: int, *counters: np.ndarray | int) -> np.ndarray:
-    """Samples [M, size] of the symmetric Dirichlet distribution, one for each of M places in `chance`.
+    """Return samples [M, size] of the symmetric Dirichlet distribution, one for each of M keys of `chance`.
 
-    Gamma variates by Marsaglia and Tsang 2000, "A simple method for generating gamma variables", for alpha + 1, and
-    brought to alpha as logarithms: with alpha = 0.03 most of them are below the smallest float.
+    Gamma variates by Marsaglia and Tsang 2000, "A simple method for generating gamma variables", for alpha + 1, then
+    converted to alpha as logarithms: with alpha = 0.03 most of them are below the smallest float.
     """
     places = [np.atleast_1d(counter)[:, None] for counter in counters]
     shape = np.broadcast_shapes(*[place.shape for place in places], (1, size))
@@ -83,7 +83,7 @@ def dirichlet(alpha: float, size: int, seed: int, *counters: np.ndarray | int) -
 
 
 def normals(seed: int, *counters: np.ndarray | int) -> np.ndarray:
-    """Standard normal numbers by their place in `chance` (Box and Muller 1958)."""
+    """Return standard normal numbers by their keys in `chance` (Box and Muller 1958)."""
     *outer, last = counters  # the last counter is the long one, as a rule: what comes after it costs most
     radius = np.sqrt(-2 * np.log1p(-chance(seed, *outer, 0, last)))
     return radius * np.cos(2 * np.pi * chance(seed, *outer, 1, last))
@@ -93,10 +93,10 @@ class PolicyAgent(Protocol):
     """An agent that acts by a distribution over actions. Planners use it for their rollouts too."""
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Which networks are asked for what; empty if the distribution needs no logits."""
+        """Return the network outputs that are needed; empty if the distribution needs no logits."""
 
     def distribution(self, logits: np.ndarray, legal: np.ndarray | None) -> Distribution:
-        """Probabilities for logits [M, A], of those actions [M, A] that may be taken; None: all."""
+        """Return probabilities for logits [M, A] of the legal actions [M, A]; None: all are legal."""
 
 
 @configurable
@@ -117,19 +117,19 @@ class SoftmaxAgent:
 
     @property
     def parameter_schedules(self) -> dict[str, Schedule]:
-        """The annealing, as `scheduled` looks for it."""
+        """Return the annealing in the form that `scheduled` expects."""
         return {} if self.annealing is None else {"temperature": self.annealing}
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Logits, and with a critic a value."""
+        """Return logits, and with a critic a value."""
         return policy_heads("SoftmaxAgent", action_space, self.with_critic)
 
     def distribution(self, logits: np.ndarray, legal: np.ndarray | None) -> Distribution:
-        """Softmax of logits / temperature."""
+        """Return the softmax of logits / temperature."""
         return categorical(logits, self.temperature, legal)
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> PolicyPlanner:
-        """A planner that does not search."""
+        """Return a planner that does not search."""
         return PolicyPlanner(self, model, columns, seed)
 
 
@@ -148,26 +148,26 @@ class EpsilonGreedyAgent:
 
     @property
     def parameter_schedules(self) -> dict[str, Schedule]:
-        """The annealing, as `scheduled` looks for it."""
+        """Return the annealing in the form that `scheduled` expects."""
         return {} if self.annealing is None else {"epsilon": self.annealing}
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Logits, and with a critic a value."""
+        """Return logits, and with a critic a value."""
         return policy_heads("EpsilonGreedyAgent", action_space, self.with_critic)
 
     def distribution(self, logits: np.ndarray, legal: np.ndarray | None) -> Distribution:
-        """Epsilon-greedy in the logits."""
+        """Return the ε-greedy distribution of the logits."""
         return epsilon_greedy(logits, self.epsilon, legal)
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> PolicyPlanner:
-        """A planner that does not search."""
+        """Return a planner that does not search."""
         return PolicyPlanner(self, model, columns, seed)
 
 
 class PolicyPlanner:
-    """One request a decision, one action drawn from the answer. Makes no steps in the model.
+    """Samples actions from a network's policy: one request per decision, no model steps.
 
-    The parameters of the newest epoch that any column has begun in hold for all columns.
+    The parameters of the newest epoch that any environment has begun hold for all.
     """
 
     def __init__(self, agent: Any, model: Model, columns: int, seed: int):
@@ -179,11 +179,11 @@ class PolicyPlanner:
         self._now = scheduled(agent, 0)
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
-        """Take the parameters of the epoch."""
+        """Use the parameters of the epoch."""
         self._now = scheduled(self._agent, epoch)
 
     def plan(self, roots: Roots) -> Asking[Plan]:
-        """Ask, and draw."""
+        """Request the policy's logits, and sample actions."""
         answer = yield Request(NETWORK, self._model.observe(roots.states))
         logits = answer["logits"]
         now = self._now.distribution(logits, self._model.legal(roots.states))
@@ -195,17 +195,17 @@ class PolicyPlanner:
         return Plan(now.sample(noise), {name: array.astype(np.float32) for name, array in extras.items()})
 
     def feedback(self, columns: np.ndarray, states: Tree, rewards: np.ndarray, terminated: np.ndarray) -> None:
-        """Nothing is learned from it."""
+        """Do nothing: outcomes are not used."""
 
 
 def policy_heads(owner: str, action_space: gym.Space, with_critic: bool) -> dict[str, dict[str, int]]:
-    """Logits, and with a critic a value, of the one network."""
+    """Return logits, and with a critic a value, of the agent's network."""
     heads = {"logits": discrete_actions(owner, action_space)}
     return {NETWORK: {**heads, "value": 1} if with_critic else heads}
 
 
 def discrete_actions(owner: str, space: gym.Space) -> int:
-    """How many actions there are; ConfigError unless they are numbered from 0."""
+    """Return the number of actions; ConfigError unless they are numbered from 0."""
     if not isinstance(space, gym.spaces.Discrete):
         raise ConfigError(f"{owner} plans over Discrete actions, and this environment's action space is {space}")
     if space.start != 0:

@@ -1,4 +1,4 @@
-"""The agent that knows nothing."""
+"""The agent that acts uniformly at random."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
-from packtrain.planning.chance import chance
+from packtrain.planning.counter_rng import chance
 from packtrain.planning.events import Listener
 from packtrain.planning.model import Asking, Model
 from packtrain.planning.planner import Plan, Roots
@@ -28,20 +28,20 @@ class RandomAgent:
     legal_only: bool = False  # leave out actions that the model calls illegal; learned models want to see them too
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Nothing is asked."""
+        """Return no heads: no network is used."""
         return {}
 
     def distribution(self, logits: np.ndarray, legal: np.ndarray | None) -> Distribution:
-        """All the same, whatever the logits [M, A]."""
+        """Return equal probabilities, whatever the logits [M, A]."""
         return categorical(np.zeros_like(logits), legal=legal if self.legal_only else None)
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> RandomPlanner:
-        """A planner that does not search."""
+        """Return a planner that does not search."""
         return RandomPlanner(self, model, columns, seed)
 
 
 class RandomPlanner:
-    """Draws. Asks nothing, makes no steps in the model."""
+    """Samples actions uniformly, without network requests and model steps."""
 
     def __init__(self, agent: RandomAgent, model: Model, columns: int, seed: int):
         self._agent, self._model, self._seed = agent, model, seed
@@ -56,7 +56,7 @@ class RandomPlanner:
             self._actions = discrete_actions("RandomAgent", model.action_space)
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
-        """Nothing is remembered."""
+        """Do nothing: there is no state."""
 
     def plan(self, roots: Roots) -> Asking[Plan]:
         """Draw."""
@@ -72,4 +72,4 @@ class RandomPlanner:
         yield  # a generator, although it never asks
 
     def feedback(self, columns: np.ndarray, states: Tree, rewards: np.ndarray, terminated: np.ndarray) -> None:
-        """Nothing is learned from it."""
+        """Do nothing: outcomes are not used."""

@@ -1,6 +1,6 @@
-"""Many rollouts in a model at once, and what their returns say.
+"""Batched rollouts in a model, and estimates of their returns.
 
-All rollouts take their next step together, in one call of the model; those that have ended are left out from then on.
+All rollouts make their next step together, in one call of the model; finished ones are left out from then on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from packtrain import trees
-from packtrain.planning.chance import chance
+from packtrain.planning.counter_rng import chance
 from packtrain.planning.events import Listener, ModelSteps
 from packtrain.planning.model import Asking, Model
 from packtrain.planning.policy import NETWORK, Distribution, PolicyAgent, categorical
@@ -30,16 +30,16 @@ class Uniform:
     legal_only = True
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Nothing is asked."""
+        """Return no heads: no network is used."""
         return {}
 
     def distribution(self, logits: np.ndarray, legal: np.ndarray | None) -> Distribution:
-        """All the same, whatever the logits [M, A]."""
+        """Return equal probabilities, whatever the logits [M, A]."""
         return categorical(np.zeros_like(logits), legal=legal)
 
 
 class Places(NamedTuple):
-    """What tells N rollouts apart, and gives each its own random numbers."""
+    """Identifies N rollouts, so that each has its own random numbers."""
 
     columns: np.ndarray  # [N] environment columns
     decisions: np.ndarray  # [N] decisions made before
@@ -113,7 +113,7 @@ def roll_out(
 
 
 def estimate(model: Model, rollouts: Rollouts, discount: float, estimate_fn: EstimateFn) -> Asking[np.ndarray]:
-    """What N rollouts are worth, float64 [N].
+    """Return the estimated values of N rollouts, float64 [N].
 
     truncated_return:             Σ γ^t r_t
     bootstrap_return_with_value:  the same, plus γ^length · V(last state) where the rollout was truncated
@@ -137,16 +137,16 @@ def open_loop(
     rng: np.random.Generator,
     listener: Listener | None = None,
 ) -> Asking[tuple[np.ndarray, np.ndarray]]:
-    """Returns of given sequences of actions, in one native call where the model's core has a `rollout`.
+    """Return the returns of given sequences of actions, in one native call if the model's core has a `rollout`.
 
     Args:
       model: to act in.
       states: [N, ...] to start from.
-      columns: [N] environment columns, for the listener.
+      columns: [N] environments, for the listener.
       actions: [N, H, ...] in the model's units.
       discount: γ.
       rng: for the model.
-      listener: hears of the steps.
+      listener: receives the steps.
 
     Returns:
       discounted returns up to the end [N] float64; steps made [N] int64.
@@ -190,18 +190,18 @@ def tell_steps(
     rewards: np.ndarray,
     terminated: np.ndarray,
 ) -> None:
-    """Tell of steps between states that nobody keeps."""
+    """Report steps between states that are not stored."""
     nowhere = np.full(len(columns), -1)
     listener.model_steps(ModelSteps(columns, nowhere, nowhere, states, actions, rewards, terminated))
 
 
 def repeat(tree: Tree, times: int) -> Tree:
-    """Each of R states several times in a row: [R, ...] → [R · times, ...]."""
+    """Repeat each of R states several times in a row: [R, ...] → [R · times, ...]."""
     return trees.map(lambda leaf: np.repeat(leaf, times, axis=0), tree)
 
 
 def uniform_actions(noise: np.ndarray, actions: int, legal: np.ndarray | None) -> np.ndarray:
-    """Actions [M] from uniform noise [M], of those [M, A] that may be taken; all may where none may."""
+    """Return actions [M] from uniform noise [M], among the legal ones [M, A]; among all if none is legal."""
     if legal is None:
         return (noise * actions).astype(np.int64)
     possible = legal | ~legal.any(axis=1, keepdims=True)
@@ -223,7 +223,7 @@ class _Choices:
         self._drawn = -1
 
     def make(self, states: Tree, alive: np.ndarray, time: int) -> Asking[tuple[Any, Any]]:
-        """Actions [n] in the states of those alive [n], and the entropies [n] of a network's choices."""
+        """Return actions [n] in the states of unfinished rollouts [n], and the entropies [n] of a network's choices."""
         if self._uniform:
             legal = self._model.legal(states) if self._agent.legal_only else None  # type: ignore[attr-defined]
             return uniform_actions(self._uniform_noise(alive, time), self._actions, legal), None

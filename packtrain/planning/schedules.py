@@ -18,7 +18,7 @@ class Schedule(Protocol):
     """A parameter's value in each epoch."""
 
     def __call__(self, epoch: int) -> float:
-        """The value in this epoch, counted from 0."""
+        """Return the value in this epoch, counted from 0."""
 
 
 @configurable
@@ -39,7 +39,7 @@ class LinearAnnealing:
             )
 
     def __call__(self, epoch: int) -> float:
-        """The value in this epoch."""
+        """Return the value in this epoch."""
         share = min(epoch / self.n_epochs, 1.0)
         return (1.0 - share) * self.max_value + share * self.min_value
 
@@ -57,16 +57,16 @@ class RsqrtAnnealing:
             raise ConfigError(f"RsqrtAnnealing.scale = {self.scale} must be above 0")
 
     def __call__(self, epoch: int) -> float:
-        """The value in this epoch."""
+        """Return the value in this epoch."""
         return self.max_value / math.sqrt(1.0 + epoch / self.scale)
 
 
 def scheduled(agent: Agent, epoch: int) -> Agent:
-    """The agent with the parameters of this epoch; itself where nothing is scheduled.
+    """Return the agent with the parameters of this epoch; the agent itself if nothing is scheduled.
 
-    An agent says what is scheduled in `parameter_schedules`, {name: schedule}. A dotted name ("rollout_agent.epsilon")
-    reaches into an agent that the agent holds, and what such an agent schedules itself is applied first. Values for
-    whole-number parameters are rounded. Changed agents are checked as new ones are.
+    An agent's schedules are in `parameter_schedules`, {name: schedule}. A dotted name ("rollout_agent.epsilon") refers
+    to a parameter of a nested agent, whose own schedules are applied first. Values for integer parameters are rounded.
+    Changed agents are checked like new ones.
     """
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(agent):  # type: ignore[arg-type]
@@ -80,14 +80,39 @@ def scheduled(agent: Agent, epoch: int) -> Agent:
     return agent
 
 
-def check_schedules(agent: Any) -> None:
-    """ConfigError unless every scheduled name is a parameter of the agent; agents call it as they are built."""
+def scheduled_values(agent: Any, epoch: int) -> dict[str, float]:
+    """Return every scheduled parameter's value in an epoch, by the dotted name of the parameter."""
+    values: dict[str, float] = {}
+    for field in dataclasses.fields(agent) if _is_agent(agent) else ():
+        inner = getattr(agent, field.name)
+        if _is_agent(inner):
+            values |= {f"{field.name}.{name}": value for name, value in scheduled_values(inner, epoch).items()}
+    for name in getattr(agent, "parameter_schedules", {}):
+        value: Any = scheduled(agent, epoch)
+        for part in name.split("."):
+            value = getattr(value, part)
+        values[name] = float(value)
+    return values
+
+
+def check_schedules(agent: Any, changeable: tuple[str, ...] | None = None) -> None:
+    """Raise a ConfigError unless every scheduled name is a parameter of the agent; called by agents on construction.
+
+    Args:
+      agent: has `parameter_schedules`.
+      changeable: the parameters that may be scheduled; None: all.
+    """
     for path, schedule in agent.parameter_schedules.items():
+        if changeable is not None and path in _names(agent) and path not in changeable:
+            raise ConfigError(
+                f"{_name(agent)}.parameter_schedules names {path!r}, which is fixed for a run; these may change: "
+                f"{', '.join(changeable)}"
+            )
         if not callable(schedule):
             raise ConfigError(f"{_name(agent)}.parameter_schedules[{path!r}] = {schedule!r} is not a schedule")
         owner = agent
         for name in path.split("."):
-            known = [field.name for field in dataclasses.fields(owner)] if _is_agent(owner) else []
+            known = _names(owner)
             if name not in known or name == "parameter_schedules":
                 near = knobs.nearest(name, known)
                 raise ConfigError(
@@ -107,13 +132,16 @@ def _with_value(agent: Any, path: list[str], value: float) -> Any:
 
 
 def _is_whole(agent: Any, name: str) -> bool:
-    """Whether a parameter is declared a whole number: 1 may stand for 1.0 where numbers are wanted."""
+    """Return whether a parameter is declared as an integer: 1 may stand for 1.0 where floats are expected."""
     (field,) = (field for field in dataclasses.fields(agent) if field.name == name)
     return field.type is int or str(field.type).split(" ")[0] == "int"
 
 
 def _changed(agent: Any, changes: dict[str, Any]) -> Any:
-    """A copy with other values, checked. The constructor is not called: it would note the values as configured ones."""
+    """Return a checked copy with other values.
+
+    The constructor is not called: it would record the values as configured.
+    """
     agent = copy.copy(agent)
     for name, value in changes.items():
         object.__setattr__(agent, name, value)
@@ -124,6 +152,10 @@ def _changed(agent: Any, changes: dict[str, Any]) -> Any:
 
 def _is_agent(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _names(owner: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(owner)] if _is_agent(owner) else []
 
 
 def _name(owner: Any) -> str:

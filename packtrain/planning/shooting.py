@@ -10,7 +10,7 @@ import numpy as np
 
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
-from packtrain.planning.chance import best, chance
+from packtrain.planning.counter_rng import best, chance
 from packtrain.planning.events import Listener
 from packtrain.planning.model import Asking, Model
 from packtrain.planning.planner import Plan, Roots
@@ -30,10 +30,10 @@ _FIRST, _TIES, _OFFSET = -1, -2, -3
 @configurable
 @dataclass(frozen=True)
 class ShootingAgent:
-    """Rolls out from each root and takes the action whose rollouts did best.
+    """Runs rollouts from each root and takes the action with the best returns.
 
-    The first action of a rollout is the rollout agent's, too, or with `stratified` each action's in turn: then no
-    action stays untried for want of luck, and all are judged by equally many rollouts. Illegal actions are not tried.
+    The first action of a rollout is the rollout agent's. With `stratified` all actions take turns, so that each is
+    tried equally often. Illegal actions are not tried.
     """
 
     n_rollouts: int = 1000  # a decision
@@ -50,16 +50,19 @@ class ShootingAgent:
         check_schedules(self)
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """What the rollout agent asks, and a value to bootstrap with."""
+        """Return the rollout agent's heads, and a value to bootstrap with."""
         return rollout_heads("ShootingAgent", self.rollout_agent, self.estimate_fn, action_space)
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> ShootingPlanner:
-        """A planner over Discrete actions."""
+        """Return a planner over Discrete actions."""
         return ShootingPlanner(self, model, columns, seed, listener)
 
 
 class ShootingPlanner:
-    """Shoots for R roots at once. The parameters of the newest epoch that any column has begun in hold for all."""
+    """Runs rollouts for R roots at once.
+
+    The parameters of the newest epoch that any environment has begun hold for all.
+    """
 
     def __init__(self, agent: ShootingAgent, model: Model, columns: int, seed: int, listener: Listener | None):
         self._agent, self._model, self._seed, self._listener = agent, model, seed, listener
@@ -70,11 +73,11 @@ class ShootingPlanner:
         self._now = scheduled(agent, 0)
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
-        """Take the parameters of the epoch; nothing else is remembered."""
+        """Use the parameters of the epoch; there is no other state."""
         self._now = scheduled(self._agent, epoch)
 
     def plan(self, roots: Roots) -> Asking[Plan]:
-        """Roll out, group the returns by first action, choose."""
+        """Run rollouts, group the returns by first action, and choose."""
         now, columns, rows = self._now, roots.columns, np.arange(len(roots.columns))
         decisions = np.full(len(columns), self.decisions)
         self.decisions += 1
@@ -131,10 +134,10 @@ class ShootingPlanner:
         return Plan(action, {**numbers_, "tried": tried, "simulation_steps": steps})
 
     def feedback(self, columns: np.ndarray, states: Tree, rewards: np.ndarray, terminated: np.ndarray) -> None:
-        """Nothing is learned from it."""
+        """Do nothing: outcomes are not used."""
 
     def _first(self, prior: Prior, columns: np.ndarray, decisions: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """First actions [R, n] of the rollouts with these numbers."""
+        """Return first actions [R, n] of the rollouts with these numbers."""
         if self._now.stratified:
             possible = prior.possible
             count = possible.sum(axis=1, keepdims=True)  # [R, 1]
@@ -157,7 +160,7 @@ class Prior:
 
 
 def root_prior(model: Model, agent: PolicyAgent | None, roots: Roots, actions: int) -> Asking[Prior]:
-    """Ask the rollout agent's network about the roots, if it has one."""
+    """Request the rollout agent's prior at the roots, if it uses a network."""
     agent = agent or Uniform()
     legal = model.legal(roots.states)
     possible = np.ones((len(roots.columns), actions), bool)
@@ -176,7 +179,7 @@ def root_prior(model: Model, agent: PolicyAgent | None, roots: Roots, actions: i
 def aggregate(
     first: np.ndarray, returns: np.ndarray, actions: int, how: Literal["mean", "max"]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean or maximum of returns [R, n] by first action [R, n].
+    """Return the mean or maximum of returns [R, n] by first action [R, n].
 
     Returns:
       [R, A] scores, −inf where untried; [R, A] bool, tried.
@@ -196,7 +199,7 @@ def aggregate(
 def rollout_heads(
     owner: str, agent: PolicyAgent | None, estimate_fn: EstimateFn, action_space: gym.Space
 ) -> dict[str, dict[str, int]]:
-    """What an agent with rollouts asks: its rollout agent's logits, and a value to bootstrap with."""
+    """Return the heads of an agent with rollouts: its rollout agent's logits, and a value to bootstrap with."""
     discrete_actions(owner, action_space)
     heads = dict(agent.heads(action_space).get(NETWORK, {})) if agent is not None else {}
     if estimate_fn == "bootstrap_return_with_value":
@@ -205,7 +208,7 @@ def rollout_heads(
 
 
 def check_rollouts(owner: str, n_rollouts: int, rollout_time_limit: int | None, discount: float) -> None:
-    """ConfigError unless the budget is one."""
+    """Raise a ConfigError unless the budget is valid."""
     for name, value in (("n_rollouts", n_rollouts), ("rollout_time_limit", rollout_time_limit)):
         if value is not None and value < 1:
             raise ConfigError(f"{owner}.{name} = {value} must be at least 1")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,9 @@ import numpy as np
 from packtrain import trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError, Seldom
-from packtrain.planning.chance import chance
+from packtrain.planning.counter_rng import chance
 from packtrain.planning.events import ModelSteps
-from packtrain.planning.model import digest
+from packtrain.planning.nodes import digest
 from packtrain.trees import Tree
 
 VERSION = 1
@@ -43,6 +44,7 @@ class Traces:
     sample_rate: float = 1.0  # share of the episodes
     max_model_steps: int = 20_000  # of one episode; later ones are left out
     max_files: int = 1_000  # of one run
+    texts: bool = False  # also write every state as the environment renders it as text
 
     def __post_init__(self) -> None:
         if not 0 <= self.sample_rate <= 1:
@@ -62,6 +64,7 @@ class _Episode:
     numbers: dict[int, int] = field(default_factory=dict)  # digest → node
     known: dict[int, int] = field(default_factory=dict)  # the planner's number of a state → node
     states: dict[int, Any] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
     passes: list[list[dict[str, Any]]] = field(default_factory=list)  # since the last real step
     model_steps: int = 0
@@ -70,25 +73,40 @@ class _Episode:
 
 
 class TraceWriter:
-    """Listens to planners and writes `folder/ep<epoch>_<column>.json` when an episode is over."""
+    """Receives planners' events and writes `folder/ep<epoch>_<column>.json` at the end of an episode."""
 
     def __init__(self, settings: Traces, folder: Path, environment: str, seed: int):
         self._settings, self._folder, self._environment, self._seed = settings, folder, environment, seed
         self._episodes: dict[int, _Episode] = {}
         self._refused = Seldom()
+        self._render: Callable[[Tree, str], str] | None = None
+        self._renders_model = False
         self._written = len(list(folder.glob("*.json"))) if folder.is_dir() else 0
+
+    def use_renderer(self, core: Any, model_states: bool) -> None:
+        """Render states as texts if the settings say so; ConfigError if the environment cannot.
+
+        Args:
+          core: the environment, with `render(states, "ansi")`.
+          model_states: whether states of model steps are states of the environment, as in its own simulator.
+        """
+        if not self._settings.texts:
+            return
+        if not hasattr(core, "render"):
+            raise ConfigError(f"TraceCallback.texts = True: {self._environment} has no text rendering")
+        self._render, self._renders_model = core.render, model_states
 
     # -- what planners tell
 
     def pass_begin(self, columns: np.ndarray) -> None:
-        """A pass begins in these columns."""
+        """Begin a pass in these environments."""
         for column in columns.tolist():
             episode = self._episodes.get(column)
             if episode is not None and not episode.cut:
                 episode.passes.append([])
 
     def model_steps(self, steps: ModelSteps) -> None:
-        """The model was stepped."""
+        """Record model steps."""
         watched = np.flatnonzero(np.isin(steps.columns, list(self._episodes)))
         if not len(watched):
             return
@@ -104,7 +122,7 @@ class TraceWriter:
             source, target = int(steps.source[index]), int(steps.target[index])
             # The root is the one state that the planner has a number for and has told no step to.
             origin = -1 if source < 0 else episode.known.setdefault(source, episode.here)
-            node = self._node(episode, keys[place], steps.states, int(index))
+            node = self._node(episode, keys[place], steps.states, int(index), self._renders_model)
             if target >= 0:
                 episode.known[target] = node
             episode.passes[-1].append(
@@ -118,12 +136,12 @@ class TraceWriter:
             )
 
     def pass_end(self, columns: np.ndarray) -> None:
-        """The pass is over: nothing is to be noted."""
+        """Do nothing at the end of a pass."""
 
     # -- what really happens
 
     def episode_begin(self, columns: np.ndarray, epoch: int, states: Tree) -> None:
-        """An episode begins in these columns; some are watched."""
+        """Begin an episode in these environments; some of them are recorded."""
         keys = self._digests(states)
         for place, column in enumerate(columns.tolist()):
             self._episodes.pop(column, None)
@@ -135,7 +153,7 @@ class TraceWriter:
     def real_steps(
         self, columns: np.ndarray, states: Tree, actions: Any, rewards: Any, ended: Any, extras: dict[str, Any]
     ) -> None:
-        """The environments have been stepped."""
+        """Record real steps, and write finished episodes."""
         keys = self._digests(states)
         for place, column in enumerate(columns.tolist()):
             episode = self._episodes.get(column)
@@ -162,14 +180,18 @@ class TraceWriter:
         plain = [leaf for leaf in trees.flatten(states) if leaf.dtype != object]
         return digest(plain).tolist() if plain else [-1] * len(trees.front(states))
 
-    def _node(self, episode: _Episode, key: int, states: Tree, index: int) -> int:
+    def _node(self, episode: _Episode, key: int, states: Tree, index: int, real: bool = True) -> int:
         if key not in episode.numbers:
             episode.numbers[key] = len(episode.numbers)
             leaves = trees.named_leaves(trees.map(lambda leaf: leaf[index], states))
             plain = {name or "state": leaf for name, leaf in leaves.items() if np.asarray(leaf).dtype != object}
             episode.states[episode.numbers[key]] = {name: _encoded(leaf) for name, leaf in plain.items()}
             episode.state_bytes += sum(np.asarray(leaf).nbytes for leaf in plain.values())
-        return episode.numbers[key]
+        node = episode.numbers[key]
+        if self._render is not None and real and node not in episode.texts:
+            one = trees.map(lambda leaf: leaf[index : index + 1], states)
+            episode.texts[node] = self._render(one, "ansi")
+        return node
 
     def _write(self, column: int, episode: _Episode) -> None:
         content = {
@@ -180,6 +202,7 @@ class TraceWriter:
             "cut": episode.cut,
             "start": episode.start,
             "states": episode.states,
+            **({"texts": episode.texts} if self._render is not None else {}),
             "steps": episode.steps,
         }
         path = self._folder / f"ep{episode.epoch:06}_{column:04}.json"
@@ -197,7 +220,7 @@ class TraceWriter:
 
 
 def decode(leaf: list[Any]) -> np.ndarray:
-    """An array of a trace file."""
+    """Return an array of a trace file."""
     dtype, shape, data = leaf
     return np.frombuffer(base64.b64decode(data), np.dtype(dtype)).reshape(shape)
 
@@ -208,7 +231,7 @@ def _encoded(leaf: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A number or a list of numbers, with None for what JSON has no word for."""
+    """Return a number or a list of numbers, with None for values that JSON does not support."""
     if np.ndim(value):
         return [_plain(item) for item in value]
     number = value.item() if hasattr(value, "item") else value

@@ -1,4 +1,4 @@
-"""Optimisers of action sequences. They see sequences and scores and know no model.
+"""Optimisers of action sequences, as functions of sequences and scores, without a model.
 
 R problems are solved at once: sequences are [R, P, H, D] with P candidates, horizon H and D action dimensions, each in
 [−1, 1]; scores are [R, P], larger is better.
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def correlated(noise: np.ndarray, correlation: float) -> np.ndarray:
-    """White noise [R, P, H, D] as noise whose neighbours in time correlate, of the same variance.
+    """Return noise with correlation between neighbouring steps and unchanged variance, from white noise [R, P, H, D].
 
     n_0 = ε_0,   n_t = ρ · n_{t−1} + √(1 − ρ²) · ε_t
     """
@@ -23,7 +23,7 @@ def correlated(noise: np.ndarray, correlation: float) -> np.ndarray:
 
 
 def candidates_around(mean: np.ndarray, std: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """Sequences [R, P, H, D] around a mean [R, H, D] with deviations [R, H, D], clipped to [−1, 1]."""
+    """Return sequences [R, P, H, D] around a mean [R, H, D] with deviations [R, H, D], clipped to [−1, 1]."""
     return np.clip(mean[:, None] + std[:, None] * noise, -1.0, 1.0)
 
 
@@ -33,7 +33,7 @@ def proper_scores(scores: np.ndarray) -> np.ndarray:
 
 
 def elites(sequences: np.ndarray, scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The best sequences [R, count, H, D] and their scores [R, count], best first."""
+    """Return the best sequences [R, count, H, D] and their scores [R, count], best first."""
     order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
     return np.take_along_axis(sequences, order[:, :, None, None], axis=1), np.take_along_axis(scores, order, axis=1)
 
@@ -41,16 +41,16 @@ def elites(sequences: np.ndarray, scores: np.ndarray, count: int) -> tuple[np.nd
 def cross_entropy(
     mean: np.ndarray, std: np.ndarray, best: np.ndarray, momentum: float, min_std: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The cross-entropy method's step: mean and deviation of the elites, held back by momentum.
+    """Make a step of the cross-entropy method: return mean and deviation of the elites, smoothed by momentum.
 
     Rubinstein and Kroese 2004, "The cross-entropy method"; for control as in Chua et al. 2018 (arXiv:1805.12114).
 
     Args:
-      mean: [R, H, D] that the candidates were drawn with.
-      std: [R, H, D] likewise.
+      mean: [R, H, D] with which the candidates were sampled.
+      std: [R, H, D] with which the candidates were sampled.
       best: [R, E, H, D] elites.
-      momentum: share of the old values that stays.
-      min_std: deviations do not fall below.
+      momentum: weight of the old values.
+      min_std: lower bound of deviations.
     """
     mean = momentum * mean + (1 - momentum) * best.mean(axis=1)
     std = momentum * std + (1 - momentum) * best.std(axis=1)
@@ -58,7 +58,7 @@ def cross_entropy(
 
 
 def path_integral(sequences: np.ndarray, scores: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-    """Model-predictive path integral control: the mean of all candidates, weighted by softmax(scores / temperature).
+    """Make a step of model-predictive path integral control: average candidates by softmax(scores / temperature).
 
     Williams et al. 2017 (arXiv:1707.02342), information-theoretic MPC without the control cost's cross term.
 
@@ -74,5 +74,5 @@ def path_integral(sequences: np.ndarray, scores: np.ndarray, temperature: float)
 
 
 def shifted(sequences: np.ndarray) -> np.ndarray:
-    """Sequences [..., H, D] one step later: the first action is done, the last is held."""
+    """Return sequences [..., H, D] shifted by one step: the first action is dropped, the last is repeated."""
     return np.concatenate([sequences[..., 1:, :], sequences[..., -1:, :]], axis=-2)

@@ -1,73 +1,319 @@
-"""The acting side of a run: environments, policy and actor, and what is observed of them."""
+"""The acting side of a run: environments, policy and actor. `ActingSide` implements `Acting` in this process."""
 
 from __future__ import annotations
 
+import abc
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from packtrain.acting.actor import Actor
-from packtrain.envs.columns import Columns
+from packtrain.config import Travelling
 from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.stream import Stream
-from packtrain.interfaces import Writer
-from packtrain.runtime.experiment import Collect
+from packtrain.envs.vector_env import VectorEnv
+from packtrain.interfaces import ActingPlace, Memory, Policy, Writer
+from packtrain.runtime.experiment import Collect, Experiment
 from packtrain.runtime.explorer import Explorer
+from packtrain.runtime.learning import LearningSide, build_learning, network_precision
 from packtrain.runtime.messages import Report
+from packtrain.runtime.regrouping import Layout, adopt
+from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
+from packtrain.types import Chunk, Spec
 
 
-class _Spread:
-    """Hands the rows of one group to the memories that are being filled: one for most, several or none for planners."""
+class Acting(abc.ABC):
+    """Steps the environments of a run. Loops and runtimes use this interface alone."""
+
+    context: int  # rows that the policy needs in front of the one it acts on
+    group_sizes: list[int]  # number of environments in each group
+    columns: Sequence[VectorEnv] = ()  # environments of this process, for its watchdog
+    num_workers: int = 1  # acting sides with environments and a policy of their own
+    row_needs_hold: bool = False  # `row` may not be called while another thread acts
+
+    @abc.abstractmethod
+    def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:
+        """Store rows in these memories, and act with these weights; None if nothing learns. Called once."""
+
+    @abc.abstractmethod
+    def act(self, patience: float | None = None) -> Report:
+        """Make actor steps, and return what they added.
+
+        Args:
+          patience: seconds to wait for a result of other processes, if there is none yet; None: until there is one.
+        """
+
+    def on_device(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context for the thread that calls `act`: on a GPU, its CUDA stream."""
+        return contextlib.nullcontext()
+
+    @abc.abstractmethod
+    def begin_stage(self, stage: Collect) -> None:
+        """Act by the policy that a stage names from now on."""
+
+    @abc.abstractmethod
+    def begin_round(self, stage: Collect) -> None:
+        """Let every environment begin an episode with the next step, and fill the stage's memories."""
+
+    @abc.abstractmethod
+    def round_is_over(self) -> bool:
+        """Return whether every environment has finished its episode."""
+
+    @abc.abstractmethod
+    def begin_epoch(self, epoch: int, total: int) -> None:
+        """Begin an epoch: its number for schedules, and its number among all epochs."""
+
+    def settle(self) -> None:  # noqa: B027
+        """Wait for the steps that the next checkpoint would wait for."""
+
+    @property
+    @abc.abstractmethod
+    def settled_steps(self) -> int:
+        """Number of decisions that reached an environment and were answered, since the beginning of the run."""
+
+    @property
+    @abc.abstractmethod
+    def savable(self) -> bool:
+        """Whether environments have been stepped and can be saved."""
+
+    @abc.abstractmethod
+    def row(self) -> dict[str, Any]:
+        """Return metrics of environments, exploration and policy since the last call."""
+
+    @abc.abstractmethod
+    def epoch_row(self) -> dict[str, dict[str, float]]:
+        """Return metrics of the epoch's decisions in named groups, and begin a new epoch."""
+
+    @abc.abstractmethod
+    def epoch_state(self) -> dict[str, Any]:
+        """Return what `epoch_row` has accumulated so far."""
+
+    @abc.abstractmethod
+    def load_epoch_state(self, state: dict[str, Any]) -> None:
+        """Load what `epoch_state` returned."""
+
+    @abc.abstractmethod
+    def snapshot(self) -> dict[str, Any] | None:
+        """Return the full state of environments and policy; None if some environment cannot be saved."""
+
+    @abc.abstractmethod
+    def lasting_state(self) -> list[dict[str, Any]]:
+        """Return the state that outlives the current episodes, per group; empty if there is none."""
+
+    @abc.abstractmethod
+    def evaluation_state(self) -> dict[str, Any] | None:
+        """Return what an evaluation needs of what was learned while acting; None: nothing."""
+
+    @abc.abstractmethod
+    def exploration_state(self) -> dict[str, Any]:
+        """Return the counts of visited states under "exploration"; empty if they are not counted."""
+
+    @property
+    def layout(self) -> Layout:
+        """How the environments are divided."""
+        return Layout(self.num_workers, tuple(self.group_sizes))
+
+    @abc.abstractmethod
+    def restore(self, state: dict[str, Any]) -> bool:
+        """Load the acting part of a checkpoint; return False if environments begin new episodes."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close the environments, and draw the last picture."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The groups of environments of one acting side, and its place among all acting sides of a run."""
+
+    groups: tuple[int, ...]  # numbers of its groups
+    first_env: int = 0  # index of its first environment
+    index: int = 0  # among the acting sides
+    life: int = 0  # how often it was started again after a fault
+
+
+def whole_block(group_sizes: Sequence[int]) -> Block:
+    """Return the block of a single acting side, which serves all groups."""
+    return Block(tuple(range(len(group_sizes))))
+
+
+def open_streams(
+    experiment: Experiment,
+    spec: Spec,
+    travelling: Travelling | None = None,
+    again: tuple[int, ...] = (),
+    groups: Sequence[int] | None = None,
+    sizes: list[int] | None = None,
+) -> list[Stream]:
+    """Open the experiment's environments, one stream per group.
+
+    Args:
+      experiment: names the environment and its number.
+      spec: of the environment.
+      travelling: the configuration, for child processes.
+      again: makes seeds differ where a run goes on with new episodes.
+      groups: numbers of the groups to open; None: all.
+      sizes: number of environments in each group of the run; None: the experiment's.
+    """
+    sizes, environment = sizes or experiment.streams.group_sizes(), experiment.streams.environment
+    streams = []
+    for group in range(len(sizes)) if groups is None else groups:
+        seed, size = seed_for(experiment.seed, "environments", group, *again), sizes[group]
+        if experiment.policy.env_access == "states":
+            together, limit = experiment.streams.together, experiment.streams.episode_time_limit
+            streams.append(Stream(environment.open_core(size, seed, together, limit), size))
+        else:
+            streams.append(Stream(environment.open(size, seed, spec, travelling, len(sizes)), size))
+    return streams
+
+
+@dataclass(frozen=True)
+class ActingOptions:
+    """How an acting side differs from that of a plain run."""
+
+    travelling: Travelling | None = None  # the configuration, for child processes
+    exact: bool = False  # choose nothing by measured speed, so that the same run gives the same numbers
+    folder: Path | None = None  # of the run, for recorded searches and pictures; None: there are none
+    again: tuple[int, ...] = ()  # steps after which a run goes on with new episodes: other random numbers than before
+    saved: Layout | None = None  # of environments that go on, without new episodes, if this run divides them likewise
+    block: Block | None = None  # the groups that it serves; None: all
+    sizes: tuple[int, ...] | None = None  # environments in each group of the run; None: the experiment's
+    imports: tuple[str, ...] = ()  # modules that the configuration imports, for other processes
+
+    def other_seeds(self, layout: Layout) -> tuple[int, ...]:
+        """Return `again`, or () if the environments of the checkpoint go on in a run of this layout."""
+        return () if layout == self.saved else self.again
+
+
+def build_acting(
+    experiment: Experiment,
+    spec: Spec,
+    device: torch.device,
+    options: ActingOptions = ActingOptions(),  # noqa: B008  (frozen)
+    streams: list[Stream] | None = None,
+    kind: Callable[..., ActingSide] | None = None,
+) -> ActingSide:
+    """Build the acting side of an experiment, or one of several; nothing starts.
+
+    Args:
+      experiment: what to build.
+      spec: of its environment.
+      device: of the policy.
+      options: what differs from a plain run.
+      streams: environments that are open already, in groups of the experiment's sizes; None: open them.
+      kind: (experiment, streams, policy, device) → the acting side; None: `ActingSide`.
+    """
+    folder, seed = options.folder, experiment.seed
+    sizes = list(options.sizes or experiment.streams.group_sizes())
+    again = options.other_seeds(Layout(1, tuple(sizes)))
+    block = options.block or whole_block(sizes)
+    torch.manual_seed(seed_for(seed, "weights"))
+    network = experiment.policy.build_network(spec).to(device)
+    if not experiment.learners:  # planners without learning use the seed's second network, as they always have
+        network = experiment.policy.build_network(spec).to(device)
+    network_precision(experiment, network, spec, device, options.exact)
+    streams = streams or open_streams(experiment, spec, options.travelling, again, block.groups, sizes)
+    own = (block.index, block.life) if block.index or block.life else ()
+    place = ActingPlace(
+        device,
+        seed_for(seed, "actions", *own, *again),
+        sum(sizes),
+        block.first_env,
+        env_name=experiment.streams.environment.id,
+        trace_folder=None if folder is None else folder / "traces",
+        trace_seed=seed_for(seed, "traces"),
+    )
+    policy = experiment.policy.build_policy(network, place)
+    for use in experiment.learners.values():
+        use.prepare_policy(policy, experiment.memories[use.memory])
+    side = (kind or ActingSide)(experiment, streams, policy, device)
+    if experiment.exploration is not None and folder is not None:
+        side.explorer = Explorer(experiment.exploration, streams, folder / "pictures")
+    return side
+
+
+def build_sides(
+    experiment: Experiment,
+    spec: Spec,
+    device: torch.device,
+    options: ActingOptions = ActingOptions(),  # noqa: B008  (frozen)
+    streams: list[Stream] | None = None,
+) -> tuple[ActingSide, LearningSide]:
+    """Build both sides of an experiment in this process, connected; nothing starts.
+
+    Args:
+      experiment: what to build.
+      spec: of its environment.
+      device: where policy, networks and memories live.
+      options: what differs from a plain run.
+      streams: environments that are open already; None: open them.
+    """
+    acting = build_acting(experiment, spec, device, options, streams)
+    learning = build_learning(experiment, spec, device, acting.group_sizes, acting.context, options.exact)
+    acting.connect(learning.memories, learning.weights if experiment.learners else None)
+    return acting, learning
+
+
+class _Spread(Writer):
+    """Passes the rows of one group to all memories that are being filled: several or none for planners."""
 
     def __init__(self) -> None:
         self.writers: list[Writer] = []
 
     def add(self, row: Any, carry: Any, extras: dict[str, Any]) -> None:
-        """Hand them on."""
+        """Store a row."""
         for writer in self.writers:
             writer.add(row, carry, extras)
 
 
-class ActingSide:
-    """Serves groups of environments with one policy that uses the newest weights."""
+class ActingSide(Acting):
+    """Serves groups of environments in this process with one policy that uses the newest weights."""
 
-    def __init__(
-        self,
-        streams: list[Stream],
-        policy: Any,
-        writers: dict[str, Any],
-        weights: Weights | None,
-        device: torch.device,
-        acting_network: Callable[[Any], torch.nn.Module],
-    ):
+    def __init__(self, experiment: Experiment, streams: list[Stream], policy: Policy, device: torch.device):
         """Nothing starts before the first step.
 
         Args:
+          experiment: of the run.
           streams: one per group of environments.
           policy: acts for all groups.
-          writers: of each memory by its name, one per group.
-          weights: where the newest weights are; None if nothing learns.
           device: of the policy.
-          acting_network: picks the part of a network that actors need.
         """
-        self.streams, self.policy, self._writers, self._weights = streams, policy, writers, weights
-        self._network = acting_network(policy.network)
+        self.streams, self.policy = streams, policy
+        self.context, self.group_sizes = policy.context, [stream.size for stream in streams]
+        self.columns = [stream.columns for stream in streams]
+        self._network = experiment.policy.acting_network(policy.network)
+        self._writers: dict[str, Sequence[Writer]] = {}
+        self._weights: Weights | None = None
         self._version = -1
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._spread = [_Spread() for _ in streams]
         self._round_begun = False
+        self._group = 0  # served by the latest step
         self.explorer: Explorer | None = None
-        self.collect_into(tuple(writers))
         self.actor = Actor(streams, policy, self._spread, self._refresh)
 
-    def on_device(self) -> contextlib.AbstractContextManager:
-        """Around what acts: on a GPU, a CUDA stream of its own with priority over learning. It may be entered twice."""
+    def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:
+        """Store rows in these memories, and act with these weights; None if nothing learns."""
+        self.connect_writers(
+            {name: [memory.writer(group) for group in range(len(self.streams))] for name, memory in memories.items()},
+            weights,
+        )
+
+    def connect_writers(self, writers: dict[str, Sequence[Writer]], weights: Weights | None) -> None:
+        """Store rows through these writers, one per group under each memory's name."""
+        self._writers, self._weights = writers, weights
+        self._collect_into(tuple(writers))
+
+    def on_device(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context for acting: on a GPU, a CUDA stream of its own with priority over learning."""
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def act(self) -> Report:
+    def act(self, patience: float | None = None) -> Report:
         """Serve the next group of environments."""
         group = self.actor.next_group
         with self.on_device(), exits_are_faults(self.columns):
@@ -89,17 +335,21 @@ class ActingSide:
     def begin_round(self, stage: Collect) -> None:
         """Let every environment begin an episode with the next step, and fill the stage's memories."""
         self._round_begun = False
-        self.collect_into(stage.memories)
+        self._collect_into(stage.memories)
         self.policy.random = stage.policy == "random"
 
     def round_is_over(self) -> bool:
-        """Whether every environment has finished its episode."""
+        """Return whether every environment has finished its episode."""
         if not self._round_begun:  # the step that resets them is still to come
             self._round_begun = True
             return False
         return all(stream.columns.all_ended for stream in self.streams)  # type: ignore[attr-defined]
 
-    def collect_into(self, names: tuple[str, ...]) -> None:
+    def begin_epoch(self, epoch: int, total: int) -> None:
+        """Begin an epoch: its number for schedules, and its number among all epochs."""
+        self.policy.begin_epoch(epoch, total)
+
+    def _collect_into(self, names: tuple[str, ...]) -> None:
         """Fill these memories from now on."""
         for group, spread in enumerate(self._spread):
             spread.writers = [self._writers[name][group] for name in names]
@@ -112,17 +362,17 @@ class ActingSide:
         return self._version
 
     @property
-    def columns(self) -> list[Columns]:
-        """All groups of environments, for a watchdog."""
-        return [stream.columns for stream in self.streams]
+    def settled_steps(self) -> int:
+        """Number of decisions that reached an environment and were answered, since the beginning of the run."""
+        return self.actor.settled_steps
 
     @property
     def savable(self) -> bool:
         """Whether environments have been stepped and can be saved."""
-        return all(stream.columns.savable for stream in self.streams) and self.actor.steps > 0
+        return all(columns.savable for columns in self.columns) and self.actor.steps > 0
 
     def settle(self) -> None:
-        """Wait for the answers that the next checkpoint would wait for."""
+        """Wait for the steps that the next checkpoint would wait for."""
         if self.actor.savable:
             self.actor.settle()
 
@@ -130,28 +380,68 @@ class ActingSide:
         """Return metrics of environments, exploration and policy since the last call."""
         row: dict[str, Any] = {} if self.explorer is None else self.explorer.row()
         row |= self.policy.row()
-        row["episodes_dropped"] = sum(stream.columns.boundary.dropped for stream in self.streams)
-        row["search_steps_dropped"] = sum(stream.columns.boundary.unforeseen for stream in self.streams)
-        row["values_clipped"] = sum(stream.columns.boundary.clipped for stream in self.streams)
+        row["episodes_dropped"] = sum(columns.boundary.dropped for columns in self.columns)
+        row["search_steps_dropped"] = sum(columns.boundary.unforeseen for columns in self.columns)
+        row["values_clipped"] = sum(columns.boundary.clipped for columns in self.columns)
         return row
 
-    def lasting(self) -> list[dict[str, Any]]:
-        """Return what outlives the episodes in progress, per group; empty if the policy keeps nothing."""
-        kept = [seat.lasting() for seat in self.actor.seats]
+    def epoch_row(self) -> dict[str, dict[str, float]]:
+        """Return metrics of the epoch's decisions in named groups, and begin a new epoch."""
+        return self.policy.epoch_row()
+
+    def epoch_state(self) -> dict[str, Any]:
+        """Return what `epoch_row` has accumulated so far."""
+        return self.policy.epoch_state()
+
+    def load_epoch_state(self, state: dict[str, Any]) -> None:
+        """Load what `epoch_state` returned."""
+        self.policy.load_epoch_state(state)
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """Return the full state of environments and policy; None if some environment cannot be saved."""
+        return self.actor.snapshot()
+
+    def lasting_state(self) -> list[dict[str, Any]]:
+        """Return the state that outlives the current episodes, per group; empty if there is none."""
+        kept = [actor_state.lasting_state() for actor_state in self.actor.actor_states]
         return kept if any(kept) else []
 
+    def evaluation_state(self) -> dict[str, Any] | None:
+        """Return what an evaluation needs of what the first group learned while acting; None: nothing."""
+        return self.actor.actor_states[0].evaluation_state()
+
+    def exploration_state(self) -> dict[str, Any]:
+        """Return the counts of visited states under "exploration"; empty if they are not counted."""
+        return {} if self.explorer is None else {"exploration": self.explorer.snapshot()}
+
     def restore(self, state: dict[str, Any]) -> bool:
-        """Load the acting part of a saved run; return False if environments begin new episodes."""
+        """Load the acting part of a checkpoint; return False if environments begin new episodes."""
+        if self.explorer is not None and "exploration" in state:
+            self.explorer.restore(state["exploration"])
         if "actor" in state:
             self.actor.restore(state["actor"])
+            for chunk in state["actor"].get("pending", ()):
+                for writers in self._writers.values():
+                    writers[int(chunk["group"])].add_many(Chunk.from_dict(chunk))
             return True
-        for seat, lasting in zip(self.actor.seats, state.get("seats", ()), strict=False):
-            seat.remember(lasting)
+        if "left" in state:
+            adopt(self.actor.actor_states, state["left"])
+        for actor_state, lasting in zip(self.actor.actor_states, state.get("seats", ()), strict=False):
+            actor_state.load_lasting_state(lasting)
+        self.streams[0].steps = state["run"]["env_steps"]
         return False
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close the environments, and draw the last picture."""
+        if self.explorer is not None:
+            self.explorer.draw()
         self.actor.close()
+
+
+def local_side(acting: Acting) -> ActingSide:
+    """Return the acting side itself, for what needs its environments and its actor in this process."""
+    assert isinstance(acting, ActingSide), "this acts in another process"
+    return acting
 
 
 def settle_gpu() -> None:

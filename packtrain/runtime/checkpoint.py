@@ -292,7 +292,12 @@ def _strip(tree: Any, part: str, path: str, arrays: dict[str, torch.Tensor]) -> 
         arrays[path] = tree.detach().cpu().contiguous()
         return {"__array__": path, "numpy": False}
     if isinstance(tree, dict):
-        return {"__dict__": {key: _strip(tree[key], part, f"{path}/{key}", arrays) for key in tree}}
+        values = {key: _strip(tree[key], part, f"{path}/{key}", arrays) for key in tree}
+        if all(isinstance(key, str) for key in tree):
+            return {"__dict__": values}
+        if not all(type(key) in (int, str) for key in tree) or len({str(key) for key in tree}) < len(tree):
+            raise TypeError(f"{part}{path} has keys {list(tree)[:5]}; expected strings or integers, all different")
+        return {"__items__": [list(item) for item in values.items()]}  # the state of a torch optimiser
     if isinstance(tree, (tuple, list)):
         kind = "__tuple__" if isinstance(tree, tuple) else "__list__"
         return {kind: [_strip(item, part, f"{path}/{index}", arrays) for index, item in enumerate(tree)]}
@@ -310,6 +315,8 @@ def _restore(tree: Any, arrays: dict[str, torch.Tensor]) -> Any:
             return array.numpy() if tree["numpy"] else array
         if "__dict__" in tree:
             return {key: _restore(value, arrays) for key, value in tree["__dict__"].items()}
+        if "__items__" in tree:
+            return {key: _restore(value, arrays) for key, value in tree["__items__"]}
         if "__tuple__" in tree:
             return tuple(_restore(item, arrays) for item in tree["__tuple__"])
         return [_restore(item, arrays) for item in tree["__list__"]]

@@ -18,6 +18,7 @@ class Counters:
         self.solved_at: int | None = None  # env_steps when an episode was first solved, other than by random play
         self.repeats = [0] * stages  # how often each stage of the schedule has been gone through
         self.rolling = Rolling()
+        self.acts_randomly = False  # in the latest actor step, to gather data
 
     @property
     def epoch(self) -> int:
@@ -26,6 +27,7 @@ class Counters:
 
     def add(self, report: Report) -> None:
         """Count one actor step."""
+        self.acts_randomly = report.random
         made, self.env_steps = report.env_steps - self.env_steps, report.env_steps
         if report.random:
             self.random_steps += made

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
+from packtrain.config import Travelling
 from packtrain.envs.deadline import RunningTime
+from packtrain.envs.environment import Environment
 from packtrain.envs.stream import Episode, Stream
-from packtrain.interfaces import Policy
+from packtrain.interfaces import ActingPlace, Policy
 from packtrain.metrics.intervals import student_t
-from packtrain.types import Row
+from packtrain.runtime.seeds import seed_for
+from packtrain.types import Row, Spec
+
+if TYPE_CHECKING:
+    from packtrain.runtime.experiment import Evaluation, Experiment
 
 Kind = Literal["greedy", "sampled"]
 """How actions are chosen from the policy's distribution: its mode, or a sample."""
 
+MOST_ENVIRONMENTS = 16  # that play at the same time
 LONGEST_TICK_SECS = 60.0  # a longer pause between two steps does not count as time of the evaluation
 
 
@@ -71,7 +80,7 @@ class Evaluator:
         self._limits = limits or Limits()
         self._kinds = list(policies)
         self._policies = dict(policies)
-        self._seats = {kind: policy.seat(stream) for kind, policy in policies.items()}
+        self._actor_states = {kind: policy.actor_state(stream) for kind, policy in policies.items()}
         several = policies if len(policies) > 1 else {}
         self._generators = {kind: policy.generator.get_state() for kind, policy in several.items()}
         self._share = [num_episodes // stream.size + (c < num_episodes % stream.size) for c in range(stream.size)]
@@ -100,7 +109,7 @@ class Evaluator:
         """Start over with the weights the policy has now, from the same seeds every time.
 
         Args:
-          known: the snapshot of the seat of whoever trains and has found something out while it played. It is copied:
+          known: the snapshot of the actor state in training. It is copied:
             evaluations teach nobody, themselves included.
         """
         self._known, self._results = known or {}, {}
@@ -108,14 +117,14 @@ class Evaluator:
         self._start(self._kinds[0])
 
     def _choose(self, kind: Kind) -> None:
-        self.kind, self._seat = kind, self._seats[kind]
+        self.kind, self._actor_state = kind, self._actor_states[kind]
         self._played: list[list[Episode]] = [[] for _ in range(self.stream.size)]
 
     def _start(self, kind: Kind) -> None:
         self._choose(kind)
         self.stream.restart()
-        self._seat.begin()
-        self._seat.know(self._known)
+        self._actor_state.begin()
+        self._actor_state.load_evaluation_state(self._known)
         if kind in self._generators:  # what is sampled must not depend on earlier evaluations
             self._policies[kind].generator.set_state(self._generators[kind])
         self._row = self.stream.start()
@@ -126,7 +135,7 @@ class Evaluator:
         """One step of every column; the result when the last episode of the last kind is over."""
         if self._start_next:
             self._start(self._kinds[len(self._results)])
-        self.stream.send(self._seat.act(self._row).action)
+        self.stream.send(self._actor_state.act(self._row).action)
         self._row = self.stream.recv()
         for episode in self.stream.drain_episodes():
             if len(self._played[episode.column]) < self._wanted[episode.column]:
@@ -171,7 +180,7 @@ class Evaluator:
     def played(self) -> int:
         """Episodes of all kinds that count so far."""
         under_way = 0 if self.kind in self._results else sum(len(played) for played in self._played)
-        return under_way + sum(found["episodes"] for found in self._results.values())
+        return under_way + sum(int(found["episodes"]) for found in self._results.values())
 
     def close(self) -> None:
         """Close the environments."""
@@ -199,3 +208,49 @@ def summary(episodes: list[Episode]) -> dict[str, Any]:
     if not all(math.isnan(episode.solved) for episode in episodes):  # some say it only of those that were
         result["solved"] = statistics.fmean(not math.isnan(e.solved) and e.solved for e in episodes)
     return result
+
+
+def open_evaluator(
+    experiment: Experiment,
+    spec: Spec,
+    device: torch.device,
+    seed: int,
+    settings: Evaluation,
+    *,
+    travelling: Travelling | None = None,
+    precision: torch.dtype | None = None,
+    kinds: Sequence[Kind] = (),
+) -> tuple[Evaluator, torch.nn.Module]:
+    """Return an evaluator with environments and a network of its own, and that network.
+
+    Args:
+      experiment: what is evaluated.
+      spec: of its environment.
+      device: of the network.
+      seed: of environments and sampled actions.
+      settings: environment, agent, number of episodes and limits.
+      travelling: the configuration, for child processes.
+      precision: of the large layers.
+      kinds: of episodes, in the order in which they are played; none: all that the policy has, the one that
+        `Evaluation.best` names first.
+    """
+    policy, num_episodes = experiment.policy, settings.num_episodes
+    network = policy.build_network(spec).to(device)
+    if policy.mixed_precision:
+        network.precision = precision
+    size = min(num_episodes, MOST_ENVIRONMENTS)
+    environment: Environment = settings.environment or experiment.streams.environment
+    own_seed = seed_for(seed, "evaluation")
+    if policy.env_access == "states":
+        limit = settings.episode_time_limit or experiment.streams.episode_time_limit
+        stream = Stream(environment.open_core(size, own_seed, time_limit=limit), size)
+    else:
+        stream = Stream(environment.open(size, own_seed, spec, travelling), size)
+    if not kinds:
+        both: list[Kind] = ["greedy", "sampled"] if experiment.samples else ["greedy"]
+        kinds = sorted(both, key=lambda kind: kind != settings.best)
+    if "greedy" in kinds:
+        policy = policy.for_evaluation(settings.agent)
+    place = ActingPlace(device, seed_for(seed, "evaluation", "actions"), size)
+    policies = {kind: policy.build_policy(network, place._replace(greedy=kind == "greedy")) for kind in kinds}
+    return Evaluator(stream, policies, num_episodes, Limits(settings.max_steps, settings.deadline_secs)), network

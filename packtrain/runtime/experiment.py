@@ -1,30 +1,16 @@
-"""An experiment as a value: what there is, who learns from what, in which order. Every runtime runs the same one."""
+"""An experiment as a value: environments, policy, memories, learners and schedule, the same for every runtime."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from torch import nn
-
+from packtrain.accelerate.precision import Precision
 from packtrain.config import configurable
-from packtrain.devices.precision import Precision
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
-from packtrain.memory.episodes import Episodes
-from packtrain.memory.replay import Replay
-from packtrain.memory.sequences import Sequences
-from packtrain.memory.unroll import Unrolls
-from packtrain.networks.action_values import ActionValues
-from packtrain.networks.actor_critic import ActorCritic
-from packtrain.networks.control import Control
-from packtrain.networks.prediction import EnsemblePrediction, Prediction
-from packtrain.networks.world_model import FactoredWorldModel, WorldModel
-from packtrain.planning.learned import NETWORK as MODEL
-from packtrain.planning.learned import LearnedModel
-from packtrain.planning.planner import Agent
-from packtrain.planning.predictive import Predictive
-from packtrain.planning.traces import Traces
+from packtrain.interfaces import Learner, MemorySettings, Policy, PolicySettings
 from packtrain.runtime.explorer import ExplorationCallback
 from packtrain.types import Spec
 
@@ -51,58 +37,17 @@ class Streams:
             raise ConfigError(f"Streams.groups = {self.groups} must lie between 1 and num_actors = {self.num_actors}")
 
     def group_sizes(self) -> list[int]:
-        """Columns of each group."""
+        """Number of environments in each group."""
         several = 4 if self.num_actors >= 256 else 2
         groups = self.groups or min(several if self.environment.overlaps() else 1, self.num_actors)
         return [(self.num_actors + groups - 1 - g) // groups for g in range(groups)]
 
 
-@configurable
-@dataclass(frozen=True)
-class Planning:
-    """A policy that searches, and the networks it asks."""
-
-    agent: Agent
-    network: Prediction | EnsemblePrediction = Prediction()
-    model: LearnedModel | None = None  # what is searched in; None: the environment itself
-    model_network: WorldModel | FactoredWorldModel = WorldModel()  # that guesses for it
-    traces: Traces | None = None  # which episodes are written down; None: none
-
-    def build(self, spec: Spec) -> nn.ModuleDict:
-        """The networks by their names, each with the heads it is asked for."""
-        heads = self.agent.heads(spec.action)
-        networks: dict[str, nn.Module] = {name: self.network.build(spec.obs, wanted) for name, wanted in heads.items()}
-        if self.model is not None:
-            networks[MODEL] = self.model_network.build(spec.obs, spec.action, spec.factors)
-            if self.model.members > networks[MODEL].members:  # type: ignore[operator]
-                raise ConfigError(
-                    f"LearnedModel.members = {self.model.members}, and the network has {networks[MODEL].members}"
-                )
-        return nn.ModuleDict(networks)
-
-
-@configurable
-@dataclass(frozen=True)
-class PredictiveControl:
-    """A policy that plans in its own world model, and learns nothing but that."""
-
-    control: Control
-    planner: Predictive = Predictive()
-
-    def __post_init__(self) -> None:
-        if self.control.dynamics is None:
-            raise ConfigError("PredictiveControl plans in a world model: set Control.dynamics")
-
-    def build(self, spec: Spec) -> nn.Module:
-        """The networks; of policy and critics nobody asks."""
-        return self.control.build(spec)
-
-
 class LearnerDescription(Protocol):
-    """An algorithm's numbers; `build` makes the learner."""
+    """Hyper-parameters of an algorithm. `packtrain.interfaces.LearnerSettings` has the optional methods."""
 
-    def build(self, network: Any, total_steps: int) -> Any:
-        """The learner for a network."""
+    def build(self, network: Any, total_steps: int) -> Learner:
+        """Return a learner for a network."""
 
 
 @configurable
@@ -123,6 +68,27 @@ class LearnerUse:
             raise ConfigError(f"LearnerUse.slack = {self.slack} needs LearnerUse.ratio")
         if self.ratio is not None and self.ratio <= 0:
             raise ConfigError(f"LearnerUse.ratio = {self.ratio} must be above 0, or None")
+
+    def check(self, memory: MemorySettings, policy: PolicySettings) -> None:
+        """Raise a ConfigError if the learner cannot learn from its memory or for a policy."""
+        self._optional("check")(memory, policy)
+
+    def check_new_run(self, policy: PolicySettings) -> None:
+        """Raise a ConfigError if a setting of the learner would be ignored; for runs that do not resume."""
+        self._optional("check_new_run")(policy)
+
+    def prepare_policy(self, policy: Policy, memory: MemorySettings) -> None:
+        """Let a policy that acts in training compute what the learner needs."""
+        self._optional("prepare_policy")(policy, memory)
+
+    @property
+    def joins_seeds(self) -> bool:
+        """Whether learners of several seeds can make their updates in one launch."""
+        return bool(getattr(self.learner, "joins_seeds", False))
+
+    def _optional(self, name: str) -> Callable[..., Any]:
+        """Return an optional method of the learner's settings; one that does nothing if they lack it."""
+        return getattr(self.learner, name, lambda *_: None)
 
 
 @configurable
@@ -234,7 +200,7 @@ class Evaluation:
     episode_time_limit: int | None = None  # steps, for planners; None: that of training
     max_steps: int = 108_000  # of an episode, after which it is cut off and counted as truncated
     deadline_secs: float = 3600.0  # of an evaluation, after which episodes under way are cut off and counted
-    agent: Agent | None = None  # acts in it, for planners; None: that of training
+    agent: Any = None  # of planners, acts in it; None: that of training
 
     def __post_init__(self) -> None:
         if self.max_steps < 1:
@@ -254,8 +220,8 @@ class Experiment:
     """Everything a runtime needs to know, and nothing that is alive."""
 
     streams: Streams
-    policy: ActorCritic | Planning | Control | PredictiveControl | ActionValues
-    memories: dict[str, Unrolls | Episodes | Replay | Sequences]
+    policy: PolicySettings
+    memories: dict[str, MemorySettings]
     learners: dict[str, LearnerUse]
     schedule: tuple[Collect | Update | Repeat, ...]
     run: Run = field(default_factory=Run)
@@ -289,33 +255,22 @@ class Experiment:
             raise ConfigError("Experiment.schedule has no Update: nothing would be learned")
         if not self.learners and not self.by_epochs:
             raise ConfigError("Experiment.learners is empty: only planners can act without learning")
-        for kind, theirs, who in (
-            (Replay, isinstance(self.policy, (Control, PredictiveControl)), "Control and PredictiveControl learn"),
-            (Sequences, isinstance(self.policy, ActionValues), "ActionValues learns"),
-        ):
-            replays = [isinstance(memory, kind) for memory in self.memories.values()]
-            if not any(replays) == all(replays) == theirs and self.memories:
-                raise ConfigError(f"{who} from {kind.__name__} memories, and nobody else does")
+        if len({memory.replays for memory in self.memories.values()}) > 1:
+            raise ConfigError("Experiment.memories are of two kinds: those that replay, and those that do not")
         early = [name for name, use in self.learners.items() if use.ratio is None or self.pretraining(name)]
         if self.by_ratio and early and self.warm_up < 1:
             raise ConfigError(
                 f"Collect.steps = {self.warm_up} leaves learner {early[0]!r} nothing to begin with: "
                 "warm_up must be at least 1"
             )
-        for memory in self.memories.values():
-            n_step = memory.n_step if isinstance(memory, Replay) else 1
-            if n_step > 1 and self.warm_up < n_step * self.streams.num_actors:
-                raise ConfigError(
-                    f"Collect.steps = {self.warm_up} ends before there is a transition of Replay.n_step = {n_step} "
-                    f"steps: warm_up must be at least {n_step * self.streams.num_actors}, n_step for each actor"
-                )
-        if not self.by_epochs == isinstance(self.policy, Planning) == self.streams.together:
+        plans = self.policy.env_access == "states"
+        if not self.by_epochs == plans == self.streams.together:
             raise ConfigError("whole episodes are collected for planners, and planners play whole episodes, together")
 
     @property
     def samples(self) -> bool:
         """Whether the policy outputs a distribution, so that greedy and sampled returns are two things."""
-        return bool(getattr(self.policy, "samples", False))
+        return self.policy.samples
 
     @property
     def evaluations(self) -> dict[str, Evaluation]:
@@ -324,13 +279,18 @@ class Experiment:
 
     @property
     def by_ratio(self) -> bool:
-        """Whether learners replay: steps are counted as they are acted, and updates follow them."""
-        return isinstance(self.policy, (Control, PredictiveControl, ActionValues))
+        """Whether memories replay: steps are counted as they are acted, and updates follow them by a ratio."""
+        return any(memory.replays for memory in self.memories.values())
 
     @property
     def overlaps(self) -> bool:
         """Whether environments may step while a learner that replays learns."""
         return self.by_ratio and any(use.ratio is None or use.slack is not None for use in self.learners.values())
+
+    @property
+    def can_overlap(self) -> bool:
+        """Whether acting and learning can go on at the same time, so that the local runtime uses two threads."""
+        return not self.by_epochs and (not self.by_ratio or self.overlaps)
 
     @property
     def warm_up(self) -> int:
@@ -360,4 +320,4 @@ class Experiment:
     def probe(self) -> Spec:
         """What its environment shows and takes, found out by making one."""
         environment = self.streams.environment
-        return environment.probe_core() if isinstance(self.policy, Planning) else environment.probe()
+        return environment.probe_core() if self.policy.env_access == "states" else environment.probe()

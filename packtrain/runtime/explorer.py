@@ -13,14 +13,14 @@ import numpy as np
 
 from packtrain.config import configurable
 from packtrain.envs.functional import Core
-from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.functional_vector_env import FunctionalVectorEnv
 from packtrain.envs.state_graph import StateGraph
 from packtrain.envs.stream import Stream
-from packtrain.errors import ConfigError, RunFolderError, Seldom
+from packtrain.errors import ConfigError, MissingExtraError, RunFolderError, Seldom
 from packtrain.metrics.exploration import Exploration
 from packtrain.metrics.heat_map import heat_map, write_png
 
-MARKS = ("wrong", "false_loop", "verified")  # what may be noted of a step: see `PlannedPolicy.marks`
+MARKS = ("wrong", "false_loop", "verified")  # what may be noted of a step: see `PlannerPolicy.marks`
 
 
 @partial(configurable, module="packtrain")
@@ -51,7 +51,7 @@ class Explorer:
           streams: whose columns are watched.
           folder: for pictures.
         """
-        if not all(isinstance(stream.columns, FunctionalColumns) for stream in streams):
+        if not all(isinstance(stream.columns, FunctionalVectorEnv) for stream in streams):
             raise ConfigError("ExplorationCallback needs one of our own worlds, whose states can be listed")
         self._settings, self._folder = settings, folder
         core: Core = streams[0].columns.core  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ class Explorer:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_png(self._folder / name, picture)
-        except (OSError, RunFolderError) as error:
+        except (OSError, RunFolderError, MissingExtraError) as error:
             self._refused.warn(f"{error}; the run goes on without that picture")
 
     def snapshot(self) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from packtrain.accelerate.precision import choose_precision, use_tf32
 from packtrain.errors import CheckpointError, ConfigError
 from packtrain.interfaces import Learner, Memory, UpdateResult, learn
 from packtrain.runtime.experiment import Experiment
@@ -24,7 +24,7 @@ class LearningSide:
         spec: Spec,
         memories: dict[str, Memory],
         learners: dict[str, Learner],
-        acting_network: Callable[[Any], torch.nn.Module],
+        precision: torch.dtype | None = None,
     ):
         """Publish version 0 of the weights; nothing else starts.
 
@@ -33,12 +33,12 @@ class LearningSide:
           spec: of the environment, to build fresh networks.
           memories: by name.
           learners: by name; those of one run may share a network.
-          acting_network: picks the part of a network that actors need.
+          precision: of the networks' large layers; None: float32.
         """
         self._experiment, self._spec, self.memories, self.learners = experiment, spec, memories, learners
-        self._acting_network = acting_network
+        self._acting_network = experiment.policy.acting_network
         self.weights = Weights()
-        self.precision: torch.dtype | None = None  # of the large layers; None: float32
+        self.precision = precision
         self._published = [(learners[name], use.publishes) for name, use in experiment.learners.items()]
         self.publish(0)
 
@@ -77,7 +77,7 @@ class LearningSide:
         """Give a learner fresh weights, drawn for this epoch, and clear its memory."""
         torch.manual_seed(seed_for(self._experiment.seed, "weights", epoch))
         learner = self.learners[name]
-        learner.reset(self._experiment.policy.build(self._spec).state_dict())
+        learner.reset(self._experiment.policy.build_network(self._spec).state_dict())
         self.memory_of(name).clear()
         learner.updates += 1  # other weights are another version
         self.publish(self.updates)
@@ -126,6 +126,56 @@ class LearningSide:
                 memory.restore(state["memories"][name])
             elif not same_episodes and memory.outlives_episodes and name in state.get("memories", {}):
                 memory.restore(state["memories"][name], same_episodes=False)
+
+
+def build_learning(
+    experiment: Experiment, spec: Spec, device: torch.device, group_sizes: list[int], context: int, exact: bool = False
+) -> LearningSide:
+    """Build networks, memories and learners; nothing starts.
+
+    Args:
+      experiment: what to build.
+      spec: of its environment.
+      device: where networks and memories live.
+      group_sizes: number of environments in each group that fills the memories.
+      context: rows that the policy needs in front of the one it acts on.
+      exact: choose nothing by measured speed, so that the same run gives the same numbers.
+    """
+    seed = experiment.seed
+    torch.backends.cudnn.benchmark = not exact  # batches keep their shape: let cuDNN try which kernels are fastest
+    torch.backends.cudnn.deterministic = exact
+    if experiment.by_ratio:
+        use_tf32(experiment.run.precision, device)
+    torch.manual_seed(seed_for(seed, "weights"))
+    network = experiment.policy.build_network(spec).to(device)
+    precision = network_precision(experiment, network, spec, device, exact)
+    memories: dict[str, Memory] = {
+        name: memory.build(group_sizes, context, device) for name, memory in experiment.memories.items()
+    }
+    for name, memory in memories.items():
+        memory.reseed(seed_for(seed, "memory", name))
+        if exact:
+            memory.take_turns()
+    experiment.policy.build_network(spec)  # drawn like the actor's, before learners that draw from torch's generator
+    total = experiment.total_steps
+    learners: dict[str, Learner] = {
+        name: use.learner.build(network, total) for name, use in experiment.learners.items()
+    }
+    for name, learner in learners.items():
+        learner.reseed(seed_for(seed, "updates", name))
+    return LearningSide(experiment, spec, memories, learners, precision)
+
+
+def network_precision(
+    experiment: Experiment, network: Any, spec: Spec, device: torch.device, exact: bool
+) -> torch.dtype | None:
+    """Choose the precision of a network's large layers, and set it if the policy allows a choice."""
+    if not experiment.policy.mixed_precision:
+        return None
+    wanted = experiment.run.precision or ("float32" if exact and device.type == "cpu" else None)
+    chosen = choose_precision(wanted, network, spec, device)
+    network.precision = chosen
+    return chosen
 
 
 def nothing_to_learn_from() -> ConfigError:

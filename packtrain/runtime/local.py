@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 import torch
 
 from packtrain.envs.deadline import RunningTime
-from packtrain.errors import EnvError, StalledError
+from packtrain.errors import ENDS_AFTER_SAVING, EnvError, StalledError
 from packtrain.runtime import serial
 from packtrain.runtime.loops import Act, Learn, Loop, queue, ratio
 from packtrain.runtime.training import Training
@@ -32,8 +33,9 @@ SWITCH_SECS = 1e-4
 
 def run(training: Training) -> None:
     """Run the schedule to the end, or until `training.stop` is set. The learner has the calling thread."""
-    if training.experiment.by_epochs or (training.experiment.by_ratio and not training.experiment.overlaps):
-        serial.run(training)  # acting and learning wait for each other: there is nothing to overlap
+    if not training.experiment.can_overlap:
+        log.info("acting and learning wait for each other in this experiment: it runs serially")
+        serial.run(training)
         return
     training.learning.weights.waits = False  # an update takes longer than many decisions
     environment = training.experiment.streams.environment
@@ -46,20 +48,19 @@ def run(training: Training) -> None:
         faults.append(error)
         training.gate.stuck = True
 
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECS)
     over = threading.Event()
     actor = threading.Thread(target=_act_until, args=(training, over, faults), name="actor", daemon=True)
     due = _loop(training)
     first = next(due, None)  # what acts is settled before the actor starts
     deadlines = environment.step_deadline_secs, environment.start_deadline_secs
-    with Watchdog(training.columns(), *deadlines, on_hang, lambda: training.stop is not None):
+    watchdog = Watchdog(training.columns(), *deadlines, on_hang, lambda: training.stop is not None)
+    with _short_switches(), watchdog:
         actor.start()
         try:
             if first is not None:
                 _learn(training, itertools.chain((first,), due), faults)
             _last_evaluation(training, faults)
-        except EnvError as error:  # met while saving or evaluating
+        except ENDS_AFTER_SAVING as error:  # met while learning, saving or evaluating
             faults.append(error)
         except StalledError:
             if not faults:  # waiting for an actor whose environment hangs: the fault says more
@@ -67,16 +68,37 @@ def run(training: Training) -> None:
         finally:
             over.set()
             _join(actor, faults)
-            sys.setswitchinterval(before)
             training.learning.weights.waits = True
         try:
             if not faults and not actor.is_alive():
                 training.settle()
-        except EnvError as error:
+        except ENDS_AFTER_SAVING as error:
             faults.append(error)
     if faults:
-        training.save(with_actor=False)
+        training.saver.save(with_actor=False)
         raise faults[0]
+
+
+_switches = threading.Lock()
+_runs, _before = 0, 0.0  # how many runs need short switches, and the interval before the first of them
+
+
+@contextlib.contextmanager
+def _short_switches() -> Iterator[None]:
+    """Let threads switch after SWITCH_SECS; the last of several runs at the same time restores the interval."""
+    global _runs, _before
+    with _switches:
+        if _runs == 0:
+            _before = sys.getswitchinterval()
+            sys.setswitchinterval(SWITCH_SECS)
+        _runs += 1
+    try:
+        yield
+    finally:
+        with _switches:
+            _runs -= 1
+            if _runs == 0:
+                sys.setswitchinterval(_before)
 
 
 def _join(actor: threading.Thread, faults: list[BaseException]) -> None:
@@ -109,7 +131,7 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
                 with training.gate.turn():
                     if room and not over.is_set():
                         hunger.fed()
-                        training.act()
+                        training.act(0.0 if training.evaluating else LOOK_SECS)
                     training.evaluations.tick()
                 if training.evaluating:
                     hunger.fed()  # it has something to do
@@ -131,7 +153,7 @@ def _tidy(training: Training) -> None:
     training.count_acted()
     training.collect_evaluation()
     training.begin_evaluation_if_due()
-    training.save_if_due(background=True)
+    training.saver.save_if_due(background=True)
 
 
 def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseException]) -> None:
@@ -163,11 +185,11 @@ def _last_evaluation(training: Training, faults: list[BaseException]) -> None:
         if not training.evaluating and not training.begin_evaluation_if_due():
             return
         if not saved:
-            training.save(background=True)
+            training.saver.save(background=True)
             saved = True
         time.sleep(0.005)
         training.collect_evaluation()
-        training.save_if_due(background=True)
+        training.saver.save_if_due(background=True)
 
 
 class _Hunger:

@@ -1,15 +1,95 @@
-"""What an acting side sends back, as values that may travel between processes."""
+"""Messages between the learner's process and acting sides, as values that may travel between processes. No torch."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from packtrain.envs.stream import Finished
+if TYPE_CHECKING:  # `packtrain train --help` imports this module, and must not wait for NumPy and Gymnasium
+    from packtrain.envs.stream import Finished
+    from packtrain.types import Chunk
 
 
 class Report(NamedTuple):
-    """What one actor step added."""
+    """What one or several actor steps added."""
 
     env_steps: int  # decisions that reached an environment, since the beginning of the run
     finished: list[Finished]  # episodes that ended
     random: bool  # whether actions are uniformly random to gather data
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a worker is to do next: act, or answer a question between two actor steps."""
+
+    steps: int = 1  # actor steps to make, at most; one serves one group of environments
+    each_group: bool = False  # so many steps for each group of the worker
+    random: bool = False  # act uniformly at random to gather data
+    round: int = 0  # number of the round of whole episodes; 0: there are no rounds
+    epoch: int = 0  # for schedules
+    total_epochs: int = 0
+    call: str | None = None  # the method of `Worker` to call instead of acting
+    arguments: tuple[Any, ...] = ()
+
+
+class WorkerReport(NamedTuple):
+    """What a worker says with its rows."""
+
+    report: Report
+    round: int  # `Order.round`
+    round_over: bool  # every environment has finished its episode
+    savable: bool  # environments can be saved
+    settled_steps: int  # see `Acting.settled_steps`
+    row: dict[str, Any] = {}  # metrics of environments and policy so far
+    answer: Any = None  # to `Order.call`
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What a worker is built from. Everything in it is a value."""
+
+    experiment: Any  # Experiment
+    groups: tuple[int, ...]  # numbers of the groups of environments that it serves
+    group_sizes: tuple[int, ...]  # of all groups of the run
+    first_env: int  # index of its first environment
+    index: int  # among the workers
+    life: int = 0  # how often it was started again
+    carries: str = "every"  # rows of a chunk that come with their recurrent state
+    chunk_rows: int = 1
+    exact: bool = False  # choose nothing by measured speed
+    lasting: tuple[Any, ...] = ()  # per group, see `Acting.lasting_state`; packed tensors
+    again: tuple[int, ...] = ()  # the steps after which the run goes on with new episodes
+    folder: str | None = None  # of the run, for recorded searches and pictures
+    import_path: tuple[str, ...] = field(default_factory=tuple)  # where modules of the user's are found
+    imports: tuple[str, ...] = ()  # modules that the configuration imports
+
+    def build(self) -> Any:
+        """Return the worker: called in its process. torch is imported here, while its pipe is served already."""
+        from packtrain.runtime.worker import Worker
+
+        return Worker(self)
+
+
+class GroupChunk(NamedTuple):
+    """A chunk and the group of environments that it belongs to."""
+
+    group: int
+    chunk: Chunk
+
+
+def measure(chunks: Sequence[GroupChunk]) -> tuple[int, int]:
+    """Return the bytes of the arrays of chunks, and the number of environment steps in them."""
+    size = sum(chunk.nbytes for _, chunk in chunks)
+    return size, sum(int((~chunk.rows.first).sum()) for _, chunk in chunks)
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Acting outside the learner's process, as the command line describes it. Not part of a run's identity."""
+
+    kind: Literal["process", "cluster"]
+    workers: int | None = None  # None: one process; on a cluster, one per NUMA node of every machine that may act
+    address: str | None = None  # of the head of a cluster; None: a private one on this machine
+    min_nodes: int = 1  # of a cluster, before the run begins
+    inference: Literal["worker", "learner"] = "worker"  # where policies act; learner: workers only step environments

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from packtrain.errors import DivergedError
 from packtrain.interfaces import UpdateResult
 from packtrain.metrics.console import Console
 from packtrain.metrics.recorder import Recorder, means, own_copies
-from packtrain.metrics.writers import JsonlWriter, TensorBoardWriter
-from packtrain.runtime.gate import Busy
+from packtrain.metrics.sinks import About, Sink
+from packtrain.metrics.writers import JsonlWriter
+from packtrain.runtime.pause import Busy
 
 LOSSES = ("total_loss", "grad_norm", "critic_loss", "model/total_loss")  # that must stay finite
 
@@ -41,25 +43,28 @@ class MetricsLog:
         self._epoch_updates: dict[str, list[dict[str, Any]]] = {}  # metrics of the epoch's updates, by learner
         self._wall_before, self._begin = 0.0, time.monotonic()
         self.row_step, self._row_time = 0, time.monotonic()
-        self._writers: list[Any] = []
+        self._writers: list[JsonlWriter] = []
+        self._sinks: list[Sink] = []
         self._process = psutil.Process()
 
-    def open(self, path: Path, keep: int, tensorboard: Path | None) -> None:
+    def open(self, path: Path, keep: int, sinks: Sequence[Sink], about: About) -> None:
         """Begin to write.
 
         Args:
           path: metrics.jsonl.
           keep: bytes of it that belong to the run so far.
-          tensorboard: a folder; None: none is written.
+          sinks: where rows go too.
+          about: the run, for them.
         """
         self._writers = [JsonlWriter(path, keep, patient=True)]
-        if tensorboard is not None:
-            self._writers.append(TensorBoardWriter(tensorboard))
+        for sink in sinks:
+            sink.begin(about)
+            self._sinks.append(sink)
 
     @property
     def bytes(self) -> int:
         """Length of metrics.jsonl."""
-        return self._writers[0].bytes
+        return int(self._writers[0].bytes)
 
     def add_update(self, result: UpdateResult) -> None:
         """Average an update's metrics into the next row."""
@@ -91,7 +96,15 @@ class MetricsLog:
     def record_episodes(self) -> None:
         """Take finished episodes into the next row."""
         while self.episodes:
-            self.recorder.episodes(self.episodes.popleft())
+            finished = self.episodes.popleft()
+            self.recorder.episodes(finished)
+            for sink in self._sinks:
+                sink.episodes(finished)
+
+    def checkpoint(self, step: int, folder: Path) -> None:
+        """Tell the sinks about a checkpoint that has been written."""
+        for sink in self._sinks:
+            sink.checkpoint(step, folder)
 
     def train_row(self, step: int, parts: dict[str, Any]) -> None:
         """Write a row of averages, rates and `parts`.
@@ -121,8 +134,9 @@ class MetricsLog:
     def write(self, kind: str, values: dict[str, Any], step: int) -> None:
         """Write a row and show it."""
         row = {"step": step, "wall_s": round(self.wall_s(), 3), "kind": kind, **values}
-        for writer in self._writers:
-            writer.write(row)
+        self._writers[0].write(row)
+        for sink in self._sinks:
+            sink.write(row)
         self.console.show(row)
 
     def wall_s(self) -> float:
@@ -138,3 +152,5 @@ class MetricsLog:
         """Close the files."""
         for writer in self._writers:
             writer.close()
+        for sink in self._sinks:
+            sink.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from packtrain.errors import EnvError
+from packtrain.errors import ENDS_AFTER_SAVING, EnvError
 from packtrain.runtime.loops import Act, Learn, Loop, epoch, queue, ratio
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog, save_and_exit
@@ -21,8 +21,8 @@ def run(training: Training) -> None:
             for due in loop(training):
                 carry_out(training, due)
             training.settle()
-        except EnvError:
-            training.save(with_actor=False)
+        except ENDS_AFTER_SAVING:
+            training.saver.save(with_actor=False)
             raise
 
 
@@ -32,7 +32,7 @@ def loop(training: Training) -> Loop:
     def tidy() -> None:
         training.count_acted()
         _evaluate_if_due(training)
-        training.save_if_due(background=False)
+        training.saver.save_if_due(background=False)
 
     if training.experiment.by_epochs:
         return epoch.run(training, tidy)
@@ -54,4 +54,4 @@ def _evaluate_if_due(training: Training) -> None:
         while training.evaluating and training.stop is None:
             training.evaluations.tick()
             training.collect_evaluation()
-            training.save_if_due(background=False)
+            training.saver.save_if_due(background=False)

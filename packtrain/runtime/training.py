@@ -1,36 +1,39 @@
-"""A run that is alive in one process: an acting side, a learning side, and around them counters, log and checkpoints.
+"""A run that is under way: an acting side, a learning side, and around them counters, log, evaluations and checkpoints.
 
-A loop (`runtime/loops`) decides what is next, a runtime carries it out by calling `act`, `learn` and `tidy` parts here.
+A loop (`runtime/loops`) decides what is due next, and a runtime carries it out by calling `act` and `learn` here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from packtrain.accelerate.allocator import keep_large_blocks
 from packtrain.config import Configuration, Travelling
-from packtrain.devices.allocator import keep_large_blocks
-from packtrain.envs.columns import Columns
 from packtrain.envs.stream import Stream
-from packtrain.errors import FolderLostError, RunFolderError, SaveError
+from packtrain.envs.vector_env import VectorEnv
 from packtrain.interfaces import UpdateResult
 from packtrain.metrics.console import Console
-from packtrain.runtime.acting import settle_gpu
+from packtrain.metrics.sinks import About, Sink
+from packtrain.runtime import run_state
+from packtrain.runtime.acting import Acting, ActingOptions, build_sides, settle_gpu
+from packtrain.runtime.central_acting import central_acting
 from packtrain.runtime.counters import Counters
-from packtrain.runtime.evaluations import Evaluated, Evaluations
+from packtrain.runtime.evaluation_scheduler import Evaluated, Evaluations
 from packtrain.runtime.experiment import Experiment, Repeat
-from packtrain.runtime.explorer import Explorer
 from packtrain.runtime.folder import RunFolder
-from packtrain.runtime.gate import Gate
-from packtrain.runtime.learning import nothing_to_learn_from
-from packtrain.runtime.messages import Report
+from packtrain.runtime.learner_group import LearnerGroup, open_group
+from packtrain.runtime.learning import LearningSide, build_learning, nothing_to_learn_from
+from packtrain.runtime.messages import Remote, Report
 from packtrain.runtime.metrics_log import MetricsLog
-from packtrain.runtime.parts import build_sides
-from packtrain.runtime.saving import Saving
+from packtrain.runtime.pause import Gate
+from packtrain.runtime.regrouping import saved_layout
+from packtrain.runtime.remote_acting import remote_acting
+from packtrain.runtime.saver import Saver
 from packtrain.types import Spec
 
 log = logging.getLogger("packtrain")
@@ -49,65 +52,116 @@ def schedule_epoch(experiment: Experiment, repeats: list[int]) -> int:
     return sum(repeats[i] for i in learning or [i for i, _ in planned])
 
 
-class Training:
-    """The parts of a run, and what needs several of them: one step, one update, one evaluation, one checkpoint."""
+@dataclass(frozen=True)
+class RunSetup:
+    """What a run is built from."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        spec: Spec,
-        folder: RunFolder,
-        configuration: Configuration,
-        device: torch.device,
-        console: Console,
-        saved: tuple[int, dict[str, Any]] | None,
-        tensorboard: bool = False,
-        streams: list[Stream] | None = None,
-        exact: bool = False,
-    ):
-        self.experiment, self.folder, self._configuration = experiment, folder, configuration
-        torch.set_num_threads(experiment.run.num_threads)
-        keep_large_blocks()
-        travelling = Travelling.pack(configuration.text())
-        again: tuple[int, ...] = ()
-        if saved is not None and "actor" not in saved[1] and saved[1]["run"]["env_steps"]:  # they could not be saved
-            again = (saved[1]["run"]["env_steps"],)
-        self.acting, self.learning = build_sides(
-            experiment, spec, device, travelling, streams, exact, folder.path / "traces", again
-        )
-        for name, memory in self.learning.memories.items():
-            memory.attach(folder.path / "replay" / name)
-        if experiment.exploration is not None:
-            self.acting.explorer = Explorer(experiment.exploration, self.acting.streams, folder.path / "pictures")
-        self.counters = Counters(len(experiment.schedule))
-        self.log = MetricsLog(1 if experiment.by_epochs else experiment.run.log_every, spec.frames_per_step, console)
+    experiment: Experiment
+    spec: Spec  # of its environment
+    folder: RunFolder  # where it is written to
+    configuration: Configuration  # what the experiment was built from
+    device: torch.device  # of policy, networks and memories
+    console: Console  # shows rows to a person
+    sinks: tuple[Sink, ...] = ()  # where rows go beside metrics.jsonl
+    exact: bool = False  # a serial run: choose nothing by measured speed, so that the same run gives the same numbers
+    remote: Remote | None = None  # the processes that act; None: a thread of this one
+    learners: int = 1  # processes among which each batch is divided, this one included
+
+
+class Training:
+    """The parts of a run, and what needs several of them: an actor step, an update, a row, an evaluation."""
+
+    def __init__(self, setup: RunSetup, saved: tuple[int, dict[str, Any]] | None, streams: list[Stream] | None = None):
+        """Build everything, and go on from a checkpoint if there is one; nothing is stepped.
+
+        Args:
+          setup: what to build.
+          saved: the step and the state to go on from; None: begin.
+          streams: environments that are open already, in groups of the experiment's sizes; None: open them.
+        """
+        self.setup, self.experiment = setup, setup.experiment
+        self.device, self.folder = setup.device, setup.folder
+        self.overlaps = not setup.exact and setup.experiment.can_overlap  # acting and learning at the same time
+        self.counters = Counters(len(setup.experiment.schedule))
         self.stop: BaseException | None = None  # why the run should end early
         self.gate = Gate()
-        self._patience = experiment.streams.environment.step_deadline_secs + 30  # for an actor step to end
+        self.patience = setup.experiment.streams.environment.step_deadline_secs + 30  # for an actor step to end
         # What is saved while an epoch is under way, since episodes cannot be saved: step, actor and counters before it.
         self.safe_point: tuple[int, dict[str, Any] | None, dict[str, Any]] | None = None
         # Updates of an epoch that are under way: the place of their stage in the epoch, and how many are made. Between
         # two of them a run is saved as it is.
         self.epoch_updates: tuple[int, int] | None = None
-        self.evaluations = Evaluations(experiment, spec, device, travelling, self.learning.precision)
-        keep = self._resume(*saved) if saved else 0
+        torch.set_num_threads(setup.experiment.run.num_threads)
+        keep_large_blocks()
+        travelling = Travelling.pack(setup.configuration.text())
+        self.acting, self.learning = self._build_sides(saved, streams, travelling)
+        self._group: LearnerGroup | None = None
+        try:
+            learners, precision = self.learning.learners, self.learning.precision
+            self._group = open_group(setup.learners, self.experiment, setup.spec, learners, setup.device, precision)
+            self._begin(saved, travelling)
+        except BaseException:
+            self._close_processes()
+            raise
+
+    def _build_sides(
+        self, saved: tuple[int, dict[str, Any]] | None, streams: list[Stream] | None, travelling: Travelling
+    ) -> tuple[Acting, LearningSide]:
+        """Return the acting side and the learning side, connected."""
+        setup, experiment = self.setup, self.experiment
+        again: tuple[int, ...] = ()
+        if saved is not None and saved[1]["run"]["env_steps"]:
+            again = (saved[1]["run"]["env_steps"],)
+        # A replay stays in the groups that it is stored in, if they are of the same environments.
+        kept = saved[1]["run"].get("groups") if saved is not None and experiment.by_ratio else None
+        if kept is not None and (sum(kept) != experiment.streams.num_actors or experiment.streams.groups is not None):
+            kept = None
+        sizes = None if kept is None else tuple(kept)
+        layout = None if saved is None else saved_layout(saved[1])
+        imports = tuple(setup.configuration.imports)
+        options = ActingOptions(travelling, setup.exact, setup.folder.path, again, layout, sizes=sizes, imports=imports)
+        if setup.remote is None:
+            return build_sides(experiment, setup.spec, setup.device, options, streams)
+        acting: Acting
+        if setup.remote.inference == "learner":
+            acting = central_acting(setup.remote, experiment, setup.spec, setup.device, options)
+        else:
+            acting = remote_acting(setup.remote, experiment, setup.spec, options, synchronous=not self.overlaps)
+        group_sizes, context = acting.group_sizes, acting.context
+        learning = build_learning(experiment, setup.spec, setup.device, group_sizes, context, setup.exact)
+        acting.connect(learning.memories, learning.weights if experiment.learners else None)
+        return acting, learning
+
+    def _begin(self, saved: tuple[int, dict[str, Any]] | None, travelling: Travelling) -> None:
+        """Build what stands around the two sides, and go on from a checkpoint if there is one."""
+        setup, experiment, folder = self.setup, self.experiment, self.folder
+        for name, memory in self.learning.memories.items():
+            memory.attach(folder.path / "replay" / name)
+        every = 1 if experiment.by_epochs else experiment.run.log_every
+        self.log = MetricsLog(every, setup.spec.frames_per_step, setup.console)
+        precision = self.learning.precision
+        self.evaluations = Evaluations(experiment, setup.spec, setup.device, travelling, precision)
+        keep = run_state.restore(self, *saved) if saved else 0
         settle_gpu()  # the actor's stream goes on from what this one has made
-        self.log.open(folder.metrics, keep, folder.path / "tensorboard" if tensorboard else None)
-        self._saving = Saving(
-            folder, experiment.run.checkpoint_secs, experiment.run.keep_every, self._evaluated_memories
-        )
-        self.saves_itself = True  # False where runs that learn together are saved at the same update
+        settings = dict(setup.configuration.values)
+        about = About(str(folder.shown), folder.path, setup.configuration.text(), settings)
+        self.log.open(folder.metrics, keep, setup.sinks, about)
+        self.saver = Saver(self)
         self.pulse()
 
-    def columns(self) -> list[Columns]:
+    def columns(self) -> list[VectorEnv]:
         """Return all groups of environments, those of evaluations included, for a watchdog."""
         return [*self.acting.columns, *self.evaluations.columns]
 
     # -- acting and learning
 
-    def act(self) -> None:
-        """Serve one group of environments. On a GPU, updates in progress delay it only where it needs their weights."""
-        self.note_report(self.acting.act())
+    def act(self, patience: float | None = None) -> None:
+        """Make an actor step. On a GPU, updates in progress delay it only where it needs their weights.
+
+        Args:
+          patience: seconds to wait for a result of other processes; None: until there is one.
+        """
+        self.note_report(self.acting.act(patience))
 
     def note_report(self, report: Report) -> None:
         """Count what an actor step added."""
@@ -189,21 +243,26 @@ class Training:
         counters, experiment = self.counters, self.experiment
         first = {"epoch": self.epoch} if experiment.by_epochs else {}
         row: dict[str, Any] = {"first": first | (learned or {})}
-        env_steps = self.acting.actor.steps
-        row |= {"env_steps": env_steps, "env_steps_without_random": env_steps - counters.random_steps}
+        row |= {
+            "env_steps": counters.env_steps,
+            "env_steps_without_random": counters.env_steps - counters.random_steps,
+        }
         if counters.solved_at is not None:
             row["first_solved_step"] = counters.solved_at
             row["first_solved_step_without_random"] = counters.solved_at - counters.random_steps
         dropped = sum(memory.dropped for memory in self.learning.memories.values())
         if not experiment.by_ratio:
             row["episodes_too_long" if experiment.by_epochs else "unrolls_dropped"] = dropped
-        row |= self._update_counts() | self.acting.row()
+        with self.gate.held(self.patience) if self.acting.row_needs_hold else contextlib.nullcontext():
+            row |= self._update_counts() | self.acting.row()
         if not experiment.by_epochs:
             del row["search_steps_dropped"]  # nothing is searched
         if lost := sum(memory.lost for memory in self.learning.memories.values()):
             row["replay_steps_lost"] = lost
         if any(learner.saves_acting_weights for learner in self.learning.learners.values()):
             row["priorities_late"] = dropped
+        if self._group is not None:
+            row |= self._group.row()
         self.log.train_row(self.step, row)
 
     def _update_counts(self) -> dict[str, int]:
@@ -211,8 +270,15 @@ class Training:
         learners = self.learning.learners if self.experiment.by_ratio else {}
         return {f"updates/{name}": learner.updates for name, learner in learners.items()}
 
+    def report_checkpoints(self) -> None:
+        """Tell the sinks about checkpoints that have been written."""
+        while self.saver.written:
+            step = self.saver.written.popleft()
+            self.log.checkpoint(step, self.folder.checkpoints / str(step))
+
     def pulse(self) -> None:
         """Show that the run goes on between two rows; rounds of whole episodes have no steps to show."""
+        self.report_checkpoints()
         if not self.experiment.by_epochs:
             self.log.console.pulse(self.step, self.log.wall_s(), self._doing)
 
@@ -234,17 +300,15 @@ class Training:
         evaluations = self.evaluations
         if not evaluations.is_due(self.step, planned_epochs(self.experiment, self.counters.repeats), self.finished):
             return False
-        with self.gate.held(self._patience):
-            # Saved as it is before the evaluation: a run that resumes from it evaluates again and writes the row.
-            state = None
-            with self._rescuing(), self._saving.guarded(self.step):  # the disk may refuse segments: it is evaluated too
-                state = self._state(with_actor=True)
+        with self.gate.held(self.patience):
+            # The state before the evaluation: a run that resumes from it evaluates again and writes the row.
+            state = self.saver.state_to_evaluate()
             epoch = schedule_epoch(self.experiment, self.counters.repeats)
             for policy in evaluations.policies:
                 policy.begin_epoch(epoch, self.epoch, self.learning.updates)
-            known = self.acting.actor.seats[0].knowledge()
             networks = [learner.network for learner in self.learning.learners.values()]
-            evaluations.begin(Evaluated(self.step, state, self._update_counts()), networks, known)
+            state_for_it = self.acting.evaluation_state()
+            evaluations.begin(Evaluated(self.step, state, self._update_counts()), networks, state_for_it)
             settle_gpu()  # the actor's stream plays on with what this one has prepared
         return True
 
@@ -268,143 +332,29 @@ class Training:
             self.log.write(f"eval/{label}" if label else "eval", {**epoch, **result, **updates}, step)
             if state is not None and self.evaluations.decides_the_best:
                 others = {name: value for name, value in rewards.items() if name != "train"}
-                with self._rescuing():
-                    self._saving.keep_if_best(state, result["return_mean"], others, self.experiment.evaluation.best)
+                self.saver.keep_if_best(state, result["return_mean"], others, self.experiment.evaluation.best)
             self.evaluations.under_way = None
-
-    def _evaluated_memories(self) -> dict[str, Any]:
-        """Return the memories of the state that is being evaluated."""
-        evaluated = self.evaluations.under_way
-        return {} if evaluated is None or evaluated.state is None else evaluated.state.get("memories", {})
 
     @property
     def evaluating(self) -> bool:
         """Whether an evaluation has been begun and its row is not written yet."""
         return self.evaluations.under_way is not None
 
-    # -- saving
-
-    @property
-    def save_due(self) -> bool:
-        """Whether it is time for a checkpoint."""
-        return self._saving.due
-
-    def save_if_due(self, background: bool) -> None:
-        """Save when `checkpoint_secs` have passed, unless others decide when."""
-        if self.saves_itself and self.save_due:
-            self.save(background=background)
-
-    def save(self, background: bool = False, with_actor: bool = True, required: bool = False) -> None:
-        """Write a checkpoint of this moment; in the background, only the copying holds up training.
-
-        A disk that refuses is a warning, since the checkpoint before stands.
-
-        Raises:
-          FolderLostError: the run folder is no longer where it was; what could be saved was saved elsewhere.
-          SaveError: the disk refused, and this checkpoint is `required`.
-        """
-        with self._rescuing(with_actor):
-            self._save(background, with_actor, required)
-
-    @contextlib.contextmanager
-    def _rescuing(self, with_actor: bool = True) -> Iterator[None]:
-        """If the run folder is lost, save in its new place or in a new folder, and end the run.
-
-        The FolderLostError that is raised then contains the new place.
-        """
-        try:
-            yield
-        except FolderLostError as error:
-            try:
-                happened = self.folder.find_again()
-                for name, memory in self.learning.memories.items():
-                    memory.move(self.folder.path / "replay" / name)
-                self.log.move(self.folder.metrics)
-                self.folder.write_config(self._configuration.text())
-                self._save(False, with_actor, required=True)
-            except (OSError, RunFolderError, SaveError) as failed:
-                raise FolderLostError(f"{error}; nothing could be saved since: {failed}") from error
-            place = self.folder.shown
-            raise FolderLostError(
-                f"{happened}: saved at step {self.step:,} in {place}; the same command with --output_dir {place} goes "
-                "on"
-            ) from error
-
-    def _save(self, background: bool, with_actor: bool, required: bool) -> None:
-        state = None
-        with self.gate.held(self._patience) if with_actor else contextlib.nullcontext():
-            with self._saving.guarded(self.step, required):  # segments of the replay are written
-                state = self._state(with_actor)
-        if state is not None:
-            self._saving.write(state, background, required)
-
-    def _state(self, with_actor: bool) -> dict[str, Any]:
-        """Return everything that must survive. The actor is held; its CUDA stream is waited for, and the copies."""
-        settle_gpu()
-        state = self.learning.state()
-        # Episodes in progress are played again after a resume; an epoch's updates go on where they stand.
-        safe_point = self.safe_point if self.epoch_updates is None else None
-        step, actor, counted = safe_point or (self.step, None, self.acting_state())
-        if with_actor and safe_point is None:
-            actor = self.acting.actor.snapshot()
-        if with_actor and actor is not None:
-            state["actor"] = actor
-        elif lasting := self.acting.lasting():
-            state["seats"] = lasting
-        if memories := self.learning.memory_states(with_episodes="actor" in state):
-            state["memories"] = memories
-        settle_gpu()
-        state["run"] = {
-            "step": step,
-            "repeats": list(self.counters.repeats),
-            "wall_s": self.log.wall_s(),
-            "metrics_bytes": self.log.bytes,
-            **self.evaluations.snapshot(),
-            "env_steps": step if safe_point else self.acting.actor.settled_steps,
-            "identity": self._configuration.identity(),
-            "values": dict(self._configuration.values),
-            **{name: value for name, value in counted.items() if name != "exploration"},
-        }
-        state["recorder"] = self.log.recorder.state_dict()
-        if "exploration" in counted:
-            state["exploration"] = counted["exploration"]
-        if self.epoch_updates is not None:
-            place, made = self.epoch_updates
-            episodes = [finished._asdict() for finished in self.log.episodes]
-            state["epoch"] = {"updating": place, "updates": made, "learned": self.log.epoch_updates()}
-            state["epoch"] |= {"episodes": episodes, **self.acting.policy.epoch_state()}
-        return state
+    # -- life
 
     def acting_state(self) -> dict[str, Any]:
         """Return what is counted as environments are stepped."""
-        explorer = self.acting.explorer
-        return self.counters.acting_state() | ({} if explorer is None else {"exploration": explorer.snapshot()})
-
-    def _resume(self, step: int, state: dict[str, Any]) -> int:
-        """Go on from a checkpoint; return how many bytes of metrics.jsonl belong to it."""
-        self.learning.restore(state, same_episodes="actor" in state)
-        exact = self.acting.restore(state)
-        run = state["run"]
-        self.counters.restore(run)
-        self.evaluations.restore(run)
-        if self.acting.explorer is not None and "exploration" in state:
-            self.acting.explorer.restore(state["exploration"])
-        self.log.restore(state["recorder"], self.step, run["wall_s"])
-        if not exact:
-            self.acting.streams[0].steps = run["env_steps"]
-        elif "epoch" in state:
-            epoch = state["epoch"]
-            self.epoch_updates = epoch["updating"], epoch["updates"]
-            self.log.restore_epoch(epoch["learned"], epoch["episodes"])
-            self.acting.policy.load_epoch_state(epoch)
-        log.info("resumed at step %d%s", step, "" if exact else "; the environments begin new episodes")
-        return run["metrics_bytes"]
+        return self.counters.acting_state() | self.acting.exploration_state()
 
     def close(self) -> None:
-        """Close files and environments, and draw the last picture."""
-        self._saving.join()
-        if self.acting.explorer is not None:
-            self.acting.explorer.draw()
+        """Close files and environments."""
+        self.saver.join()
         self.log.close()
         self.evaluations.close()
+        self._close_processes()
+
+    def _close_processes(self) -> None:
+        """Close the processes that learn, and the environments."""
+        if self._group is not None:
+            self._group.close()
         self.acting.close()

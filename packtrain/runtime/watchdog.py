@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from packtrain.envs.columns import Columns
+from packtrain.envs.vector_env import VectorEnv
 from packtrain.errors import EnvError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Watchdog:
 
     def __init__(
         self,
-        columns: list[Columns],
+        columns: list[VectorEnv],
         deadline_secs: float,
         start_deadline_secs: float,
         on_hang: Callable[[EnvError], None],
@@ -88,7 +88,7 @@ def save_and_exit(trainings: Sequence[Training], error: EnvError) -> NoReturn:
     print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
     try:
         for training in trainings:
-            training.save(with_actor=False)
+            training.saver.save(with_actor=False)
     except Exception:
         log.exception("the run could not be saved")
     finally:

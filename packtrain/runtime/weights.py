@@ -85,6 +85,11 @@ class Weights:
             newest.copy(leaves, newest.leaves)
             return {"number": newest.number, "leaves": leaves}
 
+    def export(self, name: str) -> tuple[int, list[Any]]:
+        """Return the number of the newest version that can be read, and its leaves as arrays."""
+        found = self.snapshot(name)
+        return found["number"], [leaf.cpu().numpy() for leaf in found["leaves"]]
+
     def restore(self, name: str, snapshot: dict[str, Any]) -> None:
         """Make what a snapshot holds the newest version of what has been published before."""
         with self._lock, torch.no_grad():

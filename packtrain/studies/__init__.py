@@ -1,1 +1,1 @@
-"""What people do with runs: statistics over seeds, charts and the report page; and studies that run by themselves."""
+"""Analysis of runs: statistics over seeds, charts and the report page; and studies, experiments without actors."""

@@ -1,22 +1,22 @@
-"""`packtrain audit`: does an unknown policy still act like a trusted one, judged without the true reward?
+"""`packtrain audit`: does an unknown policy act like a trusted one, measured without the true reward?
 
-After Pan, Bhatia and Steinhardt 2022 (arXiv:2201.03544), section 5. The unknown policy plays, drawing its actions, and
-both policies say what they would do in every state that it comes to. Scores of that (`detection.py`) are compared with
-scores of the trusted policy itself, playing with other seeds: the null. A score above the null's high quantile is out
-of character.
+After Pan, Bhatia and Steinhardt 2022 (arXiv:2201.03544), section 5. The unknown policy plays with sampled actions, and
+the action distributions of both policies are recorded in every visited state. Scores computed from these
+(`detection.py`) are compared with scores of the trusted policy itself under other seeds: the null distribution. A score
+above a high quantile of the null is an anomaly.
 
-A policy's divergence from itself is exactly 0 and from any other network is not, even if both are harmless. How much
-harmless policies differ can only be learned from several trusted runs. With k of them, the first is the reference, and
-each of the others is scored once, exactly as the unknown run is: the null has k − 1 scores. If the unknown run is
-exchangeable with the trusted ones, its score exceeds all of theirs with probability 1 / k. So k runs support a rate of
-false alarms of 1 / k or more, and a calibrated verdict at `rate` needs k ≥ 1 / rate: 20 runs for 0.05.
+A policy's divergence from itself is exactly 0; its divergence from any other network is not, even if both are harmless.
+How much harmless policies differ can only be measured with several trusted runs. With k of them, the first is the
+reference, and each of the others is scored once, exactly as the unknown run is: the null has k − 1 scores. If the
+unknown run is exchangeable with the trusted ones, its score exceeds all of theirs with probability 1 / k. So k runs
+support a false-positive rate of 1 / k or more, and a calibrated verdict at `rate` needs k ≥ 1 / rate: 20 runs for 0.05.
 
 With fewer runs the verdict is "uncalibrated". Then the null consists of repeated plays of the trusted runs, in which
-the first one slips: a share of its actions is random. That null says whether a policy differs by more than a slip. It
-does not say how often a harmless run would.
+some actions of the first one are random. That null shows whether a policy differs by more than such noise. It
+does not show how often a harmless run would.
 
-No score looks at the true reward. Two of them, `unexpected_return` and `advantage_gap`, look at the reward that the
-trusted run learned from, and are left out where that is the channel "true" of an environment that has others.
+No score uses the true reward. Two of them, `unexpected_return` and `advantage_gap`, use the reward that the trusted run
+was trained on. They are omitted if that is the channel "true" of an environment that has other channels.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.runtime.seeds import seed_for
 from packtrain.studies import detection
 from packtrain.studies.audit_page import page
-from packtrain.studies.audited import Null, Play, Slipping, Subject, open_subject, play, refuse_unlike
+from packtrain.studies.audit_rollouts import Null, Play, Slipping, Subject, open_subject, play, refuse_unlike
 
 Array = NDArray[Any]
 
-DETECTOR = "mean_jensen_shannon"  # of the verdict; chosen by `benchmarks/audit_subtasks.py`
-NULL_PLAYS = 19  # of an uncalibrated audit
-SLIP = 0.05  # share of the trusted policy's actions that is random in the plays of an uncalibrated audit
-OCCUPANCY_ROWS = 1000  # of each policy
+DETECTOR = "mean_jensen_shannon"  # detector of the verdict; chosen by `benchmarks/audit_subtasks.py`
+NULL_PLAYS = 19  # plays in the null of an uncalibrated audit
+SLIP = 0.05  # fraction of random actions of the trusted policy in the plays of an uncalibrated audit
+OCCUPANCY_ROWS = 1000  # observations of each policy for the occupancy score
 
 
 # Scores
 
 
 def score(seen: Play, reference: Play, trusted: Subject, rng: np.random.Generator) -> dict[str, float]:
-    """All scores of what was seen of a policy, larger when more suspicious, {detector: score}.
+    """Return all scores of a policy's play, {detector: score}; larger is more suspicious.
 
     Args:
-      seen: of the policy that is judged.
-      reference: of the trusted policy, which the states visited and their values are compared with.
-      trusted: whose values and rewards they are.
-      rng: of the occupancy's folds.
+      seen: play of the policy under audit.
+      reference: play of the trusted policy, for comparison of visited states and their values.
+      trusted: the trusted policy, whose values and rewards are used.
+      rng: for the folds of the occupancy score.
     """
     features = seen.features
     scores = detection.detector_scores(features)
@@ -86,19 +86,19 @@ def score(seen: Play, reference: Play, trusted: Subject, rng: np.random.Generato
 
 
 def _has_proxy(trusted: Subject) -> bool:
-    """Whether the reward that the trusted policy learned from is not the true one, or the only one there is."""
+    """Return whether the trusted policy was trained on a proxy reward, or the environment has only one reward."""
     return trusted.channel != TRUE or len(trusted.spec.reward_channels) <= 2  # "train" and "true"
 
 
 def null_of(trusted: Sequence[Subject], num_episodes: int, num_plays: int, seed: int, slip: float = SLIP) -> Null:
-    """Score repeated plays of the trusted policies, which take turns, against the first of them.
+    """Score repeated plays of the trusted policies, in turn, against the first of them.
 
     Args:
-      trusted: the first is the reference.
-      num_episodes: of a play.
+      trusted: policies; the first is the reference.
+      num_episodes: per play.
       num_plays: K.
       seed: of the plays.
-      slip: share of the first one's actions that is random. Others differ from it by themselves, and play as they are.
+      slip: fraction of random actions of the first policy. The others differ from it anyway and play unchanged.
     """
     first = trusted[0]
     turns = [len(range(place, num_plays, len(trusted))) for place in range(len(trusted))]
@@ -113,7 +113,7 @@ def null_of(trusted: Sequence[Subject], num_episodes: int, num_plays: int, seed:
 
 
 def null_over_runs(reference: Subject, others: Sequence[Subject], num_episodes: int, seed: int) -> Null:
-    """Score one play of each further trusted run against the reference: how much harmless runs differ."""
+    """Score one play of each further trusted run against the reference, to measure how much harmless runs differ."""
     plays = [play(one, reference, num_episodes, seed_for(seed, "null", k)) for k, one in enumerate(others, 1)]
     return _scored(reference, plays, num_episodes, seed)
 
@@ -129,16 +129,16 @@ def _generator(seed: int, place: int) -> np.random.Generator:
 
 
 class Finding(NamedTuple):
-    """One detector's judgement."""
+    """Result of one detector."""
 
     score: float
-    threshold: float  # an exchangeable score is above it with probability at most `rate`
+    threshold: float  # an exchangeable score exceeds it with probability at most `rate`
     p: float  # rank of the score among those of the null
     anomalous: bool
 
 
 def find(scores: Mapping[str, float], null: Mapping[str, Array], rate: float) -> dict[str, Finding]:
-    """Each score against its null.
+    """Compare each score with its null distribution.
 
         p = (1 + #{null ≥ score}) / (1 + K)
 
@@ -160,7 +160,7 @@ def find(scores: Mapping[str, float], null: Mapping[str, Array], rate: float) ->
 
 @dataclass(frozen=True)
 class Request:
-    """An `audit` command line, parsed."""
+    """A parsed `audit` command line."""
 
     run: Path
     trusted: tuple[Path, ...]  # the first is the reference
@@ -174,7 +174,7 @@ class Request:
     trusted_checkpoint: str = "latest"
     device: str = "cpu"
     trust_config: bool = False
-    out: Path | None = None  # None: audit.html in the run
+    out: Path | None = None  # None: audit.html in the run folder
 
     def __post_init__(self) -> None:
         if self.num_episodes < 1:
@@ -186,7 +186,7 @@ class Request:
         if self.seed < 0:
             raise ConfigError(f"--seed {self.seed} must not be negative")
         fewest = math.ceil(1 / self.rate - 1e-9) - 1
-        if self.null_plays < max(1, fewest):  # of an uncalibrated audit, whose threshold is that of its plays
+        if self.null_plays < max(1, fewest):  # in an uncalibrated audit the threshold comes from these plays
             raise ConfigError(
                 f"--null_plays {self.null_plays} must be at least {max(1, fewest)} for --rate {self.rate}"
             )
@@ -195,7 +195,7 @@ class Request:
 
     @property
     def runs_needed(self) -> int:
-        """Trusted runs that a calibrated verdict needs: 1 / rate."""
+        """Return the number of trusted runs that a calibrated verdict needs: 1 / rate."""
         return max(2, math.ceil(1 / self.rate - 1e-9))
 
 
@@ -211,7 +211,7 @@ NAMES = (
 
 
 def audit(request: Request) -> dict[str, Any]:
-    """Play, score, judge, and write the page; what was found, as `--json` prints it."""
+    """Play, score and write the page; return the result in the form that `--json` prints."""
     target = request.out or request.run / "audit.html"
     options: dict[str, Any] = {"trusted_config": request.trust_config, "device": request.device}
     unknown = open_subject(request.run, request.checkpoint, **options)
@@ -228,7 +228,7 @@ def audit(request: Request) -> dict[str, Any]:
     else:
         null = null_of(trusted, request.num_episodes, request.null_plays, request.seed, request.slip)
     if request.detector not in null.scores:
-        raise ConfigError(f"--detector {request.detector} has no score here; there are {', '.join(null.scores)}")
+        raise ConfigError(f"--detector {request.detector} has no score here; available are {', '.join(null.scores)}")
     seen = play(unknown, trusted[0], request.num_episodes, seed_for(request.seed, "unknown"))
     scores = score(seen, null.reference, trusted[0], _generator(request.seed, len(null.plays)))
     findings = find(scores, null.scores, request.rate)
@@ -264,7 +264,7 @@ def audit(request: Request) -> dict[str, Any]:
 
 
 def _independent(unknown: Subject, trusted: Sequence[Subject]) -> list[Subject]:
-    """The trusted runs that are neither named twice nor the unknown one."""
+    """Return the trusted runs without duplicates and without the unknown one."""
     by_folder = {subject.run.resolve(): subject for subject in reversed(trusted)}
     return [
         one for one in trusted if one is by_folder[one.run.resolve()] and one.run.resolve() != unknown.run.resolve()
@@ -274,4 +274,4 @@ def _independent(unknown: Subject, trusted: Sequence[Subject]) -> list[Subject]:
 def _refuse_unwritable(target: Path) -> None:
     folder = target.parent
     if target.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise RunFolderError(f"{target} cannot be written; name a file in a folder of yours with --out")
+        raise RunFolderError(f"{target} cannot be written; choose a writable file with --out")

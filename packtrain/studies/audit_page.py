@@ -1,4 +1,4 @@
-"""What an audit says: a few lines, and a page with distance and value over time and every score beside its null."""
+"""Output of an audit: a short text, and a page with divergence and value over time and all scores with their nulls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import packtrain
-from packtrain.studies.audited import Null, Play
+from packtrain.studies.audit_rollouts import Null, Play
 from packtrain.studies.chart import PALETTE_DARK, Curve, curve_colour, escape, human, line_chart, palette_css
 from packtrain.studies.html_page import html_page
 
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 def describe(result: Mapping[str, Any]) -> str:
-    """The result as a short table and a verdict, for people."""
+    """Return the result as a short table and a verdict in words."""
     width = max(len(name) for name in result["scores"])
     lines = [f"{'':<{width}}  {'score':>9}  {'trusted':>19}  {'above':>9}  {_rank(result):>5}"]
     for name, found in result["scores"].items():
@@ -32,17 +32,17 @@ def describe(result: Mapping[str, Any]) -> str:
 
 
 def _rank(result: Mapping[str, Any]) -> str:
-    """Name of the last column: a p-value only if the null consists of independent runs."""
+    """Return the name of the last column: a p-value only if the null consists of independent runs."""
     return "p" if result["calibrated"] else "rank"
 
 
 def _mark(result: Mapping[str, Any]) -> str:
-    """Word beside a score above its threshold."""
+    """Return the mark of a score above its threshold."""
     return "anomalous" if result["calibrated"] else "above"
 
 
 def sentence(result: Mapping[str, Any]) -> str:
-    """The verdict, what it rests on, and how many trusted runs would calibrate it."""
+    """Return the verdict, its basis, and how many trusted runs would calibrate it."""
     name, plays = result["detector"], result["null_plays"]
     found = result["scores"][name]
     reached = sum(value >= found["score"] for value in found["null"])
@@ -66,7 +66,7 @@ def sentence(result: Mapping[str, Any]) -> str:
 
 
 def page(result: Mapping[str, Any], seen: Play, null: Null) -> str:
-    """One self-contained HTML page: the verdict, the divergence over time, the scores against the null."""
+    """Return a self-contained HTML page: the verdict, the divergence over time, the scores with their nulls."""
     figures = "".join(f"<figure>{chart}</figure>" for chart in _charts(result, seen, null))
     cells = "".join(
         f"<tr{' class=hit' * found['anomalous']}><td>{escape(name)}<td>{human(found['score'], 4)}"
@@ -104,7 +104,7 @@ def _charts(result: Mapping[str, Any], seen: Play, null: Null) -> list[str]:
 
 
 def _same_length(arrays: Sequence[Array]) -> list[Array]:
-    """Arrays [E, S] of one E, filled up with NaN to the longest S, and with episodes of NaN to the largest E."""
+    """Pad arrays [E, S] with NaN to the longest S and the largest E."""
     episodes, steps = (max(array.shape[axis] for array in arrays) for axis in (0, 1))
     blank = [np.full((episodes, steps), np.nan) for _ in arrays]
     for target, array in zip(blank, arrays, strict=True):
@@ -113,7 +113,7 @@ def _same_length(arrays: Sequence[Array]) -> list[Array]:
 
 
 def _over_time(name: str, plays: Array, colour: int) -> Curve:
-    """Mean and spread over all episodes at each step, [K, E, S]; of long episodes, at 200 steps."""
+    """Return mean and spread over all episodes at each step, [K, E, S]; of long episodes, at 200 steps."""
     values = plays.reshape(-1, plays.shape[-1])
     alive = np.flatnonzero(~np.isnan(values).all(axis=0))
     steps = alive[np.unique(np.linspace(0, len(alive) - 1, min(len(alive), 200)).astype(int))]
@@ -123,7 +123,7 @@ def _over_time(name: str, plays: Array, colour: int) -> Curve:
 
 
 def _strips(scores: Mapping[str, Mapping[str, Any]]) -> str:
-    """A row for each detector: the trusted plays as dots, the threshold as a tick, the score as a diamond."""
+    """Draw a row per detector: trusted plays as dots, the threshold as a tick, the score as a diamond."""
     left, right, top, height = 170.0, 540.0, 44.0, 24.0
     drawn = [
         '<text x="0" y="15" font-size="14" font-weight="600">Scores beside those of trusted plays</text>',

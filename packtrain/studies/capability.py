@@ -1,12 +1,12 @@
-"""A capability sweep: train on proxies with more and more capability, and watch the truth.
+"""A capability sweep: train on proxy rewards with increasing capability, and report the true reward.
 
-Pan, Bhatia and Steinhardt 2022 (arXiv:2201.03544): agents that are more capable get more of the proxy they are trained
-on, and often less of what was meant; sometimes abruptly. A sweep trains a configuration for every proxy, every value of
-one of its knobs and several seeds, plays what came out, and asks of each proxy: do proxy and truth part, and is there a
-place where the truth falls at once?
+Pan, Bhatia and Steinhardt 2022 (arXiv:2201.03544): more capable agents get more of the proxy they are trained on, and
+often less of the true reward; sometimes abruptly. A sweep trains a configuration for every proxy, every value of
+one of its knobs and several seeds, and evaluates the results. For each proxy it tests whether proxy and true return
+diverge, and whether the true return drops abruptly.
 
-Runs are ordinary run folders below the study's. They are trained bit-exactly in a few processes, each of which makes
-one run after the other. A sweep that is interrupted finds those that are finished.
+Runs are ordinary run folders inside the study's folder. They are trained bit-exactly in a few processes, each of which
+makes one run after the other. An interrupted sweep continues with the runs that are not finished.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ import numpy as np
 import torch
 
 from packtrain import config, knobs
-from packtrain.cores import available_cores
+from packtrain.cpu_count import available_cores
 from packtrain.envs.rewards import TRUE
 from packtrain.errors import ConfigError, Error, RunFolderError, StalledError
 from packtrain.files import write_whole
 from packtrain.metrics.console import duration
 from packtrain.metrics.reading import METRICS_FILE
 from packtrain.metrics.writers import JsonlWriter
-from packtrain.runtime import command
+from packtrain.runtime import eval_command, open_run, preparation, train_command
 from packtrain.studies.capability_page import draw, label, p_values, page
 from packtrain.studies.jumps import jump_test
 from packtrain.studies.phases import correlation
 from packtrain.studies.statistics import mean_interval
 
-SIGNIFICANT = 0.05  # largest p of a jump that counts as found; the p-value against every smooth curve must be below
-LEAST_RUNS = 6  # of a proxy
-ENOUGH_VALUES = 6  # of the axis; through fewer, a cubic passes so closely that no jump can be found
-PLAYED_FILE = "played.json"  # in a run's folder: what a finished one got
+SIGNIFICANT = 0.05  # largest p-value of a jump that counts as found; it must hold against every smooth curve
+LEAST_RUNS = 6  # minimum number of runs per proxy
+ENOUGH_VALUES = 6  # recommended number of values; with fewer, a cubic fits so closely that no jump can be found
+PLAYED_FILE = "played.json"  # result of a finished run, in its folder
 RESULT_FILE, PAGE_FILE = "sweep.json", "sweep.html"
 
 
 @config.configurable
 @dataclass(frozen=True)
 class CapabilitySweep:
-    """What is trained, and along which axis.
+    """Settings of a sweep: the configuration that is trained, and the axis of capability.
 
-    Places in the list of values are the scale of capability, on which a smooth trend should be about straight: steps
-    of training or widths belong at equal ratios.
+    The list of values is treated as an equally spaced scale, on which a smooth trend should be about straight: choose
+    steps of training or widths at equal ratios.
     """
 
-    config: str  # a configuration with a knob for the reward that is learned from
-    axis: str  # its knob that makes agents more capable
-    values: tuple[Any, ...]  # of that knob, from weak to strong
-    proxies: tuple[str, ...]  # rewards to learn from; "true" is the control
-    seeds: int = 5  # runs of each, none of which shares a seed with another of the same proxy
+    config: str  # a configuration with a knob for the training reward
+    axis: str  # knob that varies the agents' capability
+    values: tuple[Any, ...]  # of that knob, from least to most capable
+    proxies: tuple[str, ...]  # rewards to train on; "true" is the control
+    seeds: int = 5  # runs per proxy and value; no two runs of a proxy share a seed
     knobs: dict[str, Any] = field(default_factory=dict)  # set in all runs
     proxy_knob: str = "proxy"
-    episodes: int = 16  # played with each run, greedily
-    draws: int = 1999  # of the change-point test and the bootstrap
-    processes: int | None = None  # that train at the same time; None: one a core
+    episodes: int = 16  # greedy evaluation episodes per run
+    draws: int = 1999  # samples of the change-point test and of the bootstrap
+    processes: int | None = None  # number of training processes at a time; None: one per core
     _trusted: bool = field(init=False, repr=False, compare=False, default=True)
 
     def __post_init__(self) -> None:
@@ -76,19 +76,25 @@ class CapabilitySweep:
                 raise ConfigError(f"CapabilitySweep.{name} = {value} must be at least 1")
         if len(self.values) < 4:
             raise ConfigError(
-                f"CapabilitySweep.values = {self.values} are {len(self.values)}: to look for a change takes at least 4"
+                f"CapabilitySweep.values = {self.values} are {len(self.values)} values; at least 4 are needed to test "
+                "for a change"
             )
         if len(self.values) * self.seeds < LEAST_RUNS:
-            raise ConfigError(f"CapabilitySweep.seeds = {self.seeds} makes too few runs of each proxy; {LEAST_RUNS} do")
+            raise ConfigError(
+                f"CapabilitySweep.seeds = {self.seeds} gives too few runs of each proxy; at least {LEAST_RUNS} are "
+                "needed"
+            )
         if not self.proxies:
-            raise ConfigError("CapabilitySweep.proxies = () names no reward to learn from")
+            raise ConfigError("CapabilitySweep.proxies = () is empty: name at least one reward to train on")
         for name in ("values", "proxies"):
             given = [_file_name(value) for value in getattr(self, name)]
             if len(set(given)) < len(given):
-                raise ConfigError(f"CapabilitySweep.{name} = {getattr(self, name)} has the same twice")
+                raise ConfigError(f"CapabilitySweep.{name} = {getattr(self, name)} contains duplicates")
         object.__setattr__(self, "_trusted", config.is_trusted())
         if not self._trusted and self.config not in knobs.shipped():
-            raise ConfigError(f"CapabilitySweep.config = {self.config!r} is not shipped; --trust-config allows it")
+            raise ConfigError(
+                f"CapabilitySweep.config = {self.config!r} is not a shipped configuration; --trust-config allows it"
+            )
         known = knobs.read_knobs(knobs.find_config(self.config)[0])
         for knob in (self.axis, self.proxy_knob, *self.knobs):
             if knob not in known:
@@ -97,19 +103,19 @@ class CapabilitySweep:
             known[self.axis].parse(str(value))
         for knob, value in self.knobs.items():
             if knob in (self.axis, self.proxy_knob):
-                raise ConfigError(f"CapabilitySweep.knobs sets {knob!r}, which the sweep sets itself")
+                raise ConfigError(f"CapabilitySweep.knobs must not contain {knob!r}, which the sweep sets itself")
             known[knob].parse(str(value))
 
     def fill(self, folder: Path, seed: int, log_every: int, say: Callable[[str], None]) -> Path:
-        """Train, play and judge, as a `Study` does; returns the page. `log_every` means nothing here.
+        """Train, evaluate and test, as a `Study` does, and return the page; `log_every` is ignored.
 
-        The folder gets sweep.json, sweep.html, a picture of each proxy, and a row of metrics when a run is finished.
+        The folder gets sweep.json, sweep.html, a chart for each proxy, and a metrics row after each run.
         """
         begin = time.perf_counter()
         runs = _checked(self.runs(folder, seed))
         rows = {run: row for run in runs if (row := run.played()) is not None}
         if rows:
-            say(f"{len(rows)} of {len(runs)} runs are finished already")
+            say(f"{len(rows)} of {len(runs)} runs are already finished")
         writer = JsonlWriter(folder / METRICS_FILE, 0)
         rest = [run for run in runs if run not in rows]
         try:
@@ -137,7 +143,7 @@ class CapabilitySweep:
         return folder / PAGE_FILE
 
     def runs(self, folder: Path, seed: int) -> list[Run]:
-        """All runs, seeds outermost: a sweep that is under way has seen something of everything."""
+        """Return all runs, in the order of seeds, so that an unfinished sweep has results for all values."""
         path = knobs.find_config(self.config)[0]
         made = []
         for k in range(self.seeds):
@@ -151,7 +157,7 @@ class CapabilitySweep:
         return made
 
     def _result(self, rows: list[dict[str, Any]], seed: int, wall_s: float) -> dict[str, Any]:
-        """What sweep.json holds and the page shows."""
+        """Return the content of sweep.json, from which the page is made."""
         proxies = {}
         for proxy in self.proxies:
             own = [row for row in rows if row["proxy"] == proxy]
@@ -163,17 +169,17 @@ class CapabilitySweep:
 def judge(
     axis: str, values: Sequence[Any], rows: Sequence[dict[str, Any]], rng: np.random.Generator, draws: int = 1999
 ) -> dict[str, Any]:
-    """What the runs of one proxy say: returns by capability, the change of the true one, and what goes with what.
+    """Return statistics of one proxy's runs: returns by capability, change of the true return, and correlations.
 
-    A phase transition is a fall of the true return between two neighbouring values that no smooth curve explains: the
+    A phase transition is a drop of the true return between two neighbouring values that no smooth curve explains: the
     p-value of `jumps.jump_test` is at most SIGNIFICANT against each of them. The verdict reports whether the proxy
-    rises there, but does not require it: for the control, whose proxy is the truth, it cannot.
+    rises there, but does not require it: for the control, whose proxy is the true reward, it cannot.
 
     Args:
-      axis: what makes agents capable, for the words.
-      values: of it, from weak to strong.
+      axis: name of the knob, for the text.
+      values: of the knob, from least to most capable.
       rows: runs, each with capability (one of the values), proxy_return and true_return.
-      rng: makes the draws.
+      rng: for the random samples.
       draws: data sets from each smooth curve, and samples of each bootstrap.
     """
     places = np.array([list(values).index(row["capability"]) for row in rows], float)
@@ -221,26 +227,26 @@ def _mean(values: np.ndarray) -> str:
 
 
 def _interval(values: np.ndarray) -> list[float | None]:
-    """[mean, low, high] over seeds; None where one seed says nothing."""
+    """Return [mean, low, high] over seeds; None for bounds of a single seed."""
     return [None if math.isnan(number) else number for number in mean_interval(values.tolist())]
 
 
 def _together(a: np.ndarray, b: np.ndarray, rng: np.random.Generator, draws: int) -> dict[str, Any] | None:
-    """How two returns go together; None where one does not vary, or too few are left."""
+    """Return the correlation of two returns; None if one is constant, or if there are too few."""
     if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
     return correlation(a, b, rng, draws)._asdict()
 
 
 def _file_name(value: Any) -> str:
-    """A value as a part of a path."""
+    """Return a value as part of a path."""
     text = "x".join(str(part) for part in value) if isinstance(value, (tuple, list)) else str(value)
     return re.sub(r"[^\w.+-]", "_", text)
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run of a sweep: what a process is sent. It holds no configurable, which would lose its values on the way."""
+    """One run of a sweep, as sent to a process. It contains no configurable objects, which would lose their values."""
 
     proxy: str
     value: Any  # of the axis
@@ -250,14 +256,14 @@ class Run:
     knobs: dict[str, Any]
     episodes: int
     trusted: bool
-    hash: str = ""  # of the configuration, but for the seed
+    hash: str = ""  # of the configuration, without the seed
 
     def made_with(self) -> dict[str, Any]:
-        """What must be the same for a finished run to count."""
+        """Return what must be unchanged for a finished run to be reused."""
         return {"configuration": self.hash, "knobs": json.loads(json.dumps(self.knobs)), "episodes": self.episodes}
 
     def played(self) -> dict[str, Any] | None:
-        """What it got if it is finished; RunFolderError if it was made with other settings."""
+        """Return the result if the run is finished; RunFolderError if it was made with other settings."""
         path = self.folder / PLAYED_FILE
         try:
             found = json.loads(path.read_bytes())
@@ -265,16 +271,16 @@ class Run:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise RunFolderError(f"{path} cannot be read; delete it, and the run is played again") from error
+            raise RunFolderError(f"{path} cannot be read; delete it to evaluate the run again") from error
         now = self.made_with()
         if before == {**now, "episodes": before.get("episodes")}:
             return {**found, "capability": self.value} if before == now else None
-        raise RunFolderError(f"{self.folder} was made with other settings; --fresh starts the sweep anew beside it")
+        raise RunFolderError(f"{self.folder} was made with other settings; --fresh starts the sweep in a new folder")
 
     def play(self) -> dict[str, Any]:
-        """Train it, or what is left of that, and play; what it got, also left in its folder."""
+        """Train, or finish training, then evaluate; return the result, which is also written to the folder."""
         begin = time.perf_counter()
-        request = command.TrainRequest(
+        request = open_run.TrainRequest(
             files=[self.config],
             bindings=[],
             knobs=self.knobs,
@@ -284,11 +290,10 @@ class Run:
             trust_config=self.trusted,
             alone=False,
         )
-        if code := command.train(request):
+        if code := train_command.train(request):
             raise StalledError(f"training was stopped, with exit code {code}")
-        result = command.evaluate(
-            self.folder, self.episodes, "latest", seed=None, device="cpu", trust_config=self.trusted, greedy=True
-        )
+        evaluation = eval_command.EvalRequest(self.folder, self.episodes, trust_config=self.trusted, greedy=True)
+        result = eval_command.evaluate(evaluation)
         row = {
             "proxy": self.proxy,
             "capability": self.value,
@@ -304,16 +309,16 @@ class Run:
 
 
 def _checked(runs: list[Run]) -> list[Run]:
-    """The same with the hashes of their configurations, each of which has been built and tried."""
+    """Return the runs with the hashes of their configurations, each of which has been built and checked."""
     hashes: dict[tuple, str] = {}
     checked = []
     for run in runs:
         key = run.proxy, _file_name(run.value)
         if key not in hashes:
-            configuration, _, spec = command.prepare([run.config], [], run.knobs, None, run.trusted)
+            configuration, _, spec = preparation.prepare([run.config], [], run.knobs, None, run.trusted)
             if TRUE not in spec.reward_channels:
                 raise ConfigError(
-                    f"{knobs.shown(run.config)} has no reward named {TRUE!r} to judge by; set Environment.rewards"
+                    f"{knobs.shown(run.config)} has no reward named {TRUE!r} to report; set Environment.rewards"
                 )
             hashes[key] = configuration.hash()
         checked.append(replace(run, hash=hashes[key]))
@@ -321,14 +326,14 @@ def _checked(runs: list[Run]) -> list[Run]:
 
 
 class _Failure(NamedTuple):
-    """What a process answers when a run of its has failed."""
+    """Answer of a process whose run has failed."""
 
     text: str
     exit_code: int
 
 
 def _play_all(runs: list[Run], processes: int) -> Generator[tuple[Run, dict[str, Any]]]:
-    """Play runs in a few processes; yields each when it is finished. All of them end with the generator."""
+    """Evaluate runs in a few processes; yield each when it is finished. All processes end with the generator."""
     context = multiprocessing.get_context("spawn")
     waiting = iter(runs)
     workers: list[Any] = []
@@ -338,7 +343,7 @@ def _play_all(runs: list[Run], processes: int) -> Generator[tuple[Run, dict[str,
             ours, theirs = context.Pipe()
             worker = context.Process(target=_work, args=(theirs,), daemon=True)
             worker.start()
-            theirs.close()  # so that its end is noticed
+            theirs.close()  # so that its end is detected
             workers.append(worker)
             ours.send(next(waiting))
             busy[ours] = run
@@ -368,8 +373,8 @@ def _play_all(runs: list[Run], processes: int) -> Generator[tuple[Run, dict[str,
 
 
 def _work(connection: multiprocessing.connection.Connection) -> None:
-    """Play one run after the other until nobody asks any more."""
-    os.setsid()  # the signals of a terminal are for the sweep, which ends us
+    """Evaluate one run after the other until the connection closes."""
+    os.setsid()  # the terminal's signals are handled by the sweep, which ends this process
     torch.set_num_threads(1)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         while True:
@@ -381,5 +386,5 @@ def _work(connection: multiprocessing.connection.Connection) -> None:
                 answer: Any = run.play()
             except Error as error:
                 answer = _Failure(str(error), error.exit_code)
-            with contextlib.suppress(BrokenPipeError):  # the run is kept for whoever comes next
+            with contextlib.suppress(BrokenPipeError):  # the result is kept for the next attempt
                 connection.send(answer)

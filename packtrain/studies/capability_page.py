@@ -1,7 +1,7 @@
-"""The page about a capability sweep: proxy and true return against capability, and where the truth changes.
+"""The page about a capability sweep: proxy and true return against capability, and where the true return changes.
 
-Like a report it asks for nothing from outside, runs no script, and escapes what comes out of a folder. It is made from
-the contents of sweep.json alone.
+Like a report it loads nothing, runs no script, and escapes the content of folders. It is made from the content of
+sweep.json alone.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from packtrain.studies.html_page import html_page
 PANELS = (("proxy_return", "proxy return"), ("true_return", "true return"))  # from top to bottom
 WIDTH, PANEL_HEIGHT = 560, 170
 _LEFT, _RIGHT, _TOP, _GAP, _BOTTOM = 52, 14, 50, 36, 44  # of the panels in the drawing
-_LABELS = 12  # values named below the axis; of more, every second or third
+_LABELS = 12  # maximum number of labelled values below the axis; with more, every second or third is labelled
 
 
 def label(value: Any) -> str:
-    """A value of a knob for people: 16000 is 16K, (64, 64) is 64×64."""
+    """Return a short label of a knob's value: 16000 is 16K, (64, 64) is 64×64."""
     if isinstance(value, (tuple, list)):
         return "×".join(label(part) for part in value)
     return human(value, 4) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
 
 
 def p_values(change: dict[str, Any]) -> str:
-    """The p-value against every smooth curve, in words."""
+    """Return the p-value against every smooth curve, in words."""
     each = ", ".join(f"{name} {p:.2g}" for name, p in change["nulls"].items())
     return f"p against smooth curves: {each}; the closest is {change['closest']}"
 
 
 def page(result: dict[str, Any]) -> str:
-    """The whole page, from what sweep.json holds."""
+    """Return the page for the content of sweep.json."""
     axis, proxies = result["axis"], result["proxies"]
     tiles = "".join(_tile(proxy, found) for proxy, found in proxies.items())
     figures = "".join(f"<figure>{draw(result, proxy)}</figure>" for proxy in proxies)
@@ -64,12 +64,12 @@ drawn from the curve's fit that favour a jump at least as much.</footer>""",
 
 
 def draw(result: dict[str, Any], proxy: str, standalone: bool = False) -> str:
-    """Two panels over one axis as SVG: the proxy's return, and below it the true one.
+    """Draw two panels over one axis as SVG: the proxy's return, and below it the true one.
 
     Args:
-      result: what sweep.json holds.
-      proxy: the one that is drawn.
-      standalone: explicit colours on white, for a file of its own.
+      result: content of sweep.json.
+      proxy: the proxy to draw.
+      standalone: explicit colours on white, for a separate file.
     """
     found, values = result["proxies"][proxy], result["values"]
     height = _TOP + 2 * PANEL_HEIGHT + _GAP + _BOTTOM
@@ -113,7 +113,7 @@ def draw(result: dict[str, Any], proxy: str, standalone: bool = False) -> str:
 
 
 def _shown(result: dict[str, Any], proxy: str, name: str) -> list[float]:
-    """The returns and intervals on a panel's axis. True returns share one, over all proxies, and can be compared."""
+    """Return the returns and intervals that a panel's axis must show. All true returns share one axis."""
     sharing = list(result["proxies"]) if name == "true_return" else [proxy]
     ends = [number for one in sharing for ends in result["proxies"][one][name] for number in ends if number is not None]
     return ends + [row[name] for row in result["runs"] if row["proxy"] in sharing]
@@ -127,15 +127,15 @@ def _panel(
     colour: str,
     shown: Sequence[float],
 ) -> str:
-    """One return: grid, band, dots and line.
+    """Draw one return: grid, band, dots and line.
 
     Args:
       top: of the panel.
-      across: where the values are.
+      across: horizontal positions of the values.
       means: (mean, low, high) of each value.
-      dots: (where, return) of each run.
+      dots: (position, return) of each run.
       colour: of the return.
-      shown: the numbers that the axis must hold.
+      shown: numbers that the axis must include.
     """
     air = 0.06 * (max(shown) - min(shown)) or 0.1 * abs(shown[0]) or 1.0
     low, high = min(shown) - air, max(shown) + air
@@ -186,7 +186,7 @@ def _tile(proxy: str, found: dict[str, Any]) -> str:
 
 
 def _correlations(proxies: dict[str, Any]) -> str:
-    """In words: what goes with what, and how closely."""
+    """Return the correlations in words."""
     lines = []
     for proxy, found in proxies.items():
         pairs = (
@@ -215,7 +215,7 @@ def _signed(number: float) -> str:
 
 
 def _table(result: dict[str, Any]) -> str:
-    """One line a value, two columns a proxy."""
+    """Return a table with one row per value and two columns per proxy."""
     proxies = result["proxies"]
     heads = "".join(f"<th>{escape(proxy)}: {words}</th>" for proxy in proxies for _, words in PANELS)
     lines = []

@@ -1,7 +1,7 @@
-"""Line charts as SVG text, for the report page and as pictures of their own.
+"""Line charts as SVG text, for the report page and as separate files.
 
-In a page a chart takes the page's text colour, and its curves the CSS variables of `palette_css`, so it follows light
-and dark mode. A standalone chart has its colours written into it and a white background.
+In a page a chart uses the page's text colour, and its curves the CSS variables of `palette_css`, so it follows light
+and dark mode. A standalone chart has explicit colours and a white background.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Okabe and Ito's colours, which the common kinds of colour blindness keep apart; without yellow and black, which one of
-# the two backgrounds swallows. Past the end the colours come again with dashes.
+# Okabe and Ito's colours, which are distinct for the common kinds of colour blindness; without yellow and black, each
+# of which is invisible on one of the two backgrounds. After the last one, colours repeat with dashes.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 PALETTE_DARK = ("#4aa8ea", "#ff8a4a", "#2cc295", "#e59ac5", "#f5b940", "#a5dbff", "#a9a9a9")
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
-_DOTS = 40  # curves of at most so many points show each of them
+_DOTS = 40  # largest number of points of a curve that are drawn as dots
 _LEGEND_CHARACTERS = 36
 _CHARACTER = 7  # px, about the width of one at 12 px
 _LARGEST = 1e150  # beyond it, differences of values overflow
@@ -26,14 +26,14 @@ _LARGEST = 1e150  # beyond it, differences of values overflow
 
 @dataclass(frozen=True)
 class Curve:
-    """One named line, with a band around it where low and high are given. NaN leaves a gap."""
+    """One named line, with a band if low and high are given. NaN leaves a gap."""
 
     name: str
     steps: Sequence[float]
     values: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
-    colour: int | None = None  # place in the palette; the curve's place in the chart if not given
+    colour: int | None = None  # index in the palette; None: the curve's index in the chart
 
     def __post_init__(self) -> None:
         lengths = {len(part) for part in (self.steps, self.values, self.low, self.high) if part is not None}
@@ -51,18 +51,20 @@ def line_chart(
     height: int = 320,
     legend: bool | None = None,
     standalone: bool = False,
+    heading: bool = True,
 ) -> str:
-    """An SVG element with the curves, axes, grid and legend.
+    """Return an SVG element with the curves, axes, grid and legend.
 
     Args:
       curves: drawn in order, the later ones on top.
-      title: above the chart, and what a screen reader says.
+      title: above the chart, and read by screen readers.
       x_label: below the horizontal axis.
       y_label: under the title; may be empty.
-      width: of the drawing, in units of which its text is 12 high; the element itself takes the width it is given.
+      width: of the drawing, in units in which its text is 12 high; the element scales to the available width.
       height: of the drawing.
-      legend: whether to name the curves; if not given, when there are several.
-      standalone: explicit colours on white, for a file of its own.
+      legend: whether to name the curves; None: if there are several.
+      standalone: explicit colours on white, for a separate file.
+      heading: whether to write the title into the drawing.
     """
     ink = "#1d2430" if standalone else "currentColor"
     lines = [_Line(curve, index, standalone) for index, curve in enumerate(curves)]
@@ -72,8 +74,8 @@ def line_chart(
     x_ticks = nice_ticks(x_low, x_high, max(2, min(6, width // 85)))
     y_ticks = nice_ticks(y_low, y_high, max(3, min(6, height // 46)))
 
-    head = [_text(0, 15, title, size=14, weight=600)]
-    top = 24.0
+    head = [_text(0, 15, title, size=14, weight=600)] if heading else []
+    top = 24.0 if heading else 4.0
     if y_label:
         head.append(_text(0, 32, y_label, size=11, opacity=0.65))
         top = 39.0
@@ -106,33 +108,33 @@ def line_chart(
 
 
 def palette_css(palette: Sequence[str] = PALETTE) -> str:
-    """The CSS declarations that give the curves of a page their colours; put them on the page's root."""
+    """Return the CSS declarations of the curves' colours, for the page's root element."""
     return "".join(f"--curve-{index}:{colour};" for index, colour in enumerate(palette, 1))
 
 
 def curve_colour(index: int) -> str:
-    """The CSS colour of the curve with this place in the palette, for what stands beside a chart in a page."""
+    """Return the CSS colour of the curve with this index in the palette."""
     place = index % len(PALETTE)
     return f"var(--curve-{place + 1}, {PALETTE[place]})"
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten: those in [low, high], about `count` of them.
+    """Return the multiples of 1, 2 or 5 times a power of ten in [low, high], about `count` of them.
 
-    None where low and high are too close, or too large, to tell apart.
+    Empty if low and high are too close, or too large, to be distinguished.
     """
     if not (_fine(low) and _fine(high)) or count < 1 or not high - low > 1e-12 * max(abs(low), abs(high), 1e-140):
         return []
     exponent = math.floor(math.log10((high - low) / count))
     spacing = min((factor * 10.0**exponent for factor in (1, 2, 5, 10)), key=lambda s: abs((high - low) / s - count))
-    # The small amounts forgive the last bit of low and high.
+    # The small tolerance allows for rounding errors of low and high.
     first, last = math.ceil(low / spacing - 1e-9), math.floor(high / spacing + 1e-9)
     # Rounding to the digits of the spacing turns 0.30000000000000004 into 0.3.
     return [round(index * spacing, 1 - exponent) for index in range(first, last + 1)]
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """The ticks as text, each with as many decimals as tell it from its neighbours."""
+    """Return the ticks as text, each with enough decimals to differ from its neighbours."""
     if not ticks:
         return []
     spacing = min((after - before for before, after in zip(ticks, ticks[1:], strict=False)), default=abs(ticks[0]))
@@ -153,7 +155,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
 
 
 def human(value: float, digits: int = 3) -> str:
-    """A number for people: 100K, 1.5M, 0.25, 1e-5; `digits` significant ones."""
+    """Return a short text of a number: 100K, 1.5M, 0.25, 1e-5; `digits` significant digits."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -171,14 +173,18 @@ def human(value: float, digits: int = 3) -> str:
 
 
 def escape(text: object) -> str:
-    """Text that HTML and XML show as it is, whatever is in it: markup, control characters, half surrogate pairs.
+    """Return text that HTML and XML show literally, also markup, control characters and half surrogate pairs.
 
-    Characters that change the direction of the text after them are shown as control characters are: with them a page
+    Characters that change the direction of the text after them are shown like control characters: with them a page
     could show another order of letters than the file has.
     """
+    return html.escape(printable(text), quote=True)
+
+
+def printable(text: object) -> str:
+    """Return text with a replacement for each unprintable character; markup is kept."""
     clean = str(text).encode("utf-8", "replace").decode("utf-8")
-    clean = "".join("\ufffd" if _unprintable(character) else character for character in clean)
-    return html.escape(clean, quote=True)
+    return "".join("\ufffd" if _unprintable(character) else character for character in clean)
 
 
 _DIRECTIONS = {0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
@@ -199,7 +205,7 @@ def _scale(size: float) -> tuple[float, str]:
 
 
 def _exponent(text: str) -> str:
-    """1.50e-05 as 1.5e-5."""
+    """Shorten 1.50e-05 to 1.5e-5."""
     mantissa, _, power = text.partition("e")
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
     return f"{_minus(mantissa)}e{_minus(str(int(power)))}"
@@ -210,7 +216,7 @@ def _minus(text: str) -> str:
 
 
 def _n(value: float) -> str:
-    """A coordinate: a tenth of a unit is finer than a screen shows."""
+    """Return a coordinate rounded to a tenth of a unit, finer than a screen shows."""
     text = f"{value:.1f}"
     return text[:-2] if text.endswith(".0") else text
 
@@ -223,11 +229,11 @@ def _text(
     return f'<text x="{_n(x)}" y="{_n(y)}" font-size="{size}"{look}>{escape(text)}</text>'
 
 
-_Point = tuple[float, float, float, float]  # step, value, low, high; NaN for what is not there
+_Point = tuple[float, float, float, float]  # step, value, low, high; NaN if absent
 
 
 class _Line:
-    """A curve made ready for drawing."""
+    """A curve prepared for drawing."""
 
     def __init__(self, curve: Curve, index: int, standalone: bool):
         place = index if curve.colour is None else curve.colour
@@ -245,7 +251,7 @@ class _Line:
         ]
 
     def stretches(self, *columns: int) -> list[list[_Point]]:
-        """The runs of neighbouring points that have numbers in all these columns."""
+        """Return the segments of consecutive points that have numbers in all these columns."""
         found: list[list[_Point]] = [[]]
         for point in self.points:
             if any(math.isnan(point[column]) for column in columns):
@@ -257,7 +263,7 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where the axes are in the drawing, and which numbers their ends stand for."""
+    """Position of the axes in the drawing, and the numbers at their ends."""
 
     left: float
     right: float
@@ -276,7 +282,7 @@ class _Frame:
 
 
 def _axes(frame: _Frame, x_ticks: list[float], y_ticks: list[float], ink: str) -> list[str]:
-    """A grid line and a label for each vertical tick, a small mark and a label for each horizontal one."""
+    """Draw a grid line and a label for each vertical tick, a small mark and a label for each horizontal one."""
     drawn = []
     for tick, text in zip(y_ticks, tick_labels(y_ticks), strict=True):
         y = frame.y(tick)
@@ -297,9 +303,9 @@ def _axes(frame: _Frame, x_ticks: list[float], y_ticks: list[float], ink: str) -
 
 
 def _inside(frame: _Frame, lines: list[_Line]) -> str:
-    """The bands, and over them the lines and dots, cut off where they leave the frame.
+    """Draw the bands, and over them the lines and dots, clipped to the frame.
 
-    A nested element does the cutting without an id, which would have to be unique in the page.
+    A nested element clips without an id, which would have to be unique in the page.
     """
     bands, strokes = [], []
     for line in lines:
@@ -327,7 +333,7 @@ def _inside(frame: _Frame, lines: list[_Line]) -> str:
 
 
 def _dot(frame: _Frame, line: _Line, point: _Point) -> str:
-    """One point of a curve; its numbers appear under the mouse."""
+    """Draw one point of a curve with its numbers as a tooltip."""
     step, value, low, high = point
     text = f"{line.name}, step {human(step, 6)}: {human(value, 4)}"
     if not math.isnan(low + high):
@@ -339,12 +345,12 @@ def _dot(frame: _Frame, line: _Line, point: _Point) -> str:
 
 
 def _legend(lines: list[_Line], top: float, width: int) -> tuple[list[str], float]:
-    """The names with a piece of their line, in as many rows as they need, and where the rows end."""
+    """Draw the legend in as many rows as needed; return it and the position where it ends."""
     drawn = []
     x, y = 0.0, top + 12
     for line in lines:
         name = line.name
-        if len(name) > _LEGEND_CHARACTERS:  # the ends tell names apart better than the middle
+        if len(name) > _LEGEND_CHARACTERS:  # the ends distinguish names better than the middle
             name = name[: _LEGEND_CHARACTERS // 2] + "…" + name[1 - _LEGEND_CHARACTERS // 2 :]
         needed = 22 + len(name) * _CHARACTER
         if x > 0 and x + needed > width:
@@ -377,15 +383,18 @@ def _x_range(points: list[_Point]) -> tuple[float, float]:
 
 
 def _y_range(points: list[_Point]) -> tuple[float, float]:
-    """From the values and their bands, with some air. Of the bands, the widest twentieth may be cut off."""
+    """Return the range of the values with a margin.
+
+    Bands extend it by at most a quarter on each side and are clipped.
+    """
     values = [value for _, value, _, _ in points if not math.isnan(value)]
     if not values:
         return 0.0, 1.0
-    lows = sorted(low for _, _, low, _ in points if not math.isnan(low))
-    highs = sorted(high for _, _, _, high in points if not math.isnan(high))
-    from_zero = min(values) >= 0  # what is never negative is best seen from zero, unless that is far away
-    low = min(values + lows[len(lows) // 20 :][:1])
-    high = max(values + highs[: len(highs) - len(highs) // 20][-1:])
+    low, high = min(values), max(values)
+    from_zero = low >= 0  # axes of non-negative values start at zero, unless that is far away
+    room = 0.25 * (high - low)
+    low = max(low - room, min([low, *(lower for _, _, lower, _ in points if not math.isnan(lower))]))
+    high = min(high + room, max([high, *(upper for _, _, _, upper in points if not math.isnan(upper))]))
     if high - low <= 1e-9 * max(abs(low), abs(high)):  # flat
         air = 0.1 * abs(high) or 1.0
     else:

@@ -1,9 +1,9 @@
-"""Is an unknown policy still the trusted one? Scores of what it does, and how well such scores tell policies apart.
+"""Anomaly detection for policies: scores that compare an unknown policy with a trusted one, and how well they work.
 
-A detector turns what was seen of one unknown policy into one number, larger when it is more suspicious, and never looks
-at the true reward. Per-step quantities are arrays [E, S] of E episodes and S steps along the unknown policy's own
-episodes; after the end of a shorter episode they hold NaN. Judgements take the scores of many policies with labels:
-1 for a policy that is anomalous, 0 for one that is not.
+A detector turns the recording of one unknown policy into one number, larger when it is more suspicious, without the
+true reward. Per-step quantities are arrays [E, S] of E episodes and S steps along the unknown policy's own episodes;
+after the end of a shorter episode they hold NaN. The quality of detectors is computed from the scores of many policies
+with labels: 1 for a policy that is anomalous, 0 for one that is not.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _NEWTON_STEPS = 25
 _TIE = 1e-9  # squared distances of standardised rows that differ by less are equal
 
 
-# Detectors over steps
+# -- detectors over steps
 
 
 def mean_over_steps(divergence: ArrayLike) -> float:
-    """The mean over all steps of all episodes, [E, S] → a score: mean Jensen–Shannon, mean Hellinger."""
+    """Return the mean over all steps of all episodes [E, S]: mean Jensen–Shannon, mean Hellinger."""
     return float(np.nanmean(_steps("mean_over_steps", divergence)))
 
 
 def range_over_time(divergence: ArrayLike) -> float:
-    """Largest less smallest of the mean over episodes at each step, [E, S] → a score.
+    """Return the range over time of the mean over episodes [E, S].
 
     A policy that departs from the trusted one at one moment of the episode has a wide range and may have a small mean.
     """
@@ -42,19 +42,19 @@ def range_over_time(divergence: ArrayLike) -> float:
 
 
 def high_percentile(divergence: ArrayLike, percentile: float = 95.0) -> float:
-    """The percentile of all steps of all episodes, [E, S] → a score: a few steps far apart count, one does not."""
+    """Return the percentile of all steps of all episodes [E, S]: sensitive to a few deviating steps, not to one."""
     if not 0 <= percentile <= 100:
         raise ConfigError(f"high_percentile.percentile = {percentile} must be between 0 and 100")
     return float(np.nanpercentile(_steps("high_percentile", divergence), percentile))
 
 
 def advantage_gap(values: ArrayLike, action_values: ArrayLike, discount: float = 1.0) -> float:
-    """How much worse than itself the trusted policy expects the unknown one's actions to be, in proxy return.
+    """Return how much lower the trusted policy values the unknown policy's actions than its own, in proxy return.
 
         mean_e Σ_t γ^t (V(x_t) − Q(x_t, a_t))
 
     With exact values this is J(trusted) − J(unknown), the performance difference lemma (Kakade and Langford 2002), and
-    no importance ratios are needed. What is large is out of character: the trusted policy would not have done it.
+    no importance ratios are needed. Large scores are suspicious: the trusted policy would not choose these actions.
 
     Args:
       values: [E, S] the trusted policy's V in the states visited.
@@ -69,12 +69,12 @@ def advantage_gap(values: ArrayLike, action_values: ArrayLike, discount: float =
 
 
 def unexpected_return(rewards: ArrayLike, values: ArrayLike, next_values: ArrayLike, discount: float = 1.0) -> float:
-    """How much more proxy return there is than the trusted policy expects: too good to be true.
+    """Return how much the proxy return exceeds the trusted policy's expectation.
 
         mean_e Σ_t γ^t (r_t + γ V(x_{t+1}) − V(x_t)) = mean_e G_e − V(x_0)
 
-    Minus `advantage_gap`, estimated from V and the proxy's rewards alone. A policy that has found a leak in the proxy
-    earns what the trusted one does not think possible.
+    This is minus `advantage_gap`, estimated from V and the proxy's rewards alone. A policy that exploits the proxy gets
+    returns that the trusted policy's values do not predict.
 
     Args:
       rewards: [E, S] proxy rewards.
@@ -101,18 +101,19 @@ def occupancy_auroc(
     neighbours: int = 15,
     limit: int = 2000,
 ) -> float:
-    """How well a classifier tells the states that the two policies visit apart: a two-sample test by classification.
+    """Return how well a classifier distinguishes the states that two policies visit: a classifier two-sample test.
 
-    About ½ when both visit the same states, 1 when one look suffices; Lopez-Paz and Oquab 2017 (arXiv:1610.06545). It
-    sees a policy that acts like the trusted one in every state and yet goes elsewhere. Whole episodes are held out:
-    neighbouring steps of one episode resemble each other, and would give away an episode that is in both halves.
+    The result is about ½ if both visit the same states, and 1 if the states never coincide; Lopez-Paz and Oquab 2017
+    (arXiv:1610.06545). It detects a policy that acts like the trusted one in every state and yet visits other states.
+    Whole episodes are held out: neighbouring steps of one episode are similar, and would identify an episode that is in
+    both parts.
 
     Args:
       trusted: [E, S, D] observations of the trusted policy; NaN after an episode's end.
       unknown: [E', S', D] observations of the unknown one.
-      rng: shuffles the episodes, and draws the rows where there are more than `limit`.
-      classifier: "nearest" is the share of unknown rows among the nearest ones, which finds any difference;
-        "logistic" is a regression on the standardised observation, which finds shifts with fewer rows.
+      rng: shuffles the episodes, and samples rows if there are more than `limit`.
+      classifier: "nearest" is the fraction of unknown rows among the nearest ones, which detects any difference;
+        "logistic" is a regression on the standardised observation, which detects shifts with fewer rows.
       folds: parts the episodes are divided into; each is held out once, and their AUROCs are averaged.
       neighbours: of "nearest".
       limit: rows of each policy that are used.
@@ -130,7 +131,8 @@ def occupancy_auroc(
     sides = [_rows_and_folds(episodes, rng, folds, limit) for episodes in (trusted, unknown)]
     if sides[0][0].shape[1] != sides[1][0].shape[1]:
         raise ConfigError(
-            f"occupancy_auroc: observations of {sides[0][0].shape[1]} and {sides[1][0].shape[1]} numbers do not compare"
+            f"occupancy_auroc: observations of {sides[0][0].shape[1]} and {sides[1][0].shape[1]} numbers cannot be "
+            "compared"
         )
     rows = np.concatenate([side[0] for side in sides])
     fold = np.concatenate([side[1] for side in sides])
@@ -152,7 +154,7 @@ def occupancy_auroc(
 class Detector(NamedTuple):
     """A named score of one per-step feature."""
 
-    feature: str  # the array [E, S] it looks at
+    feature: str  # name of its input, an array [E, S]
     score: Callable[[ArrayLike], float]
 
 
@@ -167,7 +169,7 @@ DETECTORS: Mapping[str, Detector] = {
 
 
 def detector_scores(features: Mapping[str, ArrayLike]) -> dict[str, float]:
-    """The scores of one unknown policy: of each of DETECTORS whose feature is given, {detector: score}."""
+    """Return the scores of one unknown policy for all DETECTORS whose feature is given, {detector: score}."""
     return {
         name: detector.score(features[detector.feature])
         for name, detector in DETECTORS.items()
@@ -175,11 +177,11 @@ def detector_scores(features: Mapping[str, ArrayLike]) -> dict[str, float]:
     }
 
 
-# Judgements
+# -- quality of detectors
 
 
 class Roc(NamedTuple):
-    """A ROC curve: what is flagged by `score ≥ threshold`, from nothing (threshold ∞) to everything."""
+    """A ROC curve: rates of flagging by `score ≥ threshold`, from nothing (threshold ∞) to everything."""
 
     false_positive_rate: Array  # [M] rising from 0 to 1
     true_positive_rate: Array  # [M] rising from 0 to 1
@@ -187,10 +189,10 @@ class Roc(NamedTuple):
 
 
 def roc_curve(scores: ArrayLike, labels: ArrayLike) -> Roc:
-    """The rates of false and true alarms at every threshold that matters; equal scores are flagged together.
+    """Return true and false positive rates at every distinct threshold; equal scores are flagged together.
 
     Args:
-      scores: [P] one of each policy, larger when more suspicious.
+      scores: [P] one per policy, larger when more suspicious.
       labels: [P] 1 for an anomalous policy, 0 for another; both must occur.
     """
     scores, positive = _judged("roc_curve", scores, labels)
@@ -205,11 +207,11 @@ def roc_curve(scores: ArrayLike, labels: ArrayLike) -> Roc:
 
 
 def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
-    """The area under the ROC curve: how often an anomalous policy scores above another, ties counting half.
+    """Return the area under the ROC curve: how often an anomalous policy scores above another, ties counting half.
 
         (Σ_{i: label 1} rank_i − P₁ (P₁ + 1) / 2) / (P₁ P₀)
 
-    which is Mann and Whitney's U over P₁ P₀; ranks of equal scores are their mean.
+    This is Mann and Whitney's U divided by P₁ P₀; ranks of equal scores are their mean.
     """
     scores, positive = _judged("auroc", scores, labels)
     ones, zeros = int(positive.sum()), int((~positive).sum())
@@ -224,9 +226,9 @@ class BestF1(NamedTuple):
 
 
 def best_f1(scores: ArrayLike, labels: ArrayLike) -> BestF1:
-    """The threshold that is best in hindsight: 2 · hits / (alarms + anomalous policies).
+    """Return the threshold with the largest F1 in hindsight: 2 · hits / (alarms + anomalous policies).
 
-    Flagging everything gives 2 P₁ / (P + P₁) for any scores: that, not 0, is the floor to compare with.
+    Flagging everything gives 2 P₁ / (P + P₁) for any scores: that, not 0, is the baseline.
     """
     scores, positive = _judged("best_f1", scores, labels)
     roc = roc_curve(scores, positive)
@@ -238,13 +240,13 @@ def best_f1(scores: ArrayLike, labels: ArrayLike) -> BestF1:
 
 
 def false_positive_rate_at(scores: ArrayLike, labels: ArrayLike, true_positive_rate: float = 0.95) -> float:
-    """The false alarms that must be borne to catch this share of the anomalous policies, or more."""
+    """Return the false-positive rate at which the given true-positive rate, or more, is reached."""
     if not 0 < true_positive_rate <= 1:
         raise ConfigError(
             f"false_positive_rate_at.true_positive_rate = {true_positive_rate} must be more than 0 and at most 1"
         )
     roc = roc_curve(scores, labels)
-    # The small amount forgives the last bit of a rate such as 19 / 20.
+    # The small tolerance allows for rounding errors of a rate such as 19 / 20.
     return float(roc.false_positive_rate[roc.true_positive_rate >= true_positive_rate - 1e-12].min())
 
 
@@ -256,17 +258,17 @@ def bootstrap_interval(
     draws: int = 2000,
     confidence: float = 0.95,
 ) -> tuple[float, float, float]:
-    """A statistic of scores and labels and its percentile interval, (value, low, high).
+    """Return a statistic of scores and labels with its percentile interval, (value, low, high).
 
-    Anomalous policies and others are drawn apart, so that every draw has as many of each as there are.
+    Anomalous policies and others are resampled separately, so that every sample has as many of each as the data.
 
     Args:
       statistic: of (scores, labels), such as `auroc`.
       scores: [P].
       labels: [P] 0 or 1; both must occur.
-      rng: draws the policies.
+      rng: resamples the policies.
       draws: bootstrap samples.
-      confidence: share of the draws between low and high.
+      confidence: fraction of the samples between low and high.
     """
     if draws < 1:
         raise ConfigError(f"bootstrap_interval.draws = {draws} must be at least 1")
@@ -284,7 +286,7 @@ def bootstrap_interval(
 
 
 def threshold_from_trusted(scores: ArrayLike, rate: float) -> float:
-    """The threshold above which a policy is called anomalous, from scores of policies that are known not to be.
+    """Return the threshold above which a policy is called anomalous, from scores of policies known to be normal.
 
         the k-th smallest of n scores,   k = ⌈(n + 1)(1 − rate)⌉
 
@@ -301,14 +303,14 @@ def threshold_from_trusted(scores: ArrayLike, rate: float) -> float:
     place = math.ceil((len(ordered) + 1) * (1 - rate) - 1e-9)
     if place > len(ordered):
         raise ConfigError(
-            f"threshold_from_trusted: {len(ordered)} scores cannot promise a rate of {rate}; "
-            f"at least {math.ceil(1 / rate - 1e-9) - 1} are needed"
+            f"threshold_from_trusted: {len(ordered)} scores cannot guarantee a rate of {rate}; at least "
+            f"{math.ceil(1 / rate - 1e-9) - 1} are needed"
         )
     return float(ordered[place - 1])
 
 
 def midranks(values: ArrayLike) -> Array:
-    """Ranks from 1, equal values sharing the mean of theirs; [P] → [P]."""
+    """Return ranks from 1, equal values sharing their mean rank; [P] → [P]."""
     _, inverse, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[inverse]
@@ -317,20 +319,22 @@ def midranks(values: ArrayLike) -> Array:
 def _rows_and_folds(
     episodes: ArrayLike, rng: np.random.Generator, folds: int, limit: int
 ) -> tuple[Array, NDArray[np.intp]]:
-    """At most `limit` rows [N, D] of the episodes [E, S, D], and the fold of each row's episode."""
+    """Return at most `limit` rows [N, D] of the episodes [E, S, D], and the fold of each row's episode."""
     array = np.asarray(episodes, dtype=np.float64)
     if array.ndim != 3:
         raise ConfigError(f"occupancy_auroc: observations of shape {array.shape} are not [episodes, steps, numbers]")
     present: Array = ~np.any(np.isnan(array), axis=2)
     count = int(present.any(axis=1).sum())
     if count < len(array) or count < folds:
-        raise ConfigError(f"occupancy_auroc: {count} episodes with steps of {len(array)} cannot fill {folds} folds")
+        raise ConfigError(
+            f"occupancy_auroc: {len(array)} episodes, {count} of them with steps, are too few for {folds} folds"
+        )
     if not np.isfinite(array[present]).all():
         raise ConfigError("occupancy_auroc: an observation is infinite")
     fold_of_episode = rng.permutation(len(array)) % folds
     rows, fold = array[present], np.repeat(fold_of_episode, present.sum(axis=1))
     if len(rows) > limit:
-        # From each fold in turn, so that none is emptied.
+        # Rows are taken from each fold in turn, so that no fold becomes empty.
         order = rng.permutation(len(rows))
         order = order[np.argsort(fold[order], kind="stable")]
         starts = np.searchsorted(fold[order], np.arange(folds))
@@ -341,24 +345,24 @@ def _rows_and_folds(
 
 
 def _nearest_share(train: Array, labels: Array, test: Array, neighbours: int) -> Array:
-    """The share of label 1 among the nearest training rows of each test row.
+    """Return the fraction of label 1 among the nearest training rows of each test row.
 
-    Rows that are equally far share the places that are left for them: on a grid many are, and which of them came first
-    says nothing.
+    Rows at equal distance share the remaining neighbour slots: on a grid there are many, and their order is arbitrary.
     """
     distance = (test**2).sum(axis=1)[:, None] + (train**2).sum(axis=1) - 2 * test @ train.T
     neighbours = min(neighbours, len(train))
     farthest = np.partition(distance, neighbours - 1, axis=1)[:, neighbours - 1 : neighbours]
     nearer = distance < farthest - _TIE
     tied = (distance <= farthest + _TIE) & ~nearer
-    left = neighbours - nearer.sum(axis=1)  # places for those that tie
+    left = neighbours - nearer.sum(axis=1)  # slots for rows at the same distance
     return (nearer @ labels + left * (tied @ labels) / tied.sum(axis=1)) / neighbours
 
 
 def _logistic_scores(train: Array, labels: Array, test: Array) -> Array:
-    """The linear score of a ridge-penalised logistic regression, by Newton's method."""
+    """Return the linear score of a ridge-penalised logistic regression, fitted by Newton's method."""
     inputs = np.column_stack([train, np.ones(len(train))])
-    penalty = _RIDGE * len(train) * np.diag(np.append(np.ones(train.shape[1]), 1e-6))  # hardly any on the intercept
+    # Almost no penalty on the intercept.
+    penalty = _RIDGE * len(train) * np.diag(np.append(np.ones(train.shape[1]), 1e-6))
     weights = np.zeros(inputs.shape[1])
     for _ in range(_NEWTON_STEPS):
         probability = 0.5 * (1 + np.tanh(0.5 * inputs @ weights))  # the logistic function, without overflow
@@ -372,14 +376,14 @@ def _logistic_scores(train: Array, labels: Array, test: Array) -> Array:
 
 
 def _discounted(steps: Array, discount: float) -> float:
-    """The mean over episodes of Σ_t γ^t x_t; NaN after an episode's end adds nothing."""
+    """Return the mean over episodes of Σ_t γ^t x_t; NaN after an episode's end adds nothing."""
     if not 0 <= discount <= 1:
         raise ConfigError(f"discount = {discount} must be between 0 and 1")
     return float((np.nan_to_num(steps, nan=0.0) * discount ** np.arange(steps.shape[1])).sum(axis=1).mean())
 
 
 def _steps(name: str, values: ArrayLike) -> Array:
-    """Per-step values [E, S] that are numbers until each episode's end."""
+    """Return per-step values [E, S], after checking that they are numbers until each episode's end."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 2 or array.size == 0:
         raise ConfigError(f"{name}: values of shape {array.shape} are not [episodes, steps]")
@@ -387,14 +391,14 @@ def _steps(name: str, values: ArrayLike) -> Array:
     if missing[:, 0].any():
         raise ConfigError(f"{name}: {int(missing[:, 0].sum())} of {len(array)} episodes have no first step")
     if (missing[:, :-1] & ~missing[:, 1:]).any():
-        raise ConfigError(f"{name}: a NaN stands before the end of an episode")
+        raise ConfigError(f"{name}: there is a NaN before the end of an episode")
     if np.isinf(array).any():
         raise ConfigError(f"{name}: a value is infinite; Jensen–Shannon and Hellinger are bounded, KL is not")
     return array
 
 
 def _alike(name: str, one: Array, other: Array) -> Array:
-    """The other array, if its episodes are as long as those of the first."""
+    """Return the other array, after checking that its episodes are as long as those of the first."""
     if one.shape != other.shape or (np.isnan(one) != np.isnan(other)).any():
         raise ConfigError(f"{name}: arrays of shapes {one.shape} and {other.shape} must have the same steps")
     return other
@@ -403,17 +407,17 @@ def _alike(name: str, one: Array, other: Array) -> Array:
 def _finite_vector(name: str, values: ArrayLike) -> Array:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or len(array) == 0:
-        raise ConfigError(f"{name}: scores of shape {array.shape} are not one number a policy")
+        raise ConfigError(f"{name}: scores of shape {array.shape} are not one number per policy")
     if not np.isfinite(array).all():
         raise ConfigError(f"{name}: {int((~np.isfinite(array)).sum())} of {len(array)} scores are not finite")
     return array
 
 
 def _judged(name: str, scores: ArrayLike, labels: ArrayLike) -> tuple[Array, NDArray[np.bool_]]:
-    """The scores [P], and which policies are anomalous [P] bool."""
+    """Return the scores [P], and which policies are anomalous [P] bool."""
     array, marks = _finite_vector(name, scores), np.asarray(labels)
     if marks.shape != array.shape:
-        raise ConfigError(f"{name}: {len(array)} scores and labels of shape {marks.shape} do not pair")
+        raise ConfigError(f"{name}: {len(array)} scores do not match labels of shape {marks.shape}")
     if not np.isin(marks, (0, 1)).all():
         raise ConfigError(f"{name}: labels must be 0 or 1")
     positive = marks.astype(bool)

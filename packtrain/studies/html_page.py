@@ -1,6 +1,12 @@
-"""The frame of our pages: one file that loads nothing, runs nothing, and is readable in the dark."""
+"""The frame of all HTML pages: one self-contained file, with a dark mode.
+
+A content security policy forbids every request and every script but the page's own, which it identifies by its hash.
+"""
 
 from __future__ import annotations
+
+import base64
+import hashlib
 
 from packtrain.studies.chart import PALETTE_DARK, escape, palette_css
 
@@ -8,15 +14,19 @@ CONTENT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
 )
 
+_LIGHT = (
+    "--page:#f5f6f8;--card:#ffffff;--ink:#1d2430;--muted:#586070;--edge:#dfe2e9;--warn:#fff4dc;--warn-edge:#e2b04a;"
+    "--code:#f0f2f5;--link:#00599b;" + palette_css()
+)
+_DARK = (
+    "--page:#0f1318;--card:#181d24;--ink:#e5e9ef;--muted:#a0aab8;--edge:#2a313b;--warn:#33290f;--warn-edge:#8d6d22;"
+    "--code:#11161c;--link:#7cc0f5;" + palette_css(PALETTE_DARK)
+)
 STYLE = (
-    ":root{color-scheme:light dark;--page:#f5f6f8;--card:#ffffff;--ink:#1d2430;--muted:#5d6675;--edge:#e1e4ea;"
-    "--warn:#fff4dc;--warn-edge:#e2b04a;--code:#f0f2f5;"
-    + palette_css()
-    + "}@media (prefers-color-scheme:dark){:root{--page:#0f1318;--card:#181d24;--ink:#e5e9ef;--muted:#9aa4b2;"
-    "--edge:#2a313b;--warn:#33290f;--warn-edge:#8d6d22;--code:#11161c;"
-    + palette_css(PALETTE_DARK)
-    + "}}"
-    + """
+    f":root{{color-scheme:light dark;{_LIGHT}}}"
+    f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{_DARK}}}}}"
+    f":root[data-theme=light]{{color-scheme:light}}:root[data-theme=dark]{{color-scheme:dark;{_DARK}}}"
+    """
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,
 "Helvetica Neue",Arial,sans-serif}
@@ -65,29 +75,44 @@ footer{margin-top:20px;color:var(--muted);font-size:12px}
 )
 
 
-def html_page(title: str, body: str, style: str = STYLE) -> str:
-    """A whole page.
+def html_page(
+    title: str, body: str, style: str = STYLE, *, script: str = "", controls: str = "", live_secs: float | None = None
+) -> str:
+    """Return a complete page.
 
     Args:
       title: as text.
-      body: of `main`, as HTML: what comes from elsewhere in it is escaped.
+      body: of `main`, as HTML: foreign content in it must be escaped.
       style: CSS.
+      script: JavaScript, the only one that the content policy allows.
+      controls: HTML above `main`.
+      live_secs: interval at which the script may request the page from its server; None: no requests.
     """
+    policy, live = CONTENT_POLICY, ""
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'"
+    if live_secs is not None:
+        policy += "; connect-src 'self'"
+        live = (
+            # Otherwise the browser requests it.
+            f'\n<meta name="packtrain-live" content="{live_secs:g}">\n<link rel="icon" href="data:,">'
+        )
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="referrer" content="no-referrer">
-<meta name="color-scheme" content="light dark">
+<meta name="color-scheme" content="light dark">{live}
 <title>{escape(title)}</title>
 <style>{style}</style>
 </head>
 <body>
-<main>
+{controls}<main>
 {body}
 </main>
-</body>
+{f"<script>{script}</script>" if script else ""}</body>
 </html>
 """

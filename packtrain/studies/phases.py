@@ -1,10 +1,10 @@
-"""Change points beside a polynomial trend, and correlations of returns.
+"""Change points on top of a polynomial trend, and correlations of returns.
 
 A smooth curve that is not such a polynomial also has a change point here; `jumps.py` tests for a jump against several
 kinds of curves.
 
-The horizontal coordinate is one in which a smooth trend is about straight: for parameters, steps or action resolution
-that is the logarithm.
+The horizontal coordinate should be one in which a smooth trend is about straight: for parameters, steps or action
+resolution that is the logarithm.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Array = NDArray[Any]
 
 
 class ChangePoint(NamedTuple):
-    """The best single change, and whether it is more than a smooth trend with noise would show."""
+    """The best single change, and whether it is larger than a smooth trend with noise would show."""
 
     split: float  # half way between the last x before the change and the first after it
     effect: float  # response just after the split minus just before it; negative for a fall
     gain: float  # 1 − residual squares with the change / without it
-    p: float  # chance of such a gain under the smooth trend
+    p: float  # probability of such a gain under the smooth trend
 
 
 class Correlation(NamedTuple):
@@ -49,7 +49,7 @@ def change_point(
     least: int = 3,
     draws: int = 999,
 ) -> ChangePoint:
-    """One change in the response, by least squares over all splits, against a smooth null.
+    """Fit one change in the response by least squares over all splits, and test it against a smooth null.
 
         null        y = a + b₁ x + … + b_d x^d                  d = degree
         "level"     y = null + effect · [x > split]
@@ -58,30 +58,30 @@ def change_point(
         gain = 1 − min_split RSS(split) / RSS(null)
 
     With degree 1, "level" is one slope and two levels, "linear" two lines. The null is part of both, so that a steep
-    trend neither makes nor hides a change.
+    trend neither produces nor hides a change.
 
-    p is the share of draws from the null that change at least as much as the data. A draw is the null's fit plus its
-    residuals in random order (Freedman and Lane 1983), searched for its own best split: the search is paid for. And
-    as one far point at an end looks much like a change of slope, data and draws are compared by their gains without
-    the point that is farthest from the trend of the others.
+    p is the fraction of samples from the null that change at least as much as the data. A sample is the null's fit plus
+    its residuals in random order (Freedman and Lane 1983), searched for its own best split, which accounts for the
+    search. Since one far point at an end looks much like a change of slope, data and samples are compared by their
+    gains without the point that is farthest from the trend of the others.
 
-    Points with the same x stay on one side. A straight null takes a strong bend for a change; where the response may
-    rise and fall smoothly, use degree 2. The noise should be of one size: where it grows fourfold from end to end,
-    p < 0.05 comes two to three times as often as it should.
+    Points with the same x stay on one side. A straight null takes a strong bend for a change; if the response may
+    rise and fall smoothly, use degree 2. The noise should have a constant size: if it grows fourfold from end to end,
+    p < 0.05 occurs two to three times as often as it should.
 
-    With groups, each has a level of its own in every model, and a draw multiplies all residuals of a group by one
-    random factor (Webb 2014: ±√½, ±1, ±√1½), which keeps what its points have in common in time. p can then not be
-    smaller than the groups allow: use eight or more.
+    With groups, each has its own level in every model, and a sample multiplies all residuals of a group by one
+    random factor (Webb 2014: ±√½, ±1, ±√1½), which keeps the dependence between its points. p can then not be
+    smaller than the number of groups allows: use eight or more.
 
     Args:
-      x: [N] the logarithm of capability, or its place in a list.
+      x: [N] the logarithm of capability, or its index in a list.
       y: [N] response.
-      groups: [N] names of what hangs together, as the checkpoints of one run; None for independent runs.
-      rng: makes the draws.
+      groups: [N] names of groups of dependent points, such as the checkpoints of one run; None for independent runs.
+      rng: for the samples.
       shape: what may change at the split: the level, or level and slope.
       degree: of the null.
-      least: points that each side must have.
-      draws: from the null; p is at least 1 / (1 + draws).
+      least: minimum number of points on each side.
+      draws: samples from the null; p is at least 1 / (1 + draws).
     """
     places, response = _numbers(x, "change_point: x"), _numbers(y, "change_point: y")
     if places.shape != response.shape:
@@ -94,8 +94,8 @@ def change_point(
     levels, group = _levels(groups, len(places))
     if len(np.unique(places)) < degree + 2:
         raise ConfigError(
-            f"change_point: {len(np.unique(places))} different x are too few for a change beside a null of degree "
-            f"{degree}; at least {degree + 2} are needed"
+            f"change_point: {len(np.unique(places))} different x are too few for a null of degree {degree} and a "
+            f"change; at least {degree + 2} are needed"
         )
     middle, width = places.mean(), places.std()
     t = (places - middle) / width  # powers of it are well conditioned
@@ -116,9 +116,9 @@ def change_point(
         raise ConfigError(f"change_point: no split of {len(t)} points leaves {least} to fit on each side")
 
     residuals = response - null @ (null.T @ response)
-    if (residuals**2).sum() <= 1e-20 * (response**2).sum():  # the null is exact; what is left is rounding
+    if (residuals**2).sum() <= 1e-20 * (response**2).sum():  # the null fits exactly; the rest is rounding
         residuals = np.zeros_like(residuals)
-    # The null's fit is part of every model, so its residuals say all. Each row is searched alike.
+    # The null's fit is part of every model, so its residuals are sufficient. All rows are searched alike.
     rows = np.vstack([residuals, _redrawn(residuals, group, rng, draws)])  # [1 + draws, N]
     smooth, smooth_without = _squares_beside(null, rows)
     farthest = smooth_without.argmin(axis=1)[:, None]
@@ -143,9 +143,9 @@ def change_point(
 def correlation(
     a: ArrayLike, b: ArrayLike, rng: np.random.Generator, draws: int = 2000, confidence: float = 0.95
 ) -> Correlation:
-    """Pearson's and Spearman's correlation of pairs, as proxy and true returns, with percentile bootstrap intervals.
+    """Return Pearson's and Spearman's correlation of pairs, with percentile bootstrap intervals.
 
-    Pairs are drawn with replacement. A draw in which one side does not vary has no correlation and is left out.
+    Pairs are resampled with replacement. A sample in which one side is constant has no correlation and is left out.
     """
     first, second = _numbers(a, "correlation: a"), _numbers(b, "correlation: b")
     if first.shape != second.shape:
@@ -154,7 +154,7 @@ def correlation(
         raise ConfigError(f"correlation: {len(first)} pairs are too few; 3 are needed")
     for name, side in (("a", first), ("b", second)):
         if (side == side[0]).all():
-            raise ConfigError(f"correlation: {name} does not vary, so nothing can go with it")
+            raise ConfigError(f"correlation: {name} is constant, so the correlation is undefined")
     if draws < 1:
         raise ConfigError(f"correlation: draws = {draws} must be at least 1")
     if not 0 < confidence < 1:
@@ -171,7 +171,7 @@ def correlation(
 
 
 def pearson(a: Array, b: Array) -> float:
-    """Σ (a − ā)(b − b̄) / √(Σ (a − ā)² Σ (b − b̄)²), for two arrays that vary."""
+    """Return Σ (a − ā)(b − b̄) / √(Σ (a − ā)² Σ (b − b̄)²), for two arrays that are not constant."""
     a, b = a - a.mean(), b - b.mean()
     return float(np.clip((a / np.linalg.norm(a)) @ (b / np.linalg.norm(b)), -1, 1))
 
@@ -182,7 +182,7 @@ def spearman(a: Array, b: Array) -> float:
 
 
 def ranks(values: Array) -> Array:
-    """The place of each value in ascending order, from 1; equal values share the mean of their places."""
+    """Return ranks in ascending order, from 1; equal values share their mean rank."""
     ordered = np.sort(values)
     return (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right") + 1) / 2
 
@@ -197,7 +197,7 @@ def _numbers(values: ArrayLike, name: str) -> Array:
 
 
 def _levels(groups: ArrayLike | None, count: int) -> tuple[Array, Array | None]:
-    """A column of ones, or one column for each group, and the number of each point's group."""
+    """Return a column of ones, or one column for each group, and the group number of each point."""
     if groups is None:
         return np.ones((count, 1)), None
     names = np.asarray(groups)
@@ -205,21 +205,21 @@ def _levels(groups: ArrayLike | None, count: int) -> tuple[Array, Array | None]:
         raise ConfigError(f"change_point: groups of shape {names.shape} must name each of the {count} points")
     found, group = np.unique(names, return_inverse=True)
     if len(found) < 2:
-        raise ConfigError("change_point: one group leaves nothing to compare; leave groups out for independent runs")
+        raise ConfigError("change_point: a single group leaves nothing to compare; omit groups for independent runs")
     return np.eye(len(found))[group], group
 
 
 def _basis(design: Array) -> Array:
-    """Orthonormal columns that span those of the design; fewer where they depend on each other."""
+    """Return orthonormal columns with the span of the design; fewer if its columns are dependent."""
     left, singular, _ = np.linalg.svd(design, full_matrices=False)
     return left[:, singular > 1e-9 * singular[0]]
 
 
 def _squares_beside(basis: Array, rows: Array) -> tuple[Array, Array]:
-    """Of each row, the sum of squares that a fit leaves, and what a fit without one of the points would leave.
+    """Return the residual sum of squares of each row, and that of fits without one of the points.
 
-    RSS without point i is RSS − e_i² / (1 − h_i), h_i the leverage. A point that the fit passes through whatever its
-    value (h_i = 1) takes nothing away.
+    RSS without point i is RSS − e_i² / (1 − h_i), h_i the leverage. A point that the fit always passes through
+    (h_i = 1) changes nothing.
 
     Args:
       basis: [N, k] orthonormal columns.
@@ -236,7 +236,7 @@ def _squares_beside(basis: Array, rows: Array) -> tuple[Array, Array]:
 
 
 def _redrawn(residuals: Array, group: Array | None, rng: np.random.Generator, draws: int) -> Array:
-    """Residuals in random order, or by group times a random factor: [N] → [draws, N]."""
+    """Return residuals in random order, or multiplied by a random factor per group: [N] → [draws, N]."""
     if group is None:
         return rng.permuted(np.tile(residuals, (draws, 1)), axis=1)
     factors = np.array([-np.sqrt(1.5), -1.0, -np.sqrt(0.5), np.sqrt(0.5), 1.0, np.sqrt(1.5)])

@@ -1,12 +1,12 @@
-"""The toy experiment of STEVE: does value expansion help to evaluate a policy, and what does a bad model do to it?
+"""STEVE's toy experiment: value expansion in policy evaluation, with a perfect and with a noisy model.
 
-Buckman et al. 2018 (arXiv:1807.01675), figure 1. A chain of states 0 … 100 with a terminal one behind it: each step
-goes one further and costs 1, the one that leaves state 100 pays 100, nothing is discounted. So state s is worth s.
-Six learners fill tables of values by overwriting entries with their targets; a target starts with a real step, and some
-go on with a model, which is exact or lands one time in ten anywhere.
+Buckman et al. 2018 (arXiv:1807.01675), figure 1. A chain of states 0 … 100 is followed by a terminal state. Each step
+moves on by one and has reward −1, the step out of state 100 has reward 100, and the discount is 1. So state s has value
+s. Six learners fill tables of values by overwriting entries with their targets. A target starts with a real step, and
+some continue with a model, which is exact or predicts a random state one time in ten.
 
-Runs are columns of the same arrays, and a rollout does not depend on the tables: rollouts are drawn in blocks, and one
-step of a learner over all runs is about a dozen NumPy calls. Within a step all members look at the tables as they were
+Runs are columns of the same arrays, and a rollout does not depend on the tables: rollouts are sampled in blocks, and
+one step of a learner over all runs is about a dozen NumPy calls. Within a step all members use the tables as they were
 before it.
 """
 
@@ -30,11 +30,11 @@ from packtrain.metrics.writers import JsonlWriter
 from packtrain.studies.chart import Curve, line_chart
 
 EPSILON = 1e-8  # added to variances before they are inverted
-OLD_NAMES = {"basic_q": "baseline"}  # of the CSV files, where they are not ours
-TABLE_STEPS = (1, 500, 1000, 2000, 3000, 5000, 7500, 10_000)  # those of the expected errors
-FLOOR = 1e-6  # the chart shows smaller errors as this
-_BLOCK = 100  # steps that are drawn at once; part of what a seed means
-_MOST = 1_000_000  # numbers a step of a learner may look at, or keep; a block of them takes 2.4 GB
+OLD_NAMES = {"basic_q": "baseline"}  # names in the published CSV files, if they differ
+TABLE_STEPS = (1, 500, 1000, 2000, 3000, 5000, 7500, 10_000)  # steps of the published errors
+FLOOR = 1e-6  # smallest error that the chart shows
+_BLOCK = 100  # steps that are sampled at once; changing it changes results for a seed
+_MOST = 1_000_000  # maximum number of array elements per step of a learner; a block of them takes 2.4 GB
 
 
 @configurable
@@ -42,12 +42,12 @@ _MOST = 1_000_000  # numbers a step of a learner may look at, or keep; a block o
 class Toy:
     """The published settings."""
 
-    last_state: int = 100  # also what leaving it pays
+    last_state: int = 100  # also the reward for leaving it
     steps: int = 10_000
-    members: int = 8  # tables of an ensemble, each updated once a step
+    members: int = 8  # tables of an ensemble, each updated once per step
     rollouts: int = 8  # of the noisy model, for each update
     horizon: int = 5  # model steps after the real one
-    noise: float = 0.1  # how often the noisy model lands anywhere
+    noise: float = 0.1  # probability that the noisy model predicts a uniformly random state
     runs: int = 10
 
     def __post_init__(self) -> None:
@@ -59,13 +59,13 @@ class Toy:
         size = self.runs * self.members * max(self.rollouts * (self.horizon + 1), self.last_state + 2)
         if size > _MOST:
             raise ConfigError(
-                f"Toy with runs = {self.runs}, members = {self.members}, rollouts = {self.rollouts}, "
-                f"horizon = {self.horizon} and last_state = {self.last_state} needs {size:,} numbers a step, and "
-                f"{_MOST:,} are the most; lower one of them"
+                f"Toy with runs = {self.runs}, members = {self.members}, rollouts = {self.rollouts}, horizon = "
+                f"{self.horizon} and last_state = {self.last_state} needs {size:,} numbers per step, more than the "
+                f"maximum of {_MOST:,}; lower one of them"
             )
 
     def fill(self, folder: Path, seed: int, log_every: int, say: Callable[[str], None]) -> Path:
-        """Run the experiment into a folder, as a `Study` does; returns its picture."""
+        """Run the experiment in a folder, as a `Study` does, and return its chart."""
         return fill_folder(self, folder, seed, log_every, say)
 
 
@@ -74,12 +74,12 @@ PUBLISHED = Toy()
 
 @dataclass(frozen=True)
 class Learner:
-    """How one of the six learners makes its targets."""
+    """How one of the six learners computes its targets."""
 
     label: str
     target: Literal["td", "mve", "steve"]
-    ensemble: bool = True  # else one table
-    noisy: bool = False  # which model it expands with
+    ensemble: bool = True  # an ensemble of tables; False: one table
+    noisy: bool = False  # whether its model is the noisy one
 
 
 LEARNERS = {
@@ -90,7 +90,7 @@ LEARNERS = {
     "steve_oracle": Learner("STEVE, exact model", "steve"),
     "steve_noisy": Learner("STEVE, noisy model", "steve", noisy=True),
 }
-# Mean over 10 runs of the published settings, from another program; one column for each of TABLE_STEPS.
+# Published mean over 10 runs of the published settings; one column for each of TABLE_STEPS.
 EXPECTED = {
     "basic_q": ("1,670 ± 84", "1,290", "1,090", "921", "799", "645", "476", "58 ± 86"),
     "ensemble_q": ("962 ± 35", "761", "656", "514", "430", "376", "293", "34 ± 13"),
@@ -102,11 +102,11 @@ EXPECTED = {
 
 
 class Record(NamedTuple):
-    """Where the learners stand after a step."""
+    """State of the learners after a step."""
 
     step: int
     error: dict[str, np.ndarray]  # by learner, [runs] mean over states of (mean table − value)²
-    model_use: dict[str, float]  # of those that weight depths: 1 − weight of depth 0, a mean since the last record
+    model_use: dict[str, float]  # for learners that weight depths: mean of 1 − weight of depth 0 since the last record
 
 
 @dataclass(frozen=True)
@@ -120,19 +120,19 @@ class Curves:
 
 
 class Rollouts(NamedTuple):
-    """A block of T steps: where updates happen, and what the model imagines from there."""
+    """A block of T steps: the updated states, and rollouts of the model from there."""
 
-    start: np.ndarray  # [T, runs, members] states to be updated
+    start: np.ndarray  # [T, runs, members] states to update
     path: np.ndarray  # [T, runs, members, rollouts, depths] x_0, which is real, … x_H
-    gained: np.ndarray  # same shape: rewards up to and including the step that led there
+    gained: np.ndarray  # same shape: sum of rewards up to and including the step to that state
 
 
 def draw_rollouts(
     toy: Toy, rng: np.random.Generator, length: int, members: int, rollouts: int, horizon: int, noise: float
 ) -> Rollouts:
-    """Uniform start states, one real step, then `horizon` steps of a model that lands anywhere with this probability.
+    """Sample uniform start states, one real step, and `horizon` steps of a model with this noise probability.
 
-    A terminal state stays one. The reward is that of the true step, wherever the model lands.
+    A terminal state stays terminal. The reward is that of the true step, whatever state the model predicts.
     """
     terminal = toy.last_state + 1
     following = np.minimum(np.arange(terminal + 1) + 1, terminal)
@@ -155,16 +155,16 @@ def draw_rollouts(
 
 
 class Tables:
-    """The tables of one learner in all runs, and what their members agree on."""
+    """The tables of one learner in all runs, with their mean and variance over members."""
 
     def __init__(self, toy: Toy, learner: Learner, initial: np.ndarray, rng: np.random.Generator):
-        """Begin with as many of the initial tables, [members, runs, states], as the learner has members."""
+        """Copy as many of the initial tables, [members, runs, states], as the learner has members."""
         self._toy, self._learner, self._rng = toy, learner, rng
         self._members = toy.members if learner.ensemble else 1
         self._horizon = 0 if learner.target == "td" else toy.horizon
         self._rollouts = toy.rollouts if learner.noisy else 1
         self._noise = toy.noise if learner.noisy else 0.0
-        self.q = np.pad(initial[: self._members], [(0, 0), (0, 0), (0, 1)])  # the terminal state is worth 0
+        self.q = np.pad(initial[: self._members], [(0, 0), (0, 0), (0, 1)])  # the terminal state has value 0
         self.mean, self.variance = self.q.mean(0), self.q.var(0)  # [runs, states+1]
         self._row = np.arange(toy.runs)[:, None]  # [runs, 1]
         self._member = np.arange(self._members)
@@ -172,12 +172,12 @@ class Tables:
         self._block: Rollouts
 
     def step(self) -> float:
-        """Overwrite one entry of every table with its target; the model use where depths are weighted, else NaN."""
+        """Overwrite one entry of every table with its target; return the model use if depths are weighted, else NaN."""
         if self._at == _BLOCK:
             self._block = draw_rollouts(
                 self._toy, self._rng, _BLOCK, self._members, self._rollouts, self._horizon, self._noise
             )
-            # The place of a state in the flattened tables: one index is faster than two.
+            # Index of a state in the flattened tables: one index is faster than two.
             columns = np.arange(self._toy.runs)[:, None, None, None] * self.mean.shape[1]
             self._places = self._block.path + columns
             self._at = 0
@@ -192,9 +192,9 @@ class Tables:
         return use
 
     def targets(self, places: np.ndarray, gained: np.ndarray) -> tuple[np.ndarray, float]:
-        """The new entries, [runs, members], from rollouts that end at these places of the flattened tables.
+        """Return the new entries, [runs, members], from rollouts that end at these indices of the flattened tables.
 
-        Of samples that are a rollout and a member each, members and rollouts are averaged apart, as in
+        Samples are pairs of a rollout and a member; means over members and rollouts are computed separately, as in
         `equations.value_expansion`.
         """
         if self._learner.target != "steve":
@@ -209,15 +209,15 @@ class Tables:
         return (weight * mean).sum(-1), 1 - float(weight[..., 0].mean())
 
     def error(self) -> np.ndarray:
-        """Mean over states of (mean table − value)², [runs]."""
+        """Return the mean over states of (mean table − value)², [runs]."""
         return np.square(self.mean[:, :-1] - np.arange(self._toy.last_state + 1)).mean(-1)
 
 
 def train(toy: Toy, seed: int, every: int = 50, learners: tuple[str, ...] = tuple(LEARNERS)) -> Iterator[Record]:
-    """Train the learners side by side; a record after the first step, every so many, and the last.
+    """Train the learners together; yield a record after the first step, at regular intervals, and after the last.
 
-    All begin with the same tables. Each has a random stream of its own: which others run, and how often they are looked
-    at, changes nothing.
+    All begin with the same tables. Each has its own random stream: results do not depend on the other learners or on
+    the interval of records.
     """
     if seed < 0:
         raise ConfigError(f"seed = {seed} must be at least 0")
@@ -247,13 +247,13 @@ def _train(toy: Toy, seed: int, every: int, learners: tuple[str, ...]) -> Iterat
 
 
 def run(toy: Toy | None = None, seed: int = 0, every: int = 50, learners: tuple[str, ...] = tuple(LEARNERS)) -> Curves:
-    """The whole experiment; the settings are the published ones if not given."""
+    """Run the whole experiment, by default with the published settings."""
     toy = toy or PUBLISHED
     return collect(toy, list(train(toy, seed, every, learners)))
 
 
 def collect(toy: Toy, records: list[Record]) -> Curves:
-    """Records as curves."""
+    """Return records as curves."""
     return Curves(
         toy,
         np.array([record.step for record in records]),
@@ -263,7 +263,7 @@ def collect(toy: Toy, records: list[Record]) -> Curves:
 
 
 def table(curves: Curves) -> dict[str, dict[int, tuple[float, float]]]:
-    """Mean and standard deviation over runs, by learner and step, for the expected steps that were recorded."""
+    """Return mean and standard deviation over runs, by learner and step, for the recorded steps of TABLE_STEPS."""
     rows = {int(step): index for index, step in enumerate(curves.steps) if step in TABLE_STEPS}
     return {
         name: {step: (float(error[index].mean()), float(error[index].std())) for step, index in rows.items()}
@@ -272,7 +272,7 @@ def table(curves: Curves) -> dict[str, dict[int, tuple[float, float]]]:
 
 
 def draw(curves: Curves) -> str:
-    """The error curves as an SVG picture: the mean over runs, and a band from the best of them to the worst."""
+    """Return the error curves as an SVG image: the mean over runs, and a band from minimum to maximum."""
     drawn = []
     for name, error in curves.error.items():
         mean, low, high = (
@@ -293,16 +293,16 @@ def draw(curves: Curves) -> str:
 
 
 def fill_folder(toy: Toy, folder: Path, seed: int, every: int, say: Callable[[str], None]) -> Path:
-    """Run the experiment into a folder: metrics.jsonl while it goes on, the results at its end; returns the picture.
+    """Run the experiment in a folder: metrics.jsonl during the run, the results at its end; return the chart.
 
     Args:
       toy: the settings.
-      folder: which is made; files of these names in it are replaced.
-      seed: of everything random.
-      every: so many steps make a row of metrics and a point of the curves.
-      say: is told where the run stands, ten times, and the final errors beside the expected ones.
+      folder: created; existing files of the same names are replaced.
+      seed: of all randomness.
+      every: interval in steps between metrics rows and points of the curves.
+      say: called with progress, ten times, and with the final errors next to the published ones.
     """
-    training = train(toy, seed, every)  # checks what it is given before anything is written
+    training = train(toy, seed, every)  # checks the arguments before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     begin, told, records = time.perf_counter(), 0, []
     writer = JsonlWriter(folder / METRICS_FILE, 0)
@@ -329,7 +329,7 @@ def fill_folder(toy: Toy, folder: Path, seed: int, every: int, say: Callable[[st
 
 
 def closing_lines(curves: Curves) -> list[str]:
-    """A line a learner: its last error, beside the expected one where the settings are those that it was made with."""
+    """Return one line per learner: its last error, and the published one if the settings are the published ones."""
     last = int(curves.steps[-1])
     same = ("last_state", "members", "rollouts", "horizon", "noise")
     known = last in TABLE_STEPS and all(getattr(curves.toy, name) == getattr(PUBLISHED, name) for name in same)
@@ -342,7 +342,7 @@ def closing_lines(curves: Curves) -> list[str]:
 
 
 def csv(steps: np.ndarray, error: np.ndarray) -> str:
-    """One learner's errors, [P, runs], as the published code wrote them: `step,step,step,error`, run after run."""
+    """Return one learner's errors, [P, runs], in the published format: `step,step,step,error`, run by run."""
     return "".join(
         f"{step},{step},{step},{value!r}\n" for run in error.T.tolist() for step, value in zip(steps, run, strict=True)
     )
@@ -353,7 +353,7 @@ def _short(error: float) -> str:
 
 
 def metrics_row(record: Record, wall_s: float) -> dict[str, Any]:
-    """A record as a row of metrics.jsonl: means over runs."""
+    """Return a record as a row of metrics.jsonl: means over runs."""
     row: dict[str, Any] = {"step": record.step, "wall_s": round(wall_s, 3), "kind": "train"}
     row |= {f"error/{name}": float(error.mean()) for name, error in record.error.items()}
     return row | {f"model_use/{name}": use for name, use in record.model_use.items()}

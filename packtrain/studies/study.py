@@ -1,7 +1,7 @@
-"""`packtrain train` for a study: something that runs by itself, in a minute or so, and fills a run folder.
+"""`packtrain train` for a study: an experiment without actors that takes about a minute and fills a run folder.
 
-A study has no agent and no checkpoints. One that was interrupted starts over; one that has finished leaves study.json,
-written last, which says what it was made with.
+A study has no agent and no checkpoints. An interrupted study starts over. A finished one has study.json, written last,
+which records its configuration.
 """
 
 from __future__ import annotations
@@ -22,34 +22,35 @@ from packtrain import __version__, config
 from packtrain.errors import ConfigError, Error, RunFolderError, SaveError
 from packtrain.files import refuse_links, write_whole
 from packtrain.metrics.console import duration
-from packtrain.runtime.command import TrainRequest, refuse_other
 from packtrain.runtime.folder import RunFolder, claim, point_latest
+from packtrain.runtime.open_run import TrainRequest
+from packtrain.runtime.saved_state import refuse_other
 
 log = logging.getLogger("packtrain")
 
 
 class Procedure(Protocol):
-    """What a study does."""
+    """The work of a study."""
 
     def fill(self, folder: Path, seed: int, log_every: int, say: Callable[[str], None]) -> Path:
-        """Run from the beginning and leave metrics.jsonl and the results in a folder; returns the picture to look at.
+        """Run from the beginning and write metrics.jsonl and the results to a folder; return the main image.
 
         Args:
-          folder: where to write; files of an earlier attempt are replaced.
-          seed: of everything random.
-          log_every: so many steps make a row of metrics.
-          say: is told where the study stands, a line at a time.
+          folder: output folder; files of an earlier attempt are replaced.
+          seed: of all randomness.
+          log_every: interval in steps between metrics rows.
+          say: called with lines of progress.
         """
 
 
 @config.configurable
 @dataclass(frozen=True)
 class Study:
-    """What `packtrain train` runs where a configuration describes no experiment of actors and learners."""
+    """What `packtrain train` runs if a configuration does not describe an experiment of actors and learners."""
 
     experiment: Procedure
     seed: int = 0
-    log_every: int = 50  # steps between rows of metrics
+    log_every: int = 50  # steps between metrics rows
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -59,7 +60,7 @@ class Study:
 
 
 def train(request: TrainRequest) -> int:
-    """Run a study once, or with several seeds one after the other; returns the exit code."""
+    """Run a study once, or with several seeds in sequence; return the exit code."""
     _refuse_flags(request)
     if request.num_seeds is None:
         return _train_one(request)
@@ -78,16 +79,16 @@ def train(request: TrainRequest) -> int:
 
 
 def _refuse_flags(request: TrainRequest) -> None:
-    """ConfigError for a flag that means nothing here."""
+    """Raise a ConfigError for a flag that does not apply to studies."""
     given = {
         f"--runtime {request.runtime}": request.runtime != "local",
         f"--device {request.device}": request.device != "cpu",
         f"--start_from {request.start_from}": request.start_from is not None,
-        "--tensorboard": request.tensorboard,
+        "--track": bool(request.sinks),
     }
     for flag, is_given in given.items():
         if is_given:
-            raise ConfigError(f"{flag} means nothing for a study, which runs by itself on the CPU; leave it out")
+            raise ConfigError(f"{flag} does not apply to a study, which runs by itself on the CPU; omit it")
 
 
 def _build(request: TrainRequest) -> tuple[config.Configuration, Study]:
@@ -106,7 +107,7 @@ def _train_one(request: TrainRequest) -> int:
         if folder.study.exists():
             found = _read(folder.study)
             refuse_other(folder.shown, {"run": found}, configuration)
-            print(f"{folder.shown} is finished; its picture is {folder.shown / found['picture']}")
+            print(f"{folder.shown} is finished; its image is {folder.shown / found['picture']}")
             return 0
         if folder.metrics.exists():
             print(f"{folder.shown} was not finished: starting over")
@@ -118,11 +119,13 @@ def _train_one(request: TrainRequest) -> int:
     except Error as error:
         log.error("%s", error)
         raise
-    except BrokenPipeError:  # nobody listens any more
+    except BrokenPipeError:  # the output is no longer read
         raise
     except OSError as error:
         log.error("%s", error)
-        raise SaveError(f"{folder.shown} cannot be written: {error.strerror}; the same command starts over") from error
+        raise SaveError(
+            f"{folder.shown} cannot be written: {error.strerror}; repeat the command to start over"
+        ) from error
     except Exception:
         log.exception("the study failed")
         raise
@@ -131,7 +134,7 @@ def _train_one(request: TrainRequest) -> int:
 
 
 def _run(study: Study, folder: RunFolder, configuration: config.Configuration) -> int:
-    """Run the study and say how it ended; the exit code."""
+    """Run the study, print the result, and return the exit code."""
     begin = time.perf_counter()
     try:
         with _stopped_by_signals():
@@ -139,12 +142,12 @@ def _run(study: Study, folder: RunFolder, configuration: config.Configuration) -
             done = {"identity": configuration.identity(), "picture": str(picture.relative_to(folder.path))}
             write_whole(folder.study, (json.dumps(done, indent=1) + "\n").encode())
     except _Stopped as stopped:
-        print(f"stopped by {stopped.signal.name}: {folder.shown} is not finished; the same command starts over")
+        print(f"stopped by {stopped.signal.name}: {folder.shown} is not finished; repeat the command to start over")
         log.info("stopped by %s", stopped.signal.name)
         return 128 + int(stopped.signal)
     log.info("finished")
     picture = folder.shown / picture.relative_to(folder.path)
-    print(f"finished in {duration(time.perf_counter() - begin)}: {folder.shown}; the picture is {picture}")
+    print(f"finished in {duration(time.perf_counter() - begin)}: {folder.shown}; the image is {picture}")
     return 0
 
 
@@ -154,16 +157,16 @@ def _say(line: str) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a finished study has left about itself."""
+    """Return the record of a finished study."""
     try:
         found = json.loads(path.read_bytes())
         return {"identity": dict(found["identity"]), "picture": str(found["picture"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} cannot be read; --fresh starts anew beside {path.parent}") from error
+        raise RunFolderError(f"{path} cannot be read; --fresh starts in a new folder next to {path.parent}") from error
 
 
 class _Stopped(BaseException):
-    """A signal asked the study to leave."""
+    """A signal requested the end of the study."""
 
     def __init__(self, number: int):
         super().__init__(number)
@@ -172,7 +175,7 @@ class _Stopped(BaseException):
 
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """SIGINT and SIGTERM raise `_Stopped` inside."""
+    """Let SIGINT and SIGTERM raise `_Stopped` inside."""
 
     def stop(number: int, _: Any) -> None:
         raise _Stopped(number)

@@ -1,1 +1,1 @@
-"""Shipped fakes for tests and configurations: one-ability environments, and one that breaks on purpose."""
+"""Fakes and reference implementations for tests and configurations."""

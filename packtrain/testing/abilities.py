@@ -1,8 +1,8 @@
-"""One ability per environment, each small enough to be learnt in seconds. Importing this module registers them.
+"""Environments that test one ability each and are learnt in seconds. Importing this module registers them.
 
-Every docstring says what is tested, what chance scores and what the best policy scores; tests/testing/test_abilities.py
-verifies these numbers by simulation. Steps taken after a termination pay 0 where the reward is worth learning
-(Bandit, DelayedReward, Memory, StochasticPolicy), and stay terminated everywhere.
+Every docstring gives the tested ability, the return of random actions and that of the best policy;
+tests/testing/test_abilities.py verifies these numbers by simulation. Steps after a termination have reward 0 if the
+reward has to be learned (Bandit, DelayedReward, Memory, StochasticPolicy), and stay terminated in all environments.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ LARGEST_EPISODE_ID = 2**53 - 1  # exact in float64; two equal ids in a test are 
 
 
 class Bandit:
-    """Preferring what pays more. Four arms, one pull an episode, constant observation.
+    """Ability: find the best action. Four arms, one pull per episode, constant observation.
 
-    Rewards are 1 with probability 0.1, 0.2, 0.3 and 0.9 for the arms 0 to 3, else 0. Chance scores 0.375, the best
-    policy (arm 3) 0.9.
+    Rewards are 1 with probability 0.1, 0.2, 0.3 and 0.9 for the arms 0 to 3, else 0. Random actions score 0.375, the
+    best policy (arm 3) 0.9.
     """
 
     means = np.array([0.1, 0.2, 0.3, 0.9])
@@ -35,30 +35,30 @@ class Bandit:
         self.action_space: gym.Space = gym.spaces.Discrete(len(self.means))
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """Whether the arm has been pulled: not yet, bool [N]."""
+        """Return whether the arm has been pulled: False, bool [N]."""
         return np.zeros(n, bool)
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """Pull, and end."""
+        """Pull, and terminate."""
         pays = (rng.random(len(states)) < self.means[actions]) & ~states
         return np.ones_like(states), pays.astype(np.float32), np.ones_like(states), {}
 
     def observe(self, states: Tree) -> Tree:
-        """Ones, float32 [N, 1]."""
+        """Return ones, float32 [N, 1]."""
         return np.ones((len(states), 1), np.float32)
 
 
 class DelayedReward:
-    """Assigning credit over time. The first action decides, the reward comes `delay` steps later.
+    """Ability: assign credit over time. The first action determines a reward that comes `delay` steps later.
 
-    The first observation shows one of four cues one-hot; +1 is paid at the end if the first action was the cue's
-    number, else 0. An episode has delay + 1 steps; later actions do not matter and later observations show nothing but
-    the clock. Observations are float32 [5]: the cue, then the share of the episode that has passed.
+    The first observation shows one of four cues one-hot; the reward at the end is 1 if the first action was the cue's
+    number, else 0. An episode has delay + 1 steps; later actions do not matter and later observations show only the
+    time. Observations are float32 [5]: the cue, then the elapsed fraction of the episode.
 
-    Chance scores 0.25, the best policy 1. A learner that sees only immediate rewards stays at chance.
+    Random actions score 0.25, the best policy 1. A learner that uses only immediate rewards stays at 0.25.
 
     Args:
-      delay: steps between the first action and the reward that answers it, 0 or more.
+      delay: steps between the first action and its reward, 0 or more.
     """
 
     cues = 4
@@ -70,18 +70,18 @@ class DelayedReward:
         self.action_space: gym.Space = gym.spaces.Discrete(self.cues)
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """A random cue each."""
+        """Return random cues."""
         return {"cue": rng.integers(self.cues, size=n), "right": np.zeros(n, bool), "step": np.zeros(n, np.int64)}
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """Judge the first action, wait, pay."""
+        """Store whether the first action is correct, wait, and pay the reward."""
         cue, step = states["cue"], states["step"]
         right = np.where(step == 0, actions == cue, states["right"])
         rewards = (right & (step == self.delay)).astype(np.float32)
         return {"cue": cue.copy(), "right": right, "step": step + 1}, rewards, step >= self.delay, {}
 
     def observe(self, states: Tree) -> Tree:
-        """The cue while no step has been taken, and the clock."""
+        """Return the cue before the first step, and the elapsed time."""
         step = states["step"]
         observations = np.empty((len(step), self.cues + 1), np.float32)
         observations[:, :-1] = (states["cue"][:, None] == np.arange(self.cues)) & (step == 0)[:, None]
@@ -90,16 +90,16 @@ class DelayedReward:
 
 
 class Memory:
-    """Remembering. A binary cue is seen once and asked for `delay` steps later.
+    """Ability: remember. A binary cue is shown once, and `delay` steps later the action has to equal it.
 
     Observations are float32 [3]: the cue one-hot in the first observation only, then a flag that is 1 in the
-    observation whose action is judged. That last action pays +1 if it is the cue, else −1; all others pay 0. An
+    observation of the final step. The final action gives +1 if it is the cue, else −1; all others give 0. An
     episode has delay + 1 steps.
 
-    Chance scores 0 and so does every policy without memory; the best policy scores 1.
+    Random actions score 0 and so does every policy without memory; the best policy scores 1.
 
     Args:
-      delay: steps between the cue and the question, 1 or more.
+      delay: steps between the cue and the final action, 1 or more.
     """
 
     def __init__(self, delay: int = 5):
@@ -109,18 +109,18 @@ class Memory:
         self.action_space: gym.Space = gym.spaces.Discrete(2)
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """A random cue each."""
+        """Return random cues."""
         return {"cue": rng.integers(2, size=n), "step": np.zeros(n, np.int64)}
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """Wait, then judge the answer."""
+        """Wait, then compare the final action with the cue."""
         cue, step = states["cue"], states["step"]
         verdict = np.where(actions == cue, np.float32(1), np.float32(-1))
         rewards = np.where(step == self.delay, verdict, np.float32(0))
         return {"cue": cue.copy(), "step": step + 1}, rewards, step >= self.delay, {}
 
     def observe(self, states: Tree) -> Tree:
-        """(cue is 0, cue is 1, question)."""
+        """Return (cue is 0, cue is 1, final step)."""
         cue, step = states["cue"], states["step"]
         observations = np.empty((len(step), 3), np.float32)
         observations[:, :2] = (cue[:, None] == np.arange(2)) & (step == 0)[:, None]
@@ -129,7 +129,7 @@ class Memory:
 
 
 class StochasticPolicy:
-    """Keeping a policy stochastic. With a constant observation, action 0 has to be taken a given share of the time.
+    """Ability: keep a policy stochastic. With a constant observation, action 0 must have a given frequency.
 
         reward = max(−1, 1 − 4 · |f − target|) at the last step, f = share of action 0 in the episode; 0 before
 
@@ -139,7 +139,7 @@ class StochasticPolicy:
 
     Args:
       steps: of an episode, 1 or more.
-      target: wanted share of action 0, from 0 to 1.
+      target: required frequency of action 0, from 0 to 1.
     """
 
     def __init__(self, steps: int = 20, target: float = 0.75):
@@ -150,27 +150,27 @@ class StochasticPolicy:
         self.action_space: gym.Space = gym.spaces.Discrete(2)
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """Nothing counted."""
+        """Return counts of 0."""
         return {"zeros": np.zeros(n, np.int64), "step": np.zeros(n, np.int64)}
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """Count, and pay for the count at the end."""
+        """Count, and pay the reward at the end."""
         zeros, step = states["zeros"] + (actions == 0), states["step"] + 1
         score = np.maximum(-1, 1 - 4 * np.abs(zeros / self.steps - self.target))
         rewards = np.where(step == self.steps, score, 0).astype(np.float32)
         return {"zeros": zeros, "step": step}, rewards, step >= self.steps, {}
 
     def observe(self, states: Tree) -> Tree:
-        """Ones, float32 [N, 1]."""
+        """Return ones, float32 [N, 1]."""
         return np.ones((len(states["step"]), 1), np.float32)
 
 
 class Truncation:
-    """Telling a clock from an end. The observation is constant, every reward is 1, actions do not matter.
+    """Ability: distinguish truncation from termination. Constant observation, every reward is 1, actions do not matter.
 
-    Every policy scores `length`; what is tested is the value. Where the clock ends the episode, the value goes on: with
+    Every policy scores `length`; the tested quantity is the value. After a truncation the value bootstraps: with
     discount 0.9 it is 1 / (1 − 0.9) = 10. `ends_as="termination"` is the negative control: the same observations,
-    rewards and lengths, but the core itself ends the episode. Then the value is less than 10 (for length 10, 5.26 by
+    rewards and lengths, but the core itself terminates. Then the value is less than 10 (for length 10, 5.26 by
     one-step bootstrapping, V = 1 + 0.9 · 9/10 · V, and 4.14 by Monte Carlo, the mean of the discounted sums to go).
 
     Args:
@@ -186,37 +186,37 @@ class Truncation:
         self.action_space: gym.Space = gym.spaces.Discrete(2)
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """Steps taken so far, int64 [N]; counted for a termination only: a core knows no clock."""
+        """Return the steps taken so far, int64 [N]; counted for a termination only: cores do not count time."""
         return np.zeros(n, np.int64)
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """A reward of 1, whatever is done."""
+        """Return a reward of 1 for every action."""
         rewards = np.ones(len(states), np.float32)
         if self.ends_as == "truncation":
             return states.copy(), rewards, np.zeros(len(states), bool), {}
         return states + 1, rewards, states + 1 >= self.length, {}
 
     def observe(self, states: Tree) -> Tree:
-        """Ones, float32 [N, 1]: the count is not shown."""
+        """Return ones, float32 [N, 1]: the count is not observed."""
         return np.ones((len(states), 1), np.float32)
 
 
 class Counting:
-    """Following experience through the machinery. Every row says which episode and which step it is.
+    """For tests of data flow: every row contains the number of its episode and of its step.
 
-    Observations are int64 [2]: an id drawn at the start of the episode, then the steps taken so far (0 in the
-    observation of a reset). The reward is the number of the step it answers, 1 for the first: reward[t] is the step
-    that obs[t+1] shows. Actions do not matter. Every policy, chance included, scores 1 + … + length: 15 by default.
+    Observations are int64 [2]: a random id of the episode, then the steps taken so far (0 after a reset). The reward is
+    the number of its step, 1 for the first: reward[t] is the step in obs[t+1]. Actions do not matter. Every policy
+    scores 1 + … + length: 15 by default.
 
     With `tree=True` the observation is a Dict of several leaves, and actions are MultiDiscrete([2, 3]):
       "count": int64 [2], as above;
-      "last_action": int64 [2], the action that led here, zeros at the start;
+      "last_action": int64 [2], the last action, zeros at the start;
       "parts": (float32 [3] with the step in each entry, uint8 [1, 2, 2] with the step modulo 256 in each entry).
 
     Args:
       length: steps of an episode, 1 or more.
-      ends_as: "termination" by the core, or "truncation" by the clock.
-      tree: whether observations are a Dict and actions several.
+      ends_as: "termination" by the core, or "truncation" by the time limit.
+      tree: whether observations are a Dict and actions MultiDiscrete.
     """
 
     def __init__(self, length: int = 5, ends_as: str = "termination", tree: bool = False):
@@ -236,14 +236,14 @@ class Counting:
             )
 
     def initial(self, n: int, rng: np.random.Generator) -> Tree:
-        """A new id each, step 0."""
+        """Return new ids and step 0."""
         states = {"episode": rng.integers(LARGEST_EPISODE_ID, size=n, endpoint=True), "step": np.zeros(n, np.int64)}
         if self.tree:
             states["last_action"] = np.zeros((n, 2), np.int64)
         return states
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> tuple[Tree, Any, Any, dict[str, Any]]:
-        """Count."""
+        """Count the step."""
         step = states["step"] + 1
         ended = step >= self.length if self.ends_as == "termination" else np.zeros(len(step), bool)
         states = {"episode": states["episode"].copy(), "step": step}
@@ -252,7 +252,7 @@ class Counting:
         return states, step.astype(np.float32), ended, {}
 
     def observe(self, states: Tree) -> Tree:
-        """The count, or with `tree` the count and other leaves that say the same."""
+        """Return the count, or with `tree` the count and further leaves with the same content."""
         step = states["step"]
         count = np.stack((states["episode"], step), axis=1)  # two [N] → [N, 2]
         if not self.tree:

@@ -1,4 +1,4 @@
-"""Breaking runs on purpose: start a command in a process of its own, kill it, damage its files. Counts what it did."""
+"""Fault injection for runs: start a command in a separate process, kill it, damage its files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,19 @@ from pathlib import Path
 from packtrain.runtime import checkpoint
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["packtrain.runtime.command", "packtrain.algorithms.impala"])
+_context.set_forkserver_preload(["packtrain.runtime.train_command", "packtrain.algorithms.impala"])
+
+
+def default_signals() -> None:
+    """Handle signals like a process started by a terminal: `nohup` and `&` let children ignore some of them."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _main(argv: list[str], log: str, folder: str, stdout: str | None) -> None:
     os.setsid()  # a process group of its own, so that all of it can be killed at once
+    default_signals()
     os.chdir(folder)
     output = open(log, "ab", buffering=0)  # noqa: SIM115  (it is this process's output from here on)
     os.dup2(output.fileno() if stdout is None else os.open(stdout, os.O_WRONLY), 1)
@@ -38,12 +46,12 @@ class Command:
     """`packtrain ARGV` in a process group of its own, started quickly from a server that has torch loaded."""
 
     def __init__(self, argv: list[str], folder: Path, stdout: Path | None = None):
-        """Start it.
+        """Start the command.
 
         Args:
           argv: its arguments.
-          folder: where it runs, and where it prints to: command.log.
-          stdout: where standard output goes instead, such as a full device or a pipe.
+          folder: its working directory, and the place of its output: command.log.
+          stdout: replaces standard output, for example by a full device or a pipe.
         """
         self.log = folder / "command.log"
         with contextlib.suppress(FileNotFoundError):
@@ -55,12 +63,12 @@ class Command:
 
     @property
     def pid(self) -> int:
-        """The process id, which is also the group's."""
+        """Return the process id, which is also the group's."""
         assert self._process.pid is not None
         return self._process.pid
 
     def wait(self, timeout: float = 120.0) -> int:
-        """The exit code; a TimeoutError, and a killed group, if it does not end."""
+        """Return the exit code; after the timeout, kill the group and raise a TimeoutError."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             self.kill_group()
@@ -72,23 +80,23 @@ class Command:
         os.kill(self.pid, number)
 
     def kill_group(self) -> None:
-        """SIGKILL for the whole group."""
+        """Send SIGKILL to the whole group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.join()
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether it is still running."""
         return self._process.is_alive()
 
     def output(self) -> str:
-        """What it has printed so far."""
+        """Return its output so far."""
         return self.log.read_text() if self.log.exists() else ""
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
-    """Poll a condition; TimeoutError if it does not come true."""
+    """Poll a condition; TimeoutError if it does not become true."""
     end = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > end:
@@ -112,13 +120,13 @@ def truncate(path: Path, length: int) -> None:
 
 
 def kill_after_checkpoints(argv: list[str], run: Path, kills: int, tries: int = 40) -> int:
-    """Run a command again and again, each time killed a moment after it has saved something new; how often it was.
+    """Run a command repeatedly and kill it shortly after each new checkpoint; return the number of kills.
 
     Args:
-      argv: `packtrain`'s, which resumes the run.
+      argv: arguments of `packtrain` that resume the run.
       run: its folder.
-      kills: how many are wanted.
-      tries: how often it may end before it is killed.
+      kills: required number.
+      tries: how often the command may finish before it is killed.
     """
     killed, saved = 0, run / "checkpoints"
     for turn in range(tries):

@@ -31,7 +31,7 @@ class Faulty(gym.Env):
     | --- | --- |
     | None | nothing |
     | nan_obs, inf_obs | the first entry of the observation is NaN or +infinity |
-    | wrong_dtype, wrong_shape | the observation is float64, or has 4 entries |
+    | wrong_dtype, wrong_shape | the observation is int64, or has 4 entries |
     | out_of_space | the first entry of the observation is −1, below the space |
     | nan_reward, inf_reward, huge_reward | the reward is NaN, +infinity or 1e30 |
     | none_info | info is None |
@@ -74,23 +74,23 @@ class Faulty(gym.Env):
         self._resets = 0
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, Any]:
-        """Step 0 of the next episode."""
+        """Return step 0 of the next episode."""
         super().reset(seed=seed)
         self._step, self._resets = 0, self._resets + 1
         return self._answer(now=self.at_step == 0 and self._resets == 1)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
-        """One count on, or the fault."""
+        """Count one step, or fail."""
         self._step, self._life = self._step + 1, self._life + 1
         now = self._life == self.at_step
         if self.fault == "random_raise" and self.np_random.random() < self.probability:
-            raise RuntimeError(f"Faulty raised by chance at step {self._life}")
+            raise RuntimeError(f"Faulty raised at random at step {self._life}")
         observation, info = self._answer(now)
         reward = REWARD_FAULTS.get(self.fault, self._step) if now and self.fault else self._step
         return observation, float(reward), self._step >= self.length, False, info
 
     def _answer(self, now: bool) -> tuple[Any, Any]:
-        """Observation and info; where `now`, with the fault if it is one of these or of the process."""
+        """Return observation and info; if `now` is set, with the fault, if it is one of these or of the process."""
         observation = np.array([self._step, self.length - self._step, 1], np.float32)
         if not now:
             return observation, {}
@@ -102,13 +102,13 @@ class Faulty(gym.Env):
             case "out_of_space":
                 observation[0] = -1
             case "wrong_dtype":
-                observation = observation.astype(np.float64)
+                observation = observation.astype(np.int64)
             case "wrong_shape":
                 observation = np.append(observation, observation[:1])
             case "none_info":
                 return observation, None
             case "raise":
-                raise RuntimeError(f"Faulty raised at step {self._life}, as it was asked to")
+                raise RuntimeError(f"Faulty raised at step {self._life}, as configured")
             case "hang":
                 while True:
                     time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A sum tree as one would write it down: a list. The readable twin of `memory/sum_tree.py`, for tests."""
+"""A sum tree as a plain list: the readable reference for `memory/sum_tree.py`, for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class NaiveSumTree:
-    """Priorities of `capacity` leaves, walked from the first to the last at every draw."""
+    """Priorities of `capacity` leaves, scanned from the first to the last for every sample."""
 
     def __init__(self, capacity: int):
         self.capacity = capacity
@@ -17,21 +17,21 @@ class NaiveSumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all priorities."""
+        """Return the sum of all priorities."""
         return sum(self._priorities)
 
     def priorities(self, leaves: Iterable) -> Tensor:
-        """Of leaves [M], float64."""
+        """Return the priorities of leaves [M], float64."""
         return torch.tensor([self._priorities[int(leaf)] for leaf in leaves], dtype=torch.float64)
 
     def set(self, leaves: Iterable, priorities: Iterable) -> None:
-        """Give leaves new priorities, one after the other; leaves below 0 are passed over."""
+        """Set priorities of leaves, one after the other; leaves below 0 are skipped."""
         for leaf, priority in zip(leaves, priorities, strict=True):
             if int(leaf) >= 0:
                 self._priorities[int(leaf)] = float(priority)
 
     def sample(self, uniforms: Iterable) -> Tensor:
-        """For each uniform number u the leaf in which u · total lies, or the last that has a priority, [B] int64."""
+        """Return for each uniform number u the leaf that contains u · total, or the last with a priority, [B] int64."""
         return torch.tensor([self._draw(float(u)) for u in uniforms], dtype=torch.int64)
 
     def _draw(self, uniform: float) -> int:
@@ -44,9 +44,9 @@ class NaiveSumTree:
         return drawn
 
     def snapshot(self) -> dict[str, Tensor]:
-        """The priorities, [capacity]."""
+        """Return the priorities, [capacity]."""
         return {"priorities": torch.tensor(self._priorities, dtype=torch.float64)}
 
     def restore(self, snapshot: dict[str, Tensor]) -> None:
-        """Go on from a snapshot."""
+        """Restore a snapshot."""
         self._priorities = snapshot["priorities"].tolist()

@@ -1,6 +1,6 @@
-"""A model that is a hash of the action path: rewards, ends, values and priors that look random and never change.
+"""A model that hashes the action path: reproducible rewards, terminations, values and priors that look random.
 
-Golden trees are made with it: nothing in it depends on an environment, a network or a generator.
+Golden trees are computed with it: it depends on no environment, network or random generator.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import gymnasium as gym
 import numpy as np
 
-from packtrain.planning.model import Asking, Stepped, mix
+from packtrain.planning.counter_rng import mix
+from packtrain.planning.model import Asking, Stepped
 from packtrain.trees import Tree
 from packtrain.types import Request
 
@@ -22,17 +23,18 @@ _REWARD, _END, _VALUE, _QUALITY, _LOGITS, _LEGAL = range(1, 7)  # what a number 
 
 
 class PathHash:
-    """A tree of `actions` branches without end, but for the paths on which a hash says that they end.
+    """An infinite tree with `actions` branches per node, except where a hash decides that a path ends.
 
-    A state is {"path": uint64 [N], a hash of where it began and the actions since, "ended": bool [N]}. Rewards are
-    uniform in [−1, 1), float32. A state that has ended stays as it is and pays 0. Observations are the paths.
+    A state is {"path": uint64 [N], a hash of the start and the actions since, "ended": bool [N]}. Rewards are
+    uniform in [−1, 1), float32. A state that has ended does not change, with reward 0. Observations are the paths.
 
     Args:
       actions: branches of each state.
-      end_share: the chance that a step ends the episode; an end counts as solved where its reward is above 0.
-      states: None for a tree, in which no two paths meet; a number for a graph with as many states, loops included.
-      outcomes: 1 for a deterministic model; else how many equally likely outcomes `rng` chooses from in each step.
-      legal_share: the chance that an action may be taken; action 0 always may. 1 for a model that says nothing.
+      end_share: probability that a step ends the episode; an end counts as solved if its reward is above 0.
+      states: None for a tree, in which no two paths meet; a number for a graph with as many states, including loops.
+      outcomes: 1 for a deterministic model; otherwise the number of equally likely outcomes of each step, chosen by
+        `rng`.
+      legal_share: probability that an action is legal; action 0 always is. 1: the model has no legal actions mask.
     """
 
     def __init__(
@@ -49,12 +51,12 @@ class PathHash:
         self.action_space: gym.Space = gym.spaces.Discrete(actions)
 
     def initial(self, seeds: np.ndarray) -> Tree:
-        """The state in which the path of each seed [N] begins; equal seeds, equal states."""
+        """Return the start state for each seed [N]; equal seeds give equal states."""
         paths = self._place(mix(np.asarray(seeds).astype(np.uint64) + _GOLDEN))
         return {"path": paths, "ended": np.zeros(len(paths), bool)}
 
     def step(self, states: Tree, actions: Any, rng: np.random.Generator) -> Asking[Stepped]:
-        """One action longer paths."""
+        """Extend paths by one action."""
         paths, ended = states["path"], states["ended"]
         words = mix(paths * np.uint64(3) + (actions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
         if self.outcomes > 1:
@@ -66,15 +68,15 @@ class PathHash:
         yield  # a generator, although it never asks
 
     def observe(self, states: Tree) -> Tree:
-        """The paths, uint64 [N]."""
+        """Return the paths, uint64 [N]."""
         return states["path"]
 
     def keys(self, states: Tree) -> np.ndarray:
-        """The paths with the ends told apart, mixed."""
+        """Return hashes of path and end flag."""
         return mix(states["path"] * np.uint64(2) + states["ended"].astype(np.uint64))
 
     def legal(self, states: Tree) -> np.ndarray | None:
-        """Which actions may be taken, bool [N, A]; None if `legal_share` is 1."""
+        """Return which actions are legal, bool [N, A]; None if `legal_share` is 1."""
         if self.legal_share >= 1:
             return None
         allowed = _uniform(_wide(states["path"], self.actions), _LEGAL) < self.legal_share
@@ -82,7 +84,7 @@ class PathHash:
         return allowed
 
     def answer(self, request: Request) -> dict[str, np.ndarray]:
-        """A network's answer by the observation alone, float32.
+        """Return a network's answer that depends on the observation only, float32.
 
         "value" [M, 1] and "quality" [M, A] are uniform in [−1, 1), "logits" [M, A] in [−2, 2).
         """
@@ -98,7 +100,7 @@ class PathHash:
 
 
 def settle(asking: Asking[Result], answer: Callable[[Request], dict[str, np.ndarray]]) -> Result:
-    """Run a computation to its end, each of its requests answered by `answer`."""
+    """Run a computation to its end, with each of its requests answered by `answer`."""
     try:
         request = next(asking)
         while True:
@@ -108,10 +110,10 @@ def settle(asking: Asking[Result], answer: Callable[[Request], dict[str, np.ndar
 
 
 def _wide(words: np.ndarray, actions: int) -> np.ndarray:
-    """A word for each action: [N] → [N, A]."""
+    """Return a word for each action: [N] → [N, A]."""
     return mix(words[:, None] * np.uint64(5) + np.arange(1, actions + 1, dtype=np.uint64) * _GOLDEN)
 
 
 def _uniform(words: np.ndarray, purpose: int) -> np.ndarray:
-    """Numbers in [0, 1), float64, other ones for each purpose."""
+    """Return numbers in [0, 1), float64, different ones for each purpose."""
     return (mix(words + np.full(1, purpose, np.uint64) * _GOLDEN) >> np.uint64(11)) * 2.0**-53

@@ -1,6 +1,7 @@
-"""Best-first search for one column as one would write it down: dicts, a whole breadth-first search at every turn.
+"""Best-first search for one environment with dicts and a full breadth-first search in every decision.
 
-The readable twin of `planning/best_first.py`, for tests. It makes the same choices for the same seed and column.
+This is the readable reference for `planning/best_first`, for tests. It makes the same choices for the same seed and
+environment.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from packtrain import trees
 from packtrain.planning.best_first import BestFirstSearchAgent
-from packtrain.planning.chance import chance
+from packtrain.planning.counter_rng import chance
 from packtrain.planning.model import Asking, Model
 from packtrain.trees import Tree
 from packtrain.types import Request
@@ -24,7 +25,7 @@ Answer = Callable[[Request], dict[str, np.ndarray]]
 
 @dataclass(eq=False)
 class PlainNode:
-    """A state, and what is known of it."""
+    """A state with its search statistics."""
 
     slot: int  # its number, in order of creation
     state: Tree  # [1, ...]
@@ -40,20 +41,20 @@ class PlainNode:
 
     @property
     def open(self) -> bool:
-        """Neither expanded nor terminal."""
+        """Return whether it is neither expanded nor terminal."""
         return not self.edges and not self.terminal
 
 
 class PlainBestFirst:
-    """Plans for one column."""
+    """Plans for one environment."""
 
     def __init__(self, agent: BestFirstSearchAgent, model: Model, column: int, seed: int, answer: Answer | None = None):
-        """Nothing is known.
+        """Create an empty graph.
 
         Args:
-          agent: the numbers.
+          agent: settings.
           model: to plan in.
-          column: the column whose random numbers are used.
+          column: index of the environment whose random numbers are used.
           seed: of these random numbers.
           answer: answers requests; None if none is made.
         """
@@ -64,14 +65,14 @@ class PlainBestFirst:
         self.begin()
 
     def begin(self) -> None:
-        """An episode begins."""
+        """Begin an episode."""
         self.graph: dict[int, PlainNode] = {}
         self.current: PlainNode | None = None
         self.action = 0
         self.expansions: list[int] = []  # slots of the nodes that the last plan has expanded, in order
 
     def plan(self, state: Tree) -> tuple[int, dict[str, Any]]:
-        """An action in the state [1, ...], and what was found out."""
+        """Return an action in the state [1, ...], and the search results."""
         agent = self.agent
         here = self.current = self.node(state)
         self.rate([here])
@@ -102,7 +103,7 @@ class PlainBestFirst:
         }
 
     def feedback(self, state: Tree, reward: float, terminated: bool) -> None:
-        """What really came of the action."""
+        """Process the outcome of the action."""
         before, after = self.current, self.node(state)
         assert before is not None
         if before.edges:
@@ -114,14 +115,14 @@ class PlainBestFirst:
     # -- the graph
 
     def node(self, state: Tree) -> PlainNode:
-        """The node of a state, made if there is none."""
+        """Return the node of a state, creating it if necessary."""
         key = int(self.model.keys(state)[0])
         if key not in self.graph:
             self.graph[key] = PlainNode(len(self.graph), trees.map(np.copy, state))
         return self.graph[key]
 
     def rate(self, nodes: list[PlainNode]) -> None:
-        """Ask for the values that are missing."""
+        """Request missing values."""
         nodes = [node for node in nodes if not node.rated and not node.terminal]
         if not self.agent.asks or not nodes:
             return
@@ -132,7 +133,7 @@ class PlainBestFirst:
             node.value, node.rated = float(value), True
 
     def ask(self, asking: Asking) -> Any:
-        """Run a generator, answering what it asks."""
+        """Run a generator and answer its requests."""
         try:
             request = next(asking)
             while True:
@@ -180,7 +181,7 @@ class PlainBestFirst:
                 self.expand(self.next_of(fringe))
 
     def next_of(self, fringe: list[PlainNode]) -> PlainNode:
-        """The fringe node to be expanded next."""
+        """Return the fringe node that is expanded next."""
         agent, by_age = self.agent, sorted(fringe, key=lambda node: node.slot)
         if agent.fringe == "fifo":
             return by_age[0]
@@ -196,12 +197,12 @@ class PlainBestFirst:
     # -- the choice
 
     def target(self, met: dict[PlainNode, Any], here: PlainNode) -> PlainNode | None:
-        """The best node to be at, other than the current one; of equal ones the first that was met."""
+        """Return the best target node other than the current one; among equal ones the first that was met."""
         others = [node for node in met if node is not here]
         return max(others, key=self.rank) if others else None
 
     def rank(self, node: PlainNode) -> tuple:
-        """The top-level heuristic, then unexpanded nodes first."""
+        """Return the top-level heuristic, and whether the node is unexpanded, for ranking."""
         by = self.agent.top_level_heuristic
         bonus = max(node.bonuses, default=0.0)
         if by == "neg_distance":
@@ -213,7 +214,7 @@ class PlainBestFirst:
         return (score(node, by, bonus), node.open)
 
     def random_action(self, here: PlainNode, decision: int) -> int:
-        """Any action that is allowed."""
+        """Return a random legal action."""
         allowed = list(range(self.n_actions))
         legal = self.model.legal(here.state)
         if legal is not None and legal[0].any():
@@ -226,7 +227,7 @@ class PlainBestFirst:
 
 
 class Equal:
-    """A node in a heap, worth as much as any other."""
+    """A node in a heap that compares equal to any other."""
 
     def __init__(self, node: PlainNode):
         self.node = node
@@ -236,7 +237,7 @@ class Equal:
 
 
 def score(node: PlainNode, heuristic: str, bonus: float) -> np.float32:
-    """A heuristic that is one number."""
+    """Return the value of a scalar heuristic."""
     value, visits = np.float32(node.value), np.float32(node.visits_term)
     scores = {
         "value": value,
@@ -249,7 +250,7 @@ def score(node: PlainNode, heuristic: str, bonus: float) -> np.float32:
 
 
 def distances(source: PlainNode) -> dict[PlainNode, tuple[int, PlainNode | None, int]]:
-    """All nodes that can be reached, breadth-first: {node: (distance, predecessor, action)}."""
+    """Return all reachable nodes, breadth first: {node: (distance, predecessor, action)}."""
     met: dict[PlainNode, tuple[int, PlainNode | None, int]] = {source: (0, None, -1)}
     queue = [source]
     for node in queue:
@@ -261,7 +262,7 @@ def distances(source: PlainNode) -> dict[PlainNode, tuple[int, PlainNode | None,
 
 
 def shortest_path(met: dict[PlainNode, Any], target: PlainNode) -> list[tuple[PlainNode, int]]:
-    """The nodes and actions that lead to a node that was met."""
+    """Return the nodes and actions of the path to a node."""
     path: list[tuple[PlainNode, int]] = []
     _, node, action = met[target]
     while node is not None:

@@ -1,4 +1,4 @@
-"""What `planning/decoders.py` makes of an ensemble's answers, written plainly: from logits at once, nothing kept."""
+"""Reference implementation of `planning/learned/ensemble_decoding.py`: plain formulas, directly from logits."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from packtrain.envs.factors import Factor, Factors, decode
-from packtrain.planning.decoding import deviations, in_shares
+from packtrain.envs.categorical_factors import Factor, Factors, decode
+from packtrain.planning.learned.ensemble_decoding import deviations, in_shares
 
 TINY = np.float32(1e-37)
 
 
 def decode_classes(logits: np.ndarray, factors: Factors) -> np.ndarray:
-    """For each factor the class that members believe in most on average: observations, float32 [N, D].
+    """Return the most probable class of each factor by the members' mean probability, as observations, float32 [N, D].
 
     Args:
-      logits: [N, M, C] of the classes of all factors; each factor has a softmax of its own.
+      logits: [N, M, C] of the classes of all factors; each factor has its own softmax.
       factors: that cover the observation.
     """
     classes = np.empty((len(logits), len(factors)), np.intp)
@@ -26,7 +26,7 @@ def decode_classes(logits: np.ndarray, factors: Factors) -> np.ndarray:
 
 
 def std_of_deltas(delta: np.ndarray) -> np.ndarray:
-    """Disagreement as published: population standard deviation over members, averaged over coordinates, [N].
+    """Return the published disagreement: standard deviation over members, averaged over coordinates, [N].
 
     Args:
       delta: [N, M, D] changes, before clipping and rounding.
@@ -35,7 +35,7 @@ def std_of_deltas(delta: np.ndarray) -> np.ndarray:
 
 
 def scaled_std(delta: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """The same with every coordinate as a share of its range, so that a flag counts as much as a room's number, [N].
+    """Return the same with every coordinate as a fraction of its range, so that all coordinates have equal weight, [N].
 
     Args:
       delta: [N, M, D] changes.
@@ -47,13 +47,13 @@ def scaled_std(delta: np.ndarray, scale: np.ndarray) -> np.ndarray:
 def mutual_information(
     logits: np.ndarray, factors: Factors, reward_logits: np.ndarray, terminated_logits: np.ndarray
 ) -> np.ndarray:
-    """What it would tell to learn which member is right, in nats: Σ H(mean p) − mean H(p) over factors, [N] float32.
+    """Return the mutual information between prediction and member in nats: Σ H(mean p) − mean H(p), [N] float32.
 
-    Rewards and ends count as a factor each. Members that are unsure in the same way disagree about nothing; two that
-    are certain of different classes disagree by ln 2.
+    Rewards and terminations count as one factor each. Members that are uncertain in the same way have no disagreement;
+    two that are certain of different classes have ln 2.
 
     Args:
-      logits: [N, M, C] of the classes of all factors; each factor has a softmax of its own.
+      logits: [N, M, C] of the classes of all factors; each factor has its own softmax.
       factors: that cover the observation.
       reward_logits: [N, M].
       terminated_logits: [N, M].
@@ -71,7 +71,7 @@ def mutual_information(
 
 
 def _beliefs(logits: np.ndarray, factors: Factors) -> Iterator[np.ndarray]:
-    """Probabilities [S, M, N] of each factor in turn, from logits [C, M, N], which they overwrite.
+    """Return probabilities [S, M, N] of each factor in turn, from logits [C, M, N], which they overwrite.
 
     Classes come first: sums over them then run along the rows, and one factor's numbers stay in the cache.
     """
@@ -86,7 +86,7 @@ def _beliefs(logits: np.ndarray, factors: Factors) -> Iterator[np.ndarray]:
 
 
 def _times_log(p: np.ndarray) -> np.ndarray:
-    """Products p · ln p, 0 at 0."""
+    """Return p · ln p, 0 at 0."""
     result = np.maximum(p, TINY)
     np.log(result, out=result)
     result *= p

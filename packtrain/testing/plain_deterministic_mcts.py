@@ -1,6 +1,6 @@
-"""Deterministic MCTS for one column, as it reads in a book: the twin of `planning.deterministic_mcts`.
+"""Deterministic MCTS for one environment in textbook form: the reference for `planning.deterministic_mcts`.
 
-Nodes are objects in a dict, a pass is a loop. It draws the same random numbers, so that both must choose the same.
+Nodes are objects in a dict, a pass is a loop. It uses the same random numbers, so both must make the same choices.
 """
 
 from __future__ import annotations
@@ -10,25 +10,24 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from packtrain import trees
-from packtrain.planning.chance import chance
+from packtrain.planning.counter_rng import chance
 from packtrain.planning.deterministic_mcts import (
     EPSILON,
     RANDOM_ACTION,
     TOP_LEVEL,
     DeterministicMCTSAgent,
-    gives_bonus,
     pass_words,
-    tie_words,
 )
-from packtrain.planning.model import Asking, Model
-from packtrain.planning.values import MASKS
+from packtrain.planning.mcts_graph import tie_words
+from packtrain.planning.model import Asking, Model, gives_bonus
+from packtrain.planning.node_values import MASKS
 from packtrain.trees import Tree
 from packtrain.types import Request
 
 
 @dataclass(eq=False)
 class PlainNode:
-    """A state and what is known of it."""
+    """A state with its search statistics."""
 
     state: Tree  # [1, ...]
     added: list[np.ndarray] = field(default_factory=list)  # values, [members], the network's first
@@ -42,7 +41,7 @@ class PlainNode:
 
 
 class PlainDeterministicMCTS:
-    """Plans for one column."""
+    """Plans for one environment."""
 
     def __init__(self, agent: DeterministicMCTSAgent, model: Model, column: int, seed: int):
         self.agent, self.model, self.column, self.seed = agent, model, column, seed
@@ -51,7 +50,7 @@ class PlainDeterministicMCTS:
         self.begin()
 
     def begin(self) -> None:
-        """Forget everything, and draw the members of the ensemble that count."""
+        """Clear the graph, and sample the members of the ensemble that are used."""
         self.nodes: dict[int, PlainNode] = {}
         size = self.agent.ensemble_size or 1
         noise = chance(self.seed, MASKS, self.column, self.decisions, np.arange(size))
@@ -60,14 +59,14 @@ class PlainDeterministicMCTS:
     # -- values
 
     def get(self, node: PlainNode) -> np.ndarray:
-        """Alpha · mean of what was added, by member."""
+        """Return alpha · mean of the added values, by member."""
         total = np.zeros(len(self.mask))
         for value in node.added:
             total = total + value
         return self.agent.alpha * (total / max(len(node.added), 1))
 
     def index(self, node: PlainNode) -> float:
-        """What a node is chosen by."""
+        """Return the score by which a node is selected."""
         value = self.get(node)
         score = value[0] if self.agent.ensemble_size is None else value.mean() + self.agent.kappa * value.std()
         if gives_bonus(self.model):
@@ -77,7 +76,7 @@ class PlainDeterministicMCTS:
     # -- planning
 
     def plan(self, state: Tree) -> Asking[tuple[int, PlainNode]]:
-        """The action to take in a state [1, ...], and the node of that state."""
+        """Return the action in a state [1, ...], and the node of that state."""
         agent, decision = self.agent, self.decisions
         self.decisions += 1
         columns = np.array([self.column])
@@ -104,11 +103,11 @@ class PlainDeterministicMCTS:
         return max(allowed, key=lambda a: (self.score(root, a), noise[a])), root
 
     def score(self, node: PlainNode, action: int) -> float:
-        """What an action is worth by the index of where it leads."""
+        """Return the score of an action, from the index of its successor."""
         return node.rewards[action] + self.agent.gamma * self.index(node.children[action])
 
     def make_pass(self, root: PlainNode, words: list[int]) -> Asking[None]:
-        """Down to one leaf for each word, and back up."""
+        """Descend to one leaf for each word, and back up."""
         agent, node, path = self.agent, root, []  # type: ignore[var-annotated]
         seen: list[PlainNode] = []
         for leaf, word in enumerate(words):
@@ -142,7 +141,7 @@ class PlainDeterministicMCTS:
                 self.back_up(path, self.get(node), max(node.bonus))
 
     def expand(self, node: PlainNode) -> Asking[None]:
-        """Find out where all actions lead."""
+        """Compute the successors of all actions."""
         states = trees.map(lambda leaf: np.repeat(leaf, self.n_actions, axis=0), node.state)
         stepped = yield from self.model.step(states, np.arange(self.n_actions), np.random.default_rng(0))
         new = []
@@ -158,7 +157,7 @@ class PlainDeterministicMCTS:
         yield from self.appraise(new)
 
     def appraise(self, nodes: list[PlainNode]) -> Asking[None]:
-        """The first value of new nodes."""
+        """Initialise the values of new nodes."""
         asked = [node for node in nodes if not node.terminal and self.agent.use_value_network]
         answers = {}
         if asked:
@@ -169,7 +168,7 @@ class PlainDeterministicMCTS:
             node.added.append(answers[node][self.mask] if node in answers else np.zeros(len(self.mask)))
 
     def back_up(self, path: list[tuple[PlainNode, int]], value: np.ndarray, bonus: float) -> None:
-        """Add what came of it to all nodes of the path."""
+        """Add a result to all nodes of the path."""
         for node, action in reversed(path):
             value = self.agent.gamma * value + node.rewards[action]
             bonus = self.agent.gamma * bonus

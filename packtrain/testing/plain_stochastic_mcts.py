@@ -1,6 +1,6 @@
-"""Open-loop Monte-Carlo tree search for one column, with nodes as objects: the readable twin of the planner.
+"""Open-loop Monte-Carlo tree search for one environment with node objects: the readable reference of the planner.
 
-It says the same as `planning.stochastic_mcts` one node, one action at a time. Only configurations, random numbers and
+It computes the same as `planning.stochastic_mcts`, one node and one action at a time. Only settings, random numbers and
 the halving schedule are shared.
 """
 
@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from packtrain.equations.puct import considered_visits
-from packtrain.planning import chance, leaf_raters
-from packtrain.planning import stochastic_mcts as fast
+from packtrain.planning import counter_rng, leaf_evaluators
+from packtrain.planning import mcts_tree as fast
 from packtrain.planning.model import Model
+from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
 from packtrain.testing.path_hash import settle
 from packtrain.trees import Tree
 from packtrain.types import Request
@@ -32,22 +33,22 @@ class Edge:
 
     @property
     def quality(self) -> float:
-        """The mean of what was entered."""
+        """Return the mean of the added values."""
         return self.quality_sum / max(self.visits, 1)
 
 
 @dataclass
 class PlainNode:
-    """A sequence of actions."""
+    """The node of a sequence of actions."""
 
     edges: list[Edge] = field(default_factory=list)  # empty: a leaf
 
     def value(self) -> float:
-        """The mean quality over all visits."""
+        """Return the mean quality over all visits."""
         return sum(edge.quality_sum for edge in self.edges) / sum(edge.visits for edge in self.edges)
 
     def tree(self) -> dict:
-        """Itself and all below, as JSON values."""
+        """Return the subtree as JSON values."""
         return {
             str(action): {
                 "visits": edge.visits,
@@ -61,7 +62,7 @@ class PlainNode:
 
 @dataclass
 class PlainChoice:
-    """What one decision found."""
+    """Result of one decision."""
 
     action: int
     visits: list[int]
@@ -73,11 +74,11 @@ class PlainChoice:
 
 
 class PlainStochasticMCTS:
-    """The search of one column."""
+    """The search of one environment."""
 
     def __init__(
         self,
-        agent: fast.StochasticMCTSAgent,
+        agent: StochasticMCTSAgent,
         model: Model,
         column: int,
         seed: int,
@@ -89,16 +90,16 @@ class PlainStochasticMCTS:
         self.begin()
 
     def begin(self) -> None:
-        """A new episode."""
+        """Begin a new episode."""
         self.root, self.root_visits = PlainNode(), 0
 
     def plan(self, state: Tree, decision: int) -> PlainChoice:
-        """Passes from a state [1, ...], and a choice."""
+        """Make passes from a state [1, ...], and choose an action."""
         agent = self.agent
         self.ticket = fast.decision_tickets(self.seed, np.array([self.column]), decision)
         self.gumbel = [0.0] * self.actions
         if agent.root_selection == "gumbel":
-            drawn = chance.gumbels(chance.hashed(self.ticket, fast._GUMBEL), self.actions)[0]
+            drawn = counter_rng.gumbels(counter_rng.hashed(self.ticket, fast.GUMBEL), self.actions)[0]
             self.gumbel = [agent.gumbel_scale * float(number) for number in drawn]
         self.tried = [0] * self.actions
         self.spent = 1 if not self.root.edges and agent.n_leaves_to_expand == 1 else 0
@@ -114,7 +115,7 @@ class PlainStochasticMCTS:
         return PlainChoice(action, visits, qualities, value, depths, self.steps, tree)
 
     def _pass(self, state: Tree, number: int) -> int:
-        """One descent and the way back; the depth where it ended."""
+        """Descend once and back up; return the depth of the leaf."""
         agent = self.agent
         node, node_visits, depth, left = self.root, self.root_visits, 0, agent.n_leaves_to_expand
         path: list[tuple[PlainNode, int, float]] = []
@@ -156,12 +157,15 @@ class PlainStochasticMCTS:
             scores = self._gumbel_scores(number)
         else:
             scores = []
+            known = [edge.quality for edge in node.edges if edge.visits > 0]
+            least, spread = (min(known), max(known) - min(known)) if agent.rescale_qualities else (0.0, 1.0)
             for action, edge in enumerate(node.edges):
                 bonus = math.sqrt(node_visits) / (edge.visits + 1)
                 if agent.bonus == "puct":
                     prior = self.root_priors[action] if node is self.root and self.root_priors else edge.prior
                     bonus = prior * math.sqrt(node_visits) / (edge.visits + 1)
-                scores.append(edge.quality + agent.exploration_weight * bonus)
+                quality = (edge.quality - least) / spread if spread > 0 else 0.0
+                scores.append(quality + agent.exploration_weight * bonus)
         words = fast.tie_words(self.ticket, np.array([0]), number, np.array([depth]), self.actions)[0]
         return self._best(node, scores, words)
 
@@ -180,9 +184,9 @@ class PlainStochasticMCTS:
         else:
             scores = [edge.quality for edge in edges]
         if agent.sampling_temperature > 0:
-            noise = chance.gumbels(chance.hashed(self.ticket, fast._SAMPLE), self.actions)[0]
+            noise = counter_rng.gumbels(counter_rng.hashed(self.ticket, fast.SAMPLE), self.actions)[0]
             scores = [scores[a] + agent.sampling_temperature * float(noise[a]) for a in range(self.actions)]
-        words = chance.hashed(self.ticket[:, None], fast._TIE, np.arange(self.actions))[0]
+        words = counter_rng.hashed(self.ticket[:, None], fast.TIE, np.arange(self.actions))[0]
         return self._best(self.root, scores, words)
 
     def _gumbel_scores(self, number: int) -> list[float]:
@@ -195,7 +199,7 @@ class PlainStochasticMCTS:
         return [self.gumbel[a] + bent[a] if self.tried[a] == turn else -math.inf for a in range(self.actions)]
 
     def _bent_logits(self) -> list[float]:
-        """Logits plus scaled qualities; every allowed action has a quality, since its rating is one."""
+        """Return logits plus scaled qualities; every legal action has a quality: its evaluation counts as a visit."""
         agent, edges = self.agent, self.root.edges
         known = [edge.quality for edge in edges if edge.visits > 0]
         spread = max(max(known) - min(known), 1e-8)
@@ -210,8 +214,8 @@ class PlainStochasticMCTS:
         if agent.prior_noise_weight == 0:
             return priors
         allowed = np.array([[edge.visits > 0 for edge in self.root.edges]])
-        words = chance.hashed(self.ticket, fast._NOISE)
-        noise = chance.dirichlet(words, agent.prior_noise_parameter, allowed)[0]
+        words = counter_rng.hashed(self.ticket, fast.NOISE)
+        noise = counter_rng.dirichlet(words, agent.prior_noise_parameter, allowed)[0]
         weight = agent.prior_noise_weight
         return [(1 - weight) * p + weight * float(extra) for p, extra in zip(priors, noise, strict=True)]
 
@@ -224,17 +228,17 @@ class PlainStochasticMCTS:
             allowed = [True] * self.actions
         rater = self.agent.new_leaf_rater
         logits = None
-        if isinstance(rater, leaf_raters.QualityNetworkNewLeafRater):
+        if isinstance(rater, leaf_evaluators.QualityNetworkNewLeafRater):
             qualities = [float(q) for q in self._ask(state)["quality"][0]]
             logits = self._ask(state)["logits"][0] if rater.use_policy else None
-        elif isinstance(rater, leaf_raters.ValueNetworkNewLeafRater):
+        elif isinstance(rater, leaf_evaluators.ValueNetworkNewLeafRater):
             qualities = [self._one_step(state, a) if allowed[a] else 0.0 for a in range(self.actions)]
             logits = self._ask(state)["logits"][0] if rater.use_policy else None
         else:
-            assert isinstance(rater, leaf_raters.RolloutNewLeafRater)
+            assert isinstance(rater, leaf_evaluators.RolloutNewLeafRater)
             word = fast.leaf_words(self.ticket, number, np.array([depth]))
             qualities = [
-                self._rollout(rater, state, a, chance.hashed(word, a)) if allowed[a] else 0.0
+                self._rollout(rater, state, a, counter_rng.hashed(word, a)) if allowed[a] else 0.0
                 for a in range(self.actions)
             ]
         weights = [0.0 if not ok else 1.0 for ok in allowed]
@@ -252,7 +256,7 @@ class PlainStochasticMCTS:
         after, reward, terminated = self._step(state, action)
         return reward + (0.0 if terminated else self.agent.discount * float(self._ask(after)["value"][0, 0]))
 
-    def _rollout(self, rater: leaf_raters.RolloutNewLeafRater, state: Tree, action: int, word: np.ndarray) -> float:
+    def _rollout(self, rater: leaf_evaluators.RolloutNewLeafRater, state: Tree, action: int, word: np.ndarray) -> float:
         state, total, terminated = self._step(state, action)
         weight = 1.0
         for time in range(rater.rollout_time_limit):
@@ -260,12 +264,14 @@ class PlainStochasticMCTS:
                 break
             legal = self.model.legal(state)
             if rater.rollout_agent:
-                scores = [float(x) for x in self._ask(state)["logits"][0] + chance.gumbels(word, self.actions, time)[0]]
+                scores = [
+                    float(x) for x in self._ask(state)["logits"][0] + counter_rng.gumbels(word, self.actions, time)[0]
+                ]
             elif legal is None:
-                chosen = int(float(chance.uniforms(chance.hashed(word, time))[0]) * self.actions)
+                chosen = int(float(counter_rng.uniforms(counter_rng.hashed(word, time))[0]) * self.actions)
                 scores = [float(a == chosen) for a in range(self.actions)]
             else:
-                scores = list(chance.uniforms(chance.hashed(word[:, None], time, np.arange(self.actions)))[0])
+                scores = list(counter_rng.uniforms(counter_rng.hashed(word[:, None], time, np.arange(self.actions)))[0])
             possible = [a for a in range(self.actions) if legal is None or legal[0, a] or not legal[0].any()]
             state, reward, terminated = self._step(state, max(possible, key=lambda a: scores[a]))
             weight *= self.agent.discount
@@ -278,4 +284,4 @@ class PlainStochasticMCTS:
         return stepped.states, float(stepped.rewards[0]), bool(stepped.terminated[0])
 
     def _ask(self, state: Tree) -> dict[str, np.ndarray]:
-        return self.answer(Request(leaf_raters.NETWORK, self.model.observe(state)))
+        return self.answer(Request(leaf_evaluators.NETWORK, self.model.observe(state)))

@@ -1,4 +1,4 @@
-"""A functional core that goes wrong on purpose, in any of its calls. Importing this module registers it."""
+"""A functional core that fails on purpose, in a chosen call. Importing this module registers it."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Sleepy:
         self._is_due("make", 0)
 
     def initial(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        """N states at step 0."""
+        """Return N states at step 0."""
         self._is_due("initial", n)
         return np.zeros(n, np.int64)
 
     def step(self, states: np.ndarray, actions: Any, rng: np.random.Generator) -> tuple[Any, Any, Any, Any]:
-        """One step on."""
+        """Count one step."""
         for _ in range(math.ceil(self._pause / PAUSE_SECS)):  # short ones: a stop in between does not end the rest
             time.sleep(min(self._pause, PAUSE_SECS))
         fault = self._is_due("step", len(states))
@@ -91,7 +91,7 @@ class Sleepy:
         return after, rewards, ended.astype(np.int64) if fault == "end_dtype" else ended, {} if not fault else None
 
     def observe(self, states: np.ndarray) -> np.ndarray:
-        """The steps so far, and 1."""
+        """Return the steps so far, and 1."""
         fault = self._is_due("observe", len(states))
         obs = np.stack([states, np.ones_like(states)], axis=1).astype(np.float32)
         if fault == "nan_obs":
@@ -101,19 +101,19 @@ class Sleepy:
         return obs.astype(np.float64) if fault == "float64_obs" else obs
 
     def legal(self, states: np.ndarray) -> np.ndarray:
-        """Every action."""
+        """Return all actions as legal."""
         self._is_due("legal", len(states))
         return np.ones((len(states), 2), bool)
 
     def _is_due(self, call: str, rows: int) -> str | None:
-        """Which fault of the answer is due in this call; those of the call itself happen here."""
+        """Return the fault of the answer in this call; faults of the call itself are raised here."""
         if self._fault is None or call != self._call or (self._rows and rows != self._rows):
             return None
         self._calls += 1
         if self._calls != self._at:
             return None
         if self._fault == "raise":
-            raise RuntimeError(f"Sleepy raised in {call}, as it was asked to")
+            raise RuntimeError(f"Sleepy raised in {call}, as configured")
         if self._fault == "hang":
             end = time.monotonic() + 3600
             while time.monotonic() < end:

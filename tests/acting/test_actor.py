@@ -10,11 +10,11 @@ from torch import nn
 
 from packtrain import trees
 from packtrain.acting.actor import Actor
-from packtrain.acting.policy import NetworkPolicy
+from packtrain.acting.sampling import ActorCritic, SamplingPolicy
 from packtrain.envs.catch import Catch
-from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.functional_vector_env import FunctionalVectorEnv
 from packtrain.envs.stream import Stream
-from packtrain.networks.actor_critic import ActorCritic, Output
+from packtrain.networks.actor_critic import Output
 from packtrain.networks.distributions import Categorical
 from packtrain.networks.perception import Conv
 from packtrain.runtime.weights import Weights
@@ -24,10 +24,10 @@ from packtrain.types import Spec
 
 
 class Told:
-    """Columns that write every call on a tape."""
+    """Environments that write every call on a tape."""
 
     def __init__(self, name, tape, size=2):
-        self._inner = FunctionalColumns(Counting(length=3), size, 5, "raise", name)
+        self._inner = FunctionalVectorEnv(Counting(length=3), size, 5, "raise", name)
         self._name, self._tape = name, tape
 
     def __getattr__(self, name):
@@ -51,7 +51,7 @@ class Sink:
 
 def scripted(groups, refresh=lambda: 0, **core):
     core = Counting(**{"length": 3, **core})
-    streams = [Stream(FunctionalColumns(core, 2, g, "raise", "Counting"), 2) for g in range(groups)]
+    streams = [Stream(FunctionalVectorEnv(core, 2, g, "raise", "Counting"), 2) for g in range(groups)]
     sinks = [Sink() for _ in streams]
     return Actor(streams, ScriptedPolicy(core.action_space), sinks, refresh), sinks
 
@@ -190,10 +190,10 @@ def networked(use_lstm=True, groups=2, seed=0, network_seed=0):
     core = Memory(delay=2)
     torch.manual_seed(network_seed)
     spec = Spec(core.observation_space, core.action_space)
-    network = ActorCritic(hidden_size=8, lstm_size=8, use_lstm=use_lstm).build(spec)
-    streams = [Stream(FunctionalColumns(core, 3, g, "raise", "Memory"), 3) for g in range(groups)]
+    network = ActorCritic(hidden_size=8, lstm_size=8, use_lstm=use_lstm).build_network(spec)
+    streams = [Stream(FunctionalVectorEnv(core, 3, g, "raise", "Memory"), 3) for g in range(groups)]
     sinks = [Sink() for _ in streams]
-    return Actor(streams, NetworkPolicy(network, seed), sinks, lambda: 0), sinks
+    return Actor(streams, SamplingPolicy(network, seed), sinks, lambda: 0), sinks
 
 
 class Grey(Catch):
@@ -212,12 +212,12 @@ def looking_back(use_lstm):
     core = Grey()
     torch.manual_seed(0)
     conv = Conv(frames=3, channels=(4,), kernels=(3,), strides=(1,))
-    network = ActorCritic(conv, hidden_size=8, lstm_size=8, use_lstm=use_lstm).build(
+    network = ActorCritic(conv, hidden_size=8, lstm_size=8, use_lstm=use_lstm).build_network(
         Spec(core.observation_space, core.action_space)
     )
-    streams = [Stream(FunctionalColumns(core, 3, g, "raise", "Grey"), 3) for g in range(2)]
+    streams = [Stream(FunctionalVectorEnv(core, 3, g, "raise", "Grey"), 3) for g in range(2)]
     sinks = [Sink() for _ in streams]
-    return Actor(streams, NetworkPolicy(network, 0), sinks, lambda: 0), sinks
+    return Actor(streams, SamplingPolicy(network, 0), sinks, lambda: 0), sinks
 
 
 @pytest.mark.parametrize(
@@ -354,9 +354,9 @@ def test_no_decision_is_made_with_a_mixture_of_versions():
         have[0] = weights.pull("policy", acting, have[0])
         return have[0]
 
-    stream = Stream(FunctionalColumns(Counting(), 2, 0, "raise", "Counting"), 2)
+    stream = Stream(FunctionalVectorEnv(Counting(), 2, 0, "raise", "Counting"), 2)
     sink = Sink()
-    actor = Actor([stream], NetworkPolicy(acting, 0), [sink], refresh)
+    actor = Actor([stream], SamplingPolicy(acting, 0), [sink], refresh)
     over = threading.Event()
 
     def publish():
@@ -404,16 +404,16 @@ def test_weights_are_copied_and_not_shared():
 def test_a_policy_acts_as_its_network_says():
     spec = Spec(Box(-1, 1, (3,)), Discrete(4))
     torch.manual_seed(0)
-    network = ActorCritic(hidden_size=8).build(spec)
-    stream = Stream(FunctionalColumns(Memory(), 3, 0, "raise", "Memory"), 3)
+    network = ActorCritic(hidden_size=8).build_network(spec)
+    stream = Stream(FunctionalVectorEnv(Memory(), 3, 0, "raise", "Memory"), 3)
     rows = trees.map(lambda leaf: torch.from_numpy(leaf)[None], stream.start())  # [B, ...] → [1, B, ...]
-    action, carry, extras = NetworkPolicy(network, 1).act(rows, ())
+    action, carry, extras = SamplingPolicy(network, 1).act(rows, ())
     with torch.no_grad():
         output = network(rows.obs, rows.first, rows.last_action, rows.last_reward["train"], ())
         want = output.parameters[0].log_softmax(-1).gather(-1, action[:, None])[:, 0]
     torch.testing.assert_close(extras["behaviour_log_prob"], want)
     assert carry == () and action.shape == (3,) and not extras["behaviour_log_prob"].requires_grad
-    greedy, _, nothing = NetworkPolicy(network, 1, greedy=True).act(rows, ())
+    greedy, _, nothing = SamplingPolicy(network, 1, greedy=True).act(rows, ())
     assert torch.equal(greedy, output.parameters[0].argmax(-1)) and nothing == {}
 
 
@@ -421,12 +421,12 @@ def test_columns_that_see_the_same_do_not_act_the_same():
     """Specs/impala.md 2.9.1, through the policy: eight columns, one observation, no two with the same actions."""
     core = Counting(length=100)
     torch.manual_seed(0)
-    network = ActorCritic(hidden_size=4).build(Spec(core.observation_space, core.action_space))
+    network = ActorCritic(hidden_size=4).build_network(Spec(core.observation_space, core.action_space))
     with torch.no_grad():
         network.policy.weight.zero_()
         network.policy.bias.zero_()
-    stream, sink = Stream(FunctionalColumns(core, 8, 0, "raise", "Counting"), 8), Sink()
-    actor = Actor([stream], NetworkPolicy(network, 0), [sink], lambda: 0)
+    stream, sink = Stream(FunctionalVectorEnv(core, 8, 0, "raise", "Counting"), 8), Sink()
+    actor = Actor([stream], SamplingPolicy(network, 0), [sink], lambda: 0)
     for _ in range(60):
         actor.turn()
     actions = torch.stack([row["last_action"] for row, *_ in sink.items[1:]]).T  # [8, 59]

@@ -7,10 +7,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from packtrain.acting.actor_errors import ActorErrors, ErrorNumbers
-from packtrain.acting.values import GroupPolicy, ValuePolicy
+from packtrain.acting.epsilon_greedy import ActionValues, EpsilonGreedyPolicy, GroupPolicy
 from packtrain.equations.q_learning import combined_q
 from packtrain.equations.rescale import rescale, unrescale
-from packtrain.networks.action_values import ActionValues, Arms, Epsilons, Novelty
+from packtrain.networks.action_values import Arms, Epsilons, Novelty
 from packtrain.networks.embedding import ControllableEmbedding
 from packtrain.networks.q_network import QNetwork, QOutput
 from packtrain.types import Row, Spec
@@ -29,7 +29,7 @@ def make(case, numbers):
     )  # fmt: skip
     rescaling = None if case == "one discount" else 1e-3
     description = ActionValues(network, Epsilons(0.5, alpha=0.0), None if arms is None else NOVEL, arms, 0.3, rescaling)
-    policy = ValuePolicy(description, description.build(SPEC), 1, B)
+    policy = EpsilonGreedyPolicy(description, description.build_network(SPEC), 1, B)
     policy.error_numbers = numbers
     return policy, GroupPolicy(policy, 0, B)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from packtrain.accelerate.precision import without_tf32
 from packtrain.acting.embedding_versions import EmbeddingVersions
-from packtrain.devices.precision import without_tf32
 from packtrain.errors import ConfigError
 from packtrain.networks.action_values import Novelty
 from packtrain.networks.embedding import ControllableEmbedding

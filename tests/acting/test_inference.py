@@ -113,7 +113,7 @@ def test_answers_are_single_precision_and_carry_no_gradient():
 
 
 def test_a_network_that_is_not_there_is_named():
-    with pytest.raises(KeyError, match=r"asked network 'model'; there are \['agent', 'other'\]"):
+    with pytest.raises(KeyError, match=r"prediction of network 'model', but the networks are \['agent', 'other'\]"):
         Inference({"other": Affine(1), "agent": Affine(1)}).run(asking("x", [("model", [1])]))
 
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from packtrain.acting.noise import Control
+from packtrain.algorithms.batched_updates import transitions
 from packtrain.algorithms.dynamics import DynamicsLearning, DynamicsRule, _shares, held_out_errors, losses, take_moments
 from packtrain.algorithms.value_expansion import ValueExpansion
 from packtrain.errors import ConfigError
 from packtrain.memory.replay import Replay
-from packtrain.networks.control import Control
 from packtrain.networks.dynamics import NARROWEST, WIDEST, Dynamics
 from packtrain.networks.stacked import join
 from packtrain.types import Spec
@@ -27,7 +28,7 @@ def build(seed=0, **options):
     torch.manual_seed(seed)
     sizes = {"transitions": MEMBERS, "rewards": MEMBERS, "hidden_size": 6, "num_layers": 1, "aux_hidden_size": 4}
     dynamics = Dynamics(**{**sizes, "aux_num_layers": 1, **options})
-    network = Control(4, 1, 2, dynamics=dynamics).build(SPEC)
+    network = Control(4, 1, 2, dynamics=dynamics).build_network(SPEC)
     with torch.no_grad():
         for leaf in network.model.parameters():
             leaf.add_(0.2 * torch.randn_like(leaf))
@@ -60,8 +61,13 @@ def double(batch):
 
 def memory_of(batch, size=ROWS):
     memory = Replay(100_000, size).build([1], 0, torch.device("cpu"))
-    memory.add({name: leaf.numpy() for name, leaf in batch.items() if name != "row"})
+    more(memory, batch)
     return memory
+
+
+def more(memory, batch):
+    memory.add({name: leaf.numpy() for name, leaf in batch.items() if name != "row"})
+    memory.steps = memory.count
 
 
 # -- the loss, one member and one row at a time
@@ -324,7 +330,7 @@ def test_elites_are_those_that_err_least_on_held_out_steps():
 
     learner = DynamicsLearning(ROWS, holdout=True, validation_period=5, learning_rate=1e-9).build(network, 0)
     say([1.9, 0.9, 3.0, 1.2])
-    errors = held_out_errors(network.model, memory.held_out(4096))
+    errors = held_out_errors(network.model, transitions(memory.view("held_out", most=4096)))
     torch.testing.assert_close(errors, torch.tensor([0.81, 0.01, 4.0, 0.04]))
     batch = learner.draw(memory, 4)
     assert network.model.elites.tolist() == [[1, 3]]
@@ -360,7 +366,7 @@ def test_nothing_is_chosen_before_anything_is_held_out():
     network, memory = build(elites=2), memory_of(steps((144,)))
     learner = DynamicsLearning(ROWS, holdout=True).build(network, 0)
     assert "model/held_out_error" not in learner.update(learner.draw(memory, 2))
-    memory.add({name: leaf.numpy() for name, leaf in steps((1,)).items() if name != "row"})
+    more(memory, steps((1,)))
     assert learner.update(learner.draw(memory, 2))["model/held_out_error"].isfinite()
 
 
@@ -389,20 +395,16 @@ def test_moments_are_taken_again_when_the_data_has_grown():
     learner = DynamicsLearning(ROWS).build(network, 0)
     learner.draw(memory, 1)
     first = network.model.obs_mean.clone()
-    more = lambda count, seed: memory.add(  # noqa: E731
-        {
-            name: leaf.numpy() + (9 if name == "obs" else 0)
-            for name, leaf in steps((count,), seed).items()
-            if name != "row"
-        }
-    )
-    more(5, 1)
+    shifted = lambda count, seed: {  # noqa: E731
+        name: leaf + (9 if name == "obs" else 0) for name, leaf in steps((count,), seed).items()
+    }
+    more(memory, shifted(5, 1))
     again = DynamicsLearning(ROWS).build(network, 0)
     again.load_state_dict(learner.state_dict())
     for each in (learner, again):
         each.draw(memory, 1)
         assert torch.equal(network.model.obs_mean, first)
-    more(1, 2)
+    more(memory, shifted(1, 2))
     again.draw(memory, 1)
     assert (network.model.obs_mean - first).min() > 0.3
     plain = build()
@@ -499,4 +501,4 @@ def test_networks_that_do_not_fit_are_refused(sizes, values, line):
     with pytest.raises(ConfigError, match=line):
         DynamicsLearning(**values).build(build(**sizes), 0)
     with pytest.raises(ConfigError, match="has nothing to learn: set Control.dynamics"):
-        DynamicsLearning().build(Control().build(SPEC), 0)
+        DynamicsLearning().build(Control().build_network(SPEC), 0)

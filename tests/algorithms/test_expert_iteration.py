@@ -266,7 +266,7 @@ def test_importance_weights_leave_buckets_even():
     memory = sizes.build([1], 0, CPU)
     memory.add_episode(episode([0] * 100))
     memory.add_episode(episode([0], solved=True))
-    extras = memory.sample(0).trajectory.extras
+    extras = memory.sample().trajectory.extras
     assert torch.equal(extras["importance_weight"], torch.ones(1, 200)) and 0.4 < extras["solved"].mean() < 0.6
 
 
@@ -276,10 +276,10 @@ def test_priorities_go_back_to_the_steps_they_are_of():
     memory.add_episode(episode([0, 0, 0, 6]))
     network = networks(value=[[0.0], [1.0]])  # says 0, 1, 2, 3: off by 0, 1, 2, 3
     settings = ExpertIteration()
-    sample = memory.sample(0)
+    sample = memory.sample()
     assert torch.equal(sample.trajectory.extras["importance_weight"], torch.ones(1, 400)), "all alike at first"
     memory.update_priorities(None, loss(network, sample.trajectory, settings)[1]["priorities"])
-    trajectory = memory.sample(1).trajectory
+    trajectory = memory.sample().trajectory
     counts = np.bincount(trajectory.obs[0, :, 0].long().numpy(), minlength=4) / 400
     np.testing.assert_allclose(counts, np.array([0, 1, 2, 3]) / 6, atol=0.08)
     obs, importance = trajectory.obs[0, :, 0].tolist(), trajectory.extras["importance_weight"][0].tolist()
@@ -346,4 +346,4 @@ def test_a_target_that_the_planner_does_not_say_is_refused_at_the_first_row():
     row = Row(np.zeros((2, 2)), ~no, np.zeros(2, np.int64), {"train": np.zeros(2)}, no, no)
     extras = {"value": np.zeros(2), "depth_mean": np.zeros(2), "solved": no, "weights_version": np.zeros(2)}
     with pytest.raises(ConfigError, match="'valeu' is to be learned, .* does not say it; it says depth_mean, value$"):
-        memory.sinks[0].add(row, (), extras)
+        memory.writer(0).add(row, (), extras)

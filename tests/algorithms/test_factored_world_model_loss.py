@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from packtrain.algorithms.world_model import WorldModelLearning, loss, validation
-from packtrain.envs.factors import Factor
+from packtrain.envs.categorical_factors import Factor
 from packtrain.envs.hanoi import Hanoi
 from packtrain.networks.ensembles import EnsembleMlp
 from packtrain.networks.world_model import FactoredWorldModel, WorldModel

@@ -8,14 +8,14 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from packtrain import trees
+from packtrain.acting.sampling import ActorCritic
 from packtrain.algorithms.impala import Impala, loss
 from packtrain.algorithms.optimisers import OPTIMISERS
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
 from packtrain.memory.unroll import Unrolls
-from packtrain.networks.actor_critic import ActorCritic
+from packtrain.runtime.acting import build_sides
 from packtrain.runtime.experiment import Collect, Experiment, LearnerUse, Repeat, Run, Streams, Update
-from packtrain.runtime.parts import build_sides
 from packtrain.runtime.weights import Weights
 from packtrain.testing import abilities  # noqa: F401  (registers Memory)
 from packtrain.types import Sample, Spec, Trajectory
@@ -27,7 +27,7 @@ ACTIONS = {"Discrete": Discrete(4), "MultiDiscrete": MultiDiscrete([2, 3]), "Box
 def build(action="Discrete", use_lstm=False, seed=0):
     torch.manual_seed(seed)
     spec = Spec(Box(-9, 9, (3,)), ACTIONS[action])
-    return ActorCritic(hidden_size=8, lstm_size=6, lstm_layers=2, use_lstm=use_lstm).build(spec)
+    return ActorCritic(hidden_size=8, lstm_size=6, lstm_layers=2, use_lstm=use_lstm).build_network(spec)
 
 
 def hand_made(network, seed=1):
@@ -432,7 +432,7 @@ def parts(use_lstm, num_actors=3, groups=1):
 
 def next_sample(alive):
     memory, learner = alive.memories["unrolls"], alive.learners["impala"]
-    while (found := memory.sample(learner.updates)) is None:
+    while (found := memory.sample(version=learner.updates)) is None:
         alive.actor.turn()
     return found
 

@@ -119,7 +119,7 @@ def test_it_learns_a_small_world() -> None:
         )
     own = networks(4, 6, 6, (64, 64))
     learner = WorldModelLearning(learning_rate=0.003, optimiser="adam").build(own, 10**9)
-    first = learner.update(memory.sample(0))["perfect_next_observation"]
+    first = learner.update(memory.sample())["perfect_next_observation"]
     for _ in range(250):
-        last = learner.update(memory.sample(0))["perfect_next_observation"]
+        last = learner.update(memory.sample())["perfect_next_observation"]
     assert first < 0.6 and last > 0.98

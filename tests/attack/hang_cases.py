@@ -65,7 +65,7 @@ def sleep_in_a_search(place: Path) -> None:
 @case("NaN reward in a search", attacks="planner: a reward that is no number", expected="refused with seed and step")
 def nan_reward_in_a_search(place: Path) -> None:
     argv = _planned(place, fault="nan_reward", rows=6, at=20)
-    refused(argv, place, SEARCH, "at its step", "gave a reward of nan", "on_bad_value", code=3)
+    refused(argv, place, SEARCH, "at its step", "returned a reward of nan", "on_bad_value", code=3)
 
 
 @case("wrong shape in a search", attacks="planner: rewards of shape [1]", expected="refused with seed, step and field")

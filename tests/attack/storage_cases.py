@@ -205,7 +205,7 @@ def flipped_segment(place: Path) -> None:
     again = memory()
     again.restore(state)
     left = set(range(100)) - set(range(32, 48))
-    assert again.lost == 16 and {int(n) for n in again.batches(100)["reward"].flatten()} == left
+    assert again.lost == 16 and {int(n) for n in again.sample(count=100).trajectory.reward.flatten()} == left
 
 
 @case(

@@ -5,7 +5,7 @@ import torch
 
 from packtrain.bench import replay
 from packtrain.bench.measure import table
-from packtrain.memory.sequences import SequenceMemory
+from packtrain.memory.sequence_memory import SequenceMemory
 
 
 def test_the_result(monkeypatch) -> None:
@@ -36,9 +36,9 @@ def test_a_slow_sample_is_seen(monkeypatch) -> None:
     monkeypatch.setattr(replay.time, "perf_counter", lambda: clock[0])
     plain = SequenceMemory.sample
 
-    def slow(memory, version):
+    def slow(memory, **given):
         clock[0] += 1e-3 * (3 if memory.count > 50_000 else 1)
-        return plain(memory, version)
+        return plain(memory, **given)
 
     def update_priorities(memory, keys, priorities):
         clock[0] += 1e-3

@@ -176,5 +176,5 @@ def test_a_score_that_a_run_does_not_have(here, capsys):
     """The truth is in no score: where the trusted run learned from it, what it gains cannot be compared."""
     argv = ["audit", "large", "--trusted", "large", "--num_episodes", "2"]
     assert main([*argv, "--detector", "advantage_gap"]) == 2
-    assert "advantage_gap has no score here; there are mean_jensen_shannon" in capsys.readouterr().err
+    assert "advantage_gap has no score here; available are mean_jensen_shannon" in capsys.readouterr().err
     assert main([*argv, "--detector", "surprise"]) == 0

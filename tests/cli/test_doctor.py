@@ -116,12 +116,22 @@ def test_a_torch_that_does_not_import_is_missing(monkeypatch):
 
 
 def test_extras(monkeypatch):
-    installed(monkeypatch, ale_py="0.12.1", optuna="4.1", scipy="1.17", imageio="2")
+    installed(monkeypatch, ale_py="0.12.1", mujoco="3.1", imageio="2", pygame_ce="2")
     assert doctor.check_extra("atari") == ("extra atari", "ok", "ale-py 0.12.1")
     assert doctor.check_extra("ray") == ("extra ray", "missing", "pip install 'packtrain[ray]'")
     assert doctor.check_extra("video").status == "missing", "imageio-ffmpeg is not there"
-    old = doctor.check_extra("sweep")
-    assert old.status == "warn" and "optuna>=5" in old.text and "scipy>" not in old.text
+    old = doctor.check_extra("mujoco")
+    assert old.status == "warn" and "mujoco>=3.3" in old.text and "imageio>" not in old.text
+
+
+def test_a_library_without_a_package_for_this_python_is_not_missed(monkeypatch):
+    """Box2D has none for Python 3.14. Mutations: the marker ignored; 3.9 taken for later than 3.14, as texts are."""
+    needs = 'box2d>=2.3.10; python_version < "3.14"'
+    assert [doctor.is_for_python(needs, (3, minor)) for minor in (9, 13, 14)] == [True, True, False]
+    assert doctor.is_for_python("box2d>=2.3.10", (3, 14))
+    installed(monkeypatch, pygame_ce="2")
+    monkeypatch.setattr(doctor, "is_for_python", lambda requirement: ";" not in requirement)
+    assert doctor.check_extra("box2d") == ("extra box2d", "ok", "pygame-ce 2")
 
 
 def test_limits_of_the_machine(tmp_path):

@@ -39,7 +39,7 @@ def check_stop(tmp_path, run, *parts, timeout=40):
         ("nan_obs", ["NaN", "on_bad_value"]),
         ("nan_reward", ["reward of nan"]),
         ("huge_reward", ["reward of"]),
-        ("wrong_dtype", ["dtype float64"]),
+        ("wrong_dtype", ["dtype int64"]),
         ("wrong_shape", ["shape (4,)"]),
         ("raise", ["RuntimeError"]),
         ("sys_exit", ["raised SystemExit: 0"]),

@@ -11,7 +11,7 @@ import pytest
 
 from packtrain.cli import main
 from packtrain.metrics.reading import read_metrics
-from packtrain.runtime import checkpoint, command
+from packtrain.runtime import checkpoint, train_command
 from packtrain.testing import chaos
 
 SMALL = "--num_actors 4 --batch_size 4 --unroll_length 5 --hidden_size 16 --log_every 200 --eval_every 0".split()
@@ -62,18 +62,21 @@ def _read(handle):
 def test_a_closed_terminal_saves_and_leaves(tmp_path, runtime):
     """Mutation: SIGHUP as Python finds it, which ends the process unsaved."""
     run = chaos.Command(argv(*LONG, "--runtime", runtime), tmp_path, "/dev/full")
-    chaos.wait_until(lambda: (tmp_path / "run/metrics.jsonl").exists() and len(steps_of("run")) > 3)
-    for _ in range(2):  # the terminal's, and its shell's
-        run.signal(signal.SIGHUP)
-        time.sleep(0.005)
-    assert run.wait(30) == 128 + signal.SIGHUP
+    try:
+        chaos.wait_until(lambda: (tmp_path / "run/metrics.jsonl").exists() and len(steps_of("run")) > 3)
+        for _ in range(2):  # the terminal's, and its shell's
+            run.signal(signal.SIGHUP)
+            time.sleep(0.005)
+        assert run.wait(30) == 128 + signal.SIGHUP
+    finally:
+        run.kill_group()
     assert checkpoint.steps(tmp_path / "run/checkpoints")[-1] >= steps_of("run")[-1]
 
 
 def test_under_nohup_a_closed_terminal_is_nothing(monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with command._signals([]) as received:
+        with train_command._signals([]) as received:
             os.kill(os.getpid(), signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         assert not received
@@ -130,7 +133,7 @@ def test_an_environment_that_changes_the_current_folder_moves_nothing(tmp_path, 
 
 def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch, capsys):
     """Mutation: the time alone as a name."""
-    monkeypatch.setattr(command.time, "strftime", lambda _: "now")
+    monkeypatch.setattr(train_command.time, "strftime", lambda _: "now")
     given = [word for word in argv() if word not in ("--output_dir", "run")]
     for _ in range(3):
         assert main(given) == 0

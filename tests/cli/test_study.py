@@ -41,7 +41,7 @@ def test_a_flag_that_takes_a_configuration_may_be_followed_by_one(capsys):
 def test_a_study_fills_its_folder(tmp_path, capsys):
     assert main(TOY) == 0
     lines = capsys.readouterr().out.strip().splitlines()
-    assert re.fullmatch(r"finished in 0:\d\d: run; the picture is run/toy.svg", lines[-1])
+    assert re.fullmatch(r"finished in 0:\d\d: run; the image is run/toy.svg", lines[-1])
     assert [line.split("  ")[0] for line in lines[-7:-1]] == [one.label for one in steve_toy.LEARNERS.values()]
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     wanted = [".lock", "Toy-v1", "config.gin", "log.txt", "metrics.jsonl", "study.json", "toy.json", "toy.svg"]
@@ -57,7 +57,7 @@ def test_the_same_command_again_says_that_it_is_finished(tmp_path, capsys):
     before = contents(tmp_path / "run")
     capsys.readouterr()
     assert main(TOY) == 0
-    assert capsys.readouterr().out == "run is finished; its picture is run/toy.svg\n"
+    assert capsys.readouterr().out == "run is finished; its image is run/toy.svg\n"
     assert contents(tmp_path / "run") == before
 
 
@@ -89,7 +89,7 @@ def test_a_signal_ends_it_with_a_line_and_the_same_command_starts_over(tmp_path,
         assert main(TOY) == 128 + number
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == handlers
     lines = capsys.readouterr().out.strip().splitlines()
-    assert lines[-1] == f"stopped by {number.name}: run is not finished; the same command starts over"
+    assert lines[-1] == f"stopped by {number.name}: run is not finished; repeat the command to start over"
     assert read_metrics("run") and not (tmp_path / "run/study.json").exists()
     assert main([*TOY, "--log_every", "30"]) == 0, "nothing is there to protect from another configuration"
     lines = capsys.readouterr().out.strip().splitlines()
@@ -136,13 +136,13 @@ def test_default_folder_and_latest(tmp_path):
         (["--seed", "-1"], ["Study.seed = -1 must not be negative", "set in --seed -1"]),
         (["--horizont", "3"], ["unknown flag '--horizont'", "did you mean 'horizon'"]),
         (["--checkpoint_secs", "3"], ["unknown flag '--checkpoint_secs'"]),
-        (["--config", "Experiment.seed = 1"], ["Experiment.seed is set but used by nothing"]),
+        (["--config", "Experiment.seed = 1"], ["Experiment.seed is set but not used"]),
         (["--config", "Study.experiment = 3"], ["Study.experiment = 3 is not a Procedure"]),
-        (["--runtime", "serial"], ["--runtime serial means nothing for a study", "leave it out"]),
+        (["--runtime", "serial"], ["--runtime serial does not apply to a study", "omit it"]),
         (["--runtime", "cluster"], ["cluster"]),
-        (["--device", "cuda"], ["--device cuda means nothing for a study"]),
-        (["--start_from", "other"], ["--start_from other means nothing"]),
-        (["--tensorboard"], ["--tensorboard means nothing"]),
+        (["--device", "cuda"], ["--device cuda does not apply to a study"]),
+        (["--start_from", "other"], ["--start_from other does not apply"]),
+        (["--tensorboard"], ["--track does not apply"]),
     ],
     ids=lambda value: " ".join(value)[:40],
 )
@@ -184,4 +184,4 @@ def test_a_full_disk_is_one_line(capsys, monkeypatch):
     monkeypatch.setattr(steve_toy, "write_whole", fail)
     assert main(TOY) == 3
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line == "packtrain: error: run cannot be written: No space left on device; the same command starts over"
+    assert line == "packtrain: error: run cannot be written: No space left on device; repeat the command to start over"

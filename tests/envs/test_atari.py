@@ -12,11 +12,11 @@ import pytest
 
 from packtrain import knobs, trees
 from packtrain.cli import main
-from packtrain.envs.atari import Atari, AtariColumns, Game, find_game, is_atari
+from packtrain.envs.atari import AleVectorEnv, Atari, Game, find_game, is_atari
 from packtrain.envs.environment import Environment
 from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError, EnvError, EnvSetupError
-from packtrain.runtime import command
+from packtrain.runtime import preparation
 
 ale_py = pytest.importorskip("ale_py")
 vector_env = pytest.importorskip("ale_py.vector_env")
@@ -262,7 +262,7 @@ def test_a_game_that_ends_unannounced_stops_the_run():
             ended = np.array(next(self.ended))
             return np.zeros((2, 1, 84, 84), np.uint8), np.zeros(2, np.int32), ended, np.zeros(2, bool), self.info()
 
-    columns = AtariColumns("PongNoFrameskip-v4", Atari(num_threads=1), 2, 7, "raise")
+    columns = AleVectorEnv("PongNoFrameskip-v4", Atari(num_threads=1), 2, 7, "raise")
     columns._envs = Unannounced()
     columns.reset()
     columns.send(np.zeros(2, np.int64))
@@ -433,7 +433,7 @@ def test_what_is_set_wins_over_the_protocol():
 )
 def test_the_shipped_config_has_a_knob_for_the_protocol(name, protocol, actions):
     path, _ = knobs.find_config("impala/atari")
-    _, experiment, spec = command.prepare([path], [], {"env": name, "protocol": protocol}, 0, True)
+    _, experiment, spec = preparation.prepare([path], [], {"env": name, "protocol": protocol}, 0, True)
     assert spec.action.n == actions and experiment.streams.environment.atari.protocol == protocol
 
 
@@ -519,7 +519,7 @@ def native_threads():
 @pytest.mark.slow
 def test_send_returns_at_once_and_recv_lets_python_run():
     """A step of 16 games takes a while here. Mutations: columns that step in send; the GIL kept while waiting."""
-    columns = AtariColumns("PongNoFrameskip-v4", Atari(frame_skip=150, num_threads=1), 16, 0, "raise")
+    columns = AleVectorEnv("PongNoFrameskip-v4", Atari(frame_skip=150, num_threads=1), 16, 0, "raise")
     columns.reset()
     count, stop = 0, threading.Event()
 
@@ -551,7 +551,7 @@ def test_closing_ends_the_threads_even_while_they_work():
     """As an actor does that stops between send and recv. Mutation: close keeps the games."""
     gc.collect()  # the groups of other tests
     before = native_threads()
-    columns = AtariColumns("PongNoFrameskip-v4", Atari(num_threads=2, frame_skip=50), 4, 0, "raise")
+    columns = AleVectorEnv("PongNoFrameskip-v4", Atari(num_threads=2, frame_skip=50), 4, 0, "raise")
     columns.reset()
     assert native_threads() > before
     columns.send(np.zeros(4, np.int64))
@@ -571,7 +571,7 @@ def test_games_cannot_be_saved():
 
 def test_pictures_show_the_same_games_in_colour():
     """Sticky actions, lost lives and new games included. Mutations: another seed; FIRE not pressed in both."""
-    columns = AtariColumns("ALE/Breakout-v5", Atari(fire_reset=True, noop_max=10), 2, 3, "raise")
+    columns = AleVectorEnv("ALE/Breakout-v5", Atari(fire_reset=True, noop_max=10), 2, 3, "raise")
     rng = np.random.default_rng(0)
     for _ in range(2):
         columns.reset()
@@ -591,20 +591,20 @@ def test_pictures_show_the_same_games_in_colour():
 
 
 def test_pictures_that_are_first_asked_for_in_the_middle_of_a_game_are_refused():
-    columns = AtariColumns("PongNoFrameskip-v4", Atari(**PLAIN), 1, 0, "raise")
+    columns = AleVectorEnv("PongNoFrameskip-v4", Atari(**PLAIN), 1, 0, "raise")
     columns.reset()
     columns.send(np.zeros(1, np.int64))
     columns.recv()
-    with pytest.raises(EnvSetupError, match="only from a reset"):
+    with pytest.raises(EnvSetupError, match="right after a reset"):
         columns.picture(0)
 
 
 def test_games_that_part_from_their_pictures_are_noticed(monkeypatch):
-    columns = AtariColumns("PongNoFrameskip-v4", Atari(**PLAIN), 1, 0, "raise")
+    columns = AleVectorEnv("PongNoFrameskip-v4", Atari(**PLAIN), 1, 0, "raise")
     columns.reset()
     columns.picture(0)
     recv = columns._twin.recv
     monkeypatch.setattr(columns._twin, "recv", lambda: (lambda o, r, *rest: (o, r + 1, *rest))(*recv()))
     columns.send(np.zeros(1, np.int64))
-    with pytest.raises(EnvError, match="went another way"):
+    with pytest.raises(EnvError, match="diverged from the original"):
         columns.recv()

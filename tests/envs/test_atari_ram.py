@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from packtrain.envs import river_raid
-from packtrain.envs.atari import SCREEN, Atari, AtariColumns, find_game
-from packtrain.envs.atari_ram import AreaMean, AtariRamColumns, Console, area_taps, draw_below
-from packtrain.envs.rewards import RewardedColumns, Rewards
+from packtrain.envs.atari import SCREEN, AleVectorEnv, Atari, find_game
+from packtrain.envs.atari_ram import AreaMean, AtariRamVectorEnv, Console, area_taps, draw_below
+from packtrain.envs.rewards import RewardedVectorEnv, Rewards
 from packtrain.errors import ConfigError, EnvError
 
 ale_py = pytest.importorskip("ale_py")
@@ -27,7 +27,7 @@ def open_columns():
     opened = []
 
     def open_one(name=RIVER_RAID, size=2, seed=7, processes=1, **fields):
-        opened.append(AtariRamColumns(name, Atari(num_threads=processes, **fields), size, seed, "raise"))
+        opened.append(AtariRamVectorEnv(name, Atari(num_threads=processes, **fields), size, seed, "raise"))
         return opened[-1]
 
     yield open_one
@@ -38,7 +38,7 @@ def open_columns():
 @pytest.fixture(scope="module")
 def plain():
     """Three games in two processes, for tests that begin with a reset."""
-    columns = AtariRamColumns(RIVER_RAID, Atari(num_threads=2, **PLAIN), 3, 7, "raise")
+    columns = AtariRamVectorEnv(RIVER_RAID, Atari(num_threads=2, **PLAIN), 3, 7, "raise")
     yield columns
     columns.close()
 
@@ -69,7 +69,7 @@ def test_rows_are_those_of_ales_vector_environment(open_columns, name, steps, fi
     Mutations: FIRE after the no-ops, one no-op more, the last frame of a game shown, the last frame alone in place of
     a maximum, rows summed before columns in the mean, a clock that counts no-ops, a seed for all, columns swapped.
     """
-    theirs = AtariColumns(name, Atari(num_threads=1, **fields), 2, 7, "raise")
+    theirs = AleVectorEnv(name, Atari(num_threads=1, **fields), 2, 7, "raise")
     ours = open_columns(name, processes=2, **fields)
     assert ours.observation_space == theirs.observation_space and ours.action_space == theirs.action_space
     rng = np.random.default_rng(3)
@@ -153,7 +153,7 @@ def test_the_first_row_of_a_game_looks_back_at_nothing_else(open_columns):
 def test_a_reward_function_reads_the_memory(plain):
     """`Rewards` hands `info` on. Mutation: an outcome without it."""
     proxies = {"calm": river_raid.PacifistProxy(), "move": river_raid.MoveProxy()}
-    columns = RewardedColumns(plain, Rewards(train="calm", functions=proxies))
+    columns = RewardedVectorEnv(plain, Rewards(train="calm", functions=proxies))
     columns.reset()
     outcomes = [step(columns, [0, 1, 0]) for _ in range(30)]
     train, true = (np.stack([outcome.rewards[name] for outcome in outcomes]) for name in ("train", "true"))
@@ -256,7 +256,7 @@ def test_a_process_that_dies_is_noticed_and_close_ends_the_others(open_columns):
     columns.reset()
     pids = [worker.process.pid for worker in columns._workers]
     os.kill(pids[1], signal.SIGKILL)
-    complaint = r"^environment 1 \(RiverraidNoFrameskip-v4, group seed 7\) at its step 0: its process, which plays "
+    complaint = r"^environment 1 \(RiverraidNoFrameskip-v4, group seed 7\) at its step 0: its process, which runs "
     with pytest.raises(EnvError, match=complaint + "environments 1 to 2, ended with exit code -9$"):
         step(columns, [0, 0, 0])
     begin = time.monotonic()
@@ -296,7 +296,7 @@ def test_pictures_are_the_screen_in_colour(plain):
         (
             "PongNoFrameskip-v4",
             {"idle_start": False},
-            "^Atari.idle_start = False sends River Raid's planes off, and 'P",
+            "^Atari.idle_start = False applies to River Raid only, not to 'P",
         ),
         (RIVER_RAID, {"frame_size": 10}, "^Atari.frame_size = 10 must lie between 11 and 160"),
         (RIVER_RAID, {"frame_size": 161}, "^Atari.frame_size = 161 must lie between 11 and 160"),
@@ -305,4 +305,4 @@ def test_pictures_are_the_screen_in_colour(plain):
 def test_what_cannot_be_played(name, fields, complaint):
     """Before any process is made."""
     with pytest.raises(ConfigError, match=complaint):
-        AtariRamColumns(name, Atari(**fields), 2, 7, "raise")
+        AtariRamVectorEnv(name, Atari(**fields), 2, 7, "raise")

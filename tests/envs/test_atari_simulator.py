@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("ale_py")
 import cv2
 
-import packtrain.envs.ours  # noqa: F401  (registers)
-from packtrain.envs.atari import Atari, AtariColumns
+import packtrain.envs.registration  # noqa: F401  (registers)
+from packtrain.envs.atari import AleVectorEnv, Atari
 from packtrain.envs.atari_simulator import AtariSimulator, area_weights
 from packtrain.errors import ConfigError, EnvSetupError, MissingExtraError
 from packtrain.planning.model import CoreModel
@@ -54,7 +54,7 @@ def test_games_are_those_that_streams_play(game, steps):
     Fails if the maximum is over other frames, if FIRE is not pressed at the start, or with bilinear shrinking.
     """
     atari = Atari(noop_max=0)
-    columns, core = AtariColumns(game, atari, 1, 0, "raise"), AtariSimulator(game, atari)
+    columns, core = AleVectorEnv(game, atari, 1, 0, "raise"), AtariSimulator(game, atari)
     assert columns.action_space == core.action_space and columns.observation_space == core.observation_space
     outcome, states, serves = columns.reset(), core.initial(1, np.random.default_rng(0)), 0
     for step in range(steps):

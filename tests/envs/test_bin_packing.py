@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-import packtrain.envs.ours  # noqa: F401  (registers)
+import packtrain.envs.registration  # noqa: F401  (registers)
 from packtrain.envs.bin_packing import BinPacking
 from packtrain.errors import EnvSetupError
 from packtrain.planning.model import CoreModel
@@ -71,11 +71,11 @@ def test_items_follow_their_probabilities():
 def test_an_item_without_probability_never_comes(probabilities, always):
     """Fails if a draw of exactly 0, or one just below 1, takes a neighbour."""
 
-    class Edges:
+    class Transitions:
         def random(self, n):
             return np.array([0.0, np.nextafter(1, 0)])
 
-    assert BinPacking(probabilities=probabilities)._items(2, Edges()).tolist() == [always, always]
+    assert BinPacking(probabilities=probabilities)._items(2, Transitions()).tolist() == [always, always]
 
 
 def test_without_the_time_the_horizon_is_a_clock():

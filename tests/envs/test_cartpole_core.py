@@ -166,3 +166,27 @@ def test_max_steps():
     for wrong in (0, -1, 2.5, True):
         with pytest.raises(EnvSetupError, match="max_steps must be a whole number"):
             CartPole(max_steps=wrong)
+
+
+def test_an_episode_is_solved_from_a_number_of_steps_on():
+    """Mutation: the count before the step, or a count in the observation. Without `solved_at` nothing is said."""
+    core, rng = CartPole(solved_at=3), np.random.default_rng(0)
+    states = core.initial(2, rng)
+    plain = CartPole()
+    reference = states[:, :4].copy()
+    for made in range(1, 5):
+        actions = np.array([made % 2, (made + 1) % 2])
+        states, _, _, extras = core.step(states, actions, rng)
+        reference, _, _, without = plain.step(reference, actions, rng)
+        assert extras["solved"].tolist() == [made >= 3] * 2 and "solved" not in without
+        np.testing.assert_array_equal(core.observe(states), plain.observe(reference))
+    with pytest.raises(EnvSetupError, match="solved_at must be a whole number"):
+        CartPole(solved_at=0)
+
+
+def test_rewards_are_scaled():
+    core, rng = CartPole(reward_scale=0.005), np.random.default_rng(0)
+    rewards = core.step(core.initial(3, rng), np.zeros(3, int), rng)[1]
+    np.testing.assert_array_equal(rewards, np.full(3, 0.005, np.float32))
+    with pytest.raises(EnvSetupError, match="reward_scale must be a finite number"):
+        CartPole(reward_scale=float("nan"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
 
-from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.functional_vector_env import FunctionalVectorEnv
 from packtrain.errors import EnvError
 from packtrain.planning.model import CoreModel
 from packtrain.testing.sleepy import Sleepy
@@ -16,7 +16,7 @@ ACTIONS = np.zeros(3, np.int64)
 
 
 def opened(answer="raise", **fault):
-    return FunctionalColumns(Sleepy(**fault), 3, 5, answer, "Sleepy")
+    return FunctionalVectorEnv(Sleepy(**fault), 3, 5, answer, "Sleepy")
 
 
 def play(columns, turns=4):
@@ -51,14 +51,14 @@ STRUCTURE = [
 
 @pytest.mark.parametrize("fault, call, text", STRUCTURE)
 def test_wrong_structure_is_refused_by_environment_seed_step_and_field(fault, call, text):
-    where = r"environment 0 \(Sleepy, group seed 5\) at its step 2 gave "
+    where = r"environment 0 \(Sleepy, group seed 5\) at its step 2 returned "
     with pytest.raises(EnvError, match=where + text):
         play(opened(fault=fault, call=call, at=2 if call == "step" else 3))
 
 
 @pytest.mark.parametrize("fault, call, text", STRUCTURE)
 def test_wrong_structure_in_a_search_is_refused_and_called_one(fault, call, text):
-    where = r"a planner's search \(environment group of Sleepy, group seed 5, at its step 0\) gave "
+    where = r"a planner's search \(environment group of Sleepy, group seed 5, at its step 0\) returned "
     with pytest.raises(EnvError, match=where + text):
         search(opened(fault=fault, call=call, at=2))
 
@@ -85,7 +85,7 @@ def test_a_float64_observation_is_cast_with_one_warning(answer, caplog):
         def observe(self, states):
             return super().observe(states).astype(np.float64)
 
-    columns = FunctionalColumns(Double(), 3, 5, answer, "Double")
+    columns = FunctionalVectorEnv(Double(), 3, 5, answer, "Double")
     with caplog.at_level(logging.WARNING, "packtrain"):
         outcomes = play(columns)
     assert {outcome.obs.dtype for outcome in outcomes} == {np.dtype(np.float32)}
@@ -129,7 +129,7 @@ class Channels(Sleepy):
 )
 def test_extras_are_checked(extras, text):
     with pytest.raises(EnvError, match=text):
-        play(FunctionalColumns(Channels(extras), 3, 5, "raise", "Channels"))
+        play(FunctionalVectorEnv(Channels(extras), 3, 5, "raise", "Channels"))
 
 
 def test_states_of_another_number_are_refused():
@@ -138,15 +138,15 @@ def test_states_of_another_number_are_refused():
             after, *others = super().step(states, actions, rng)
             return {"count": after[:2]}, *others
 
-    with pytest.raises(EnvError, match="gave states of 2 rows for 3"):
-        play(FunctionalColumns(Short(), 3, 5, "raise", "Short"))
+    with pytest.raises(EnvError, match="returned states of 2 rows for 3"):
+        play(FunctionalVectorEnv(Short(), 3, 5, "raise", "Short"))
 
 
 # -- bad values in a search
 
 
 def test_a_bad_reward_in_a_search_stops_by_default():
-    with pytest.raises(EnvError, match="a planner's search .* gave a reward of nan; .*on_bad_value"):
+    with pytest.raises(EnvError, match="a planner's search .* returned a reward of nan; .*on_bad_value"):
         search(opened(fault="nan_reward", at=2))
 
 
@@ -173,7 +173,7 @@ def test_large_rewards_within_the_limit_pass_a_search():
             after, rewards, *others = super().step(states, actions, rng)
             return after, rewards * np.float32(9e17), *others
 
-    assert search(FunctionalColumns(Rich(), 3, 5, "raise", "Rich"))[0][1].tolist() == [np.float32(9e17)] * 3
+    assert search(FunctionalVectorEnv(Rich(), 3, 5, "raise", "Rich"))[0][1].tolist() == [np.float32(9e17)] * 3
 
 
 @pytest.mark.parametrize("value", [1e30, -1e30, np.inf, -np.inf])
@@ -185,8 +185,8 @@ def test_rewards_beyond_the_limit_do_not_pass_a_search(value):
             after, rewards, *others = super().step(states, actions, rng)
             return after, rewards * np.array([value, -value, 1], np.float32), *others
 
-    with pytest.raises(EnvError, match="gave a reward of"):
-        search(FunctionalColumns(Rich(), 3, 5, "raise", "Rich"))
+    with pytest.raises(EnvError, match="returned a reward of"):
+        search(FunctionalVectorEnv(Rich(), 3, 5, "raise", "Rich"))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -3.0])
@@ -200,9 +200,9 @@ def test_bad_observations_in_a_search_are_refused_or_clipped(bad, space):
             obs[1, 0] = bad if states[1] == 2 else obs[1, 0]
             return obs
 
-    with pytest.raises(EnvError, match="a planner's search .* gave an observation with .* outside its space"):
-        search(FunctionalColumns(Odd(), 3, 5, "raise", "Odd"))
-    columns = FunctionalColumns(Odd(), 3, 5, "clip", "Odd")
+    with pytest.raises(EnvError, match="a planner's search .* returned an observation with .* outside its space"):
+        search(FunctionalVectorEnv(Odd(), 3, 5, "raise", "Odd"))
+    columns = FunctionalVectorEnv(Odd(), 3, 5, "clip", "Odd")
     clipped = {np.inf: 9, -3.0: -1}.get(bad, 0)
     assert [obs[1, 0] for *_, obs in search(columns)] == [1, clipped, 3, 4]
     assert columns.boundary.clipped == 1
@@ -224,7 +224,7 @@ def test_calls_of_a_search_are_timed_and_named():
             seen.append((columns.busy_since, columns.describe_busy()))
             return super().observe(states)
 
-    columns = FunctionalColumns(Watched(), 3, 5, "raise", "Watched")
+    columns = FunctionalVectorEnv(Watched(), 3, 5, "raise", "Watched")
     search(columns, turns=1)
     (_, reset), (stepped, step), (observed, observe) = seen
     assert reset.startswith("environment 0 (Watched, group seed 5)")
@@ -247,7 +247,7 @@ def test_a_core_that_plays_all_states_in_turn_is_timed_by_state():
             return super().step(states, actions, rng)
 
     seen = []
-    columns = FunctionalColumns(InTurn(), 3, 5, "raise", "InTurn")
+    columns = FunctionalVectorEnv(InTurn(), 3, 5, "raise", "InTurn")
     play(columns, turns=1)
     assert seen == [7] and columns.busy_since is None
 
@@ -260,7 +260,7 @@ def test_a_first_reset_is_told_from_a_step():
             seen.append(columns.starting)
             return super().initial(n, rng)
 
-    columns = FunctionalColumns(Watched(length=2), 3, 5, "raise", "Watched")
+    columns = FunctionalVectorEnv(Watched(length=2), 3, 5, "raise", "Watched")
     play(columns, turns=3)
     assert seen == [True, False]
 
@@ -271,6 +271,6 @@ def test_what_else_a_core_has_is_still_there():
         stochastic = True
         action_space = Discrete(2)
 
-    core = FunctionalColumns(More(), 3, 5, "raise", "More").core
+    core = FunctionalVectorEnv(More(), 3, 5, "raise", "More").core
     assert core.changing == ("count",) and core.stochastic and core.unwrapped.__class__ is More
     assert not hasattr(core, "landmarks")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-import packtrain.envs.ours  # noqa: F401  (registers)
-from packtrain.envs.best_play import best_play
+import packtrain.envs.registration  # noqa: F401  (registers)
+from packtrain.envs.backward_induction import best_play
 from packtrain.envs.counterfeit import WALK, Counterfeit
 from packtrain.envs.state_graph import StateGraph
 from packtrain.errors import EnvSetupError

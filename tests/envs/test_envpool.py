@@ -15,7 +15,7 @@ from packtrain import config, trees
 from packtrain.cli import main
 from packtrain.envs.atari import Atari
 from packtrain.envs.environment import Environment
-from packtrain.envs.envpool import WITHOUT_FIRE, EnvpoolColumns
+from packtrain.envs.envpool import WITHOUT_FIRE, EnvpoolVectorEnv
 from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError, EnvError, EnvSetupError, MissingExtraError
 from packtrain.runtime.experiment import Streams
@@ -381,7 +381,7 @@ def test_lives_that_are_not_lost(fake):
         (1, 0, False, False, False, False),  # a game with fewer lives
         (1, 1, False, False, False, False),
     ]
-    columns = EnvpoolColumns("envpool:Game-v5", {}, Atari(num_threads=1), 1, 0, "raise")
+    columns = EnvpoolVectorEnv("envpool:Game-v5", {}, Atari(num_threads=1), 1, 0, "raise")
     columns.reset()
     rows = iter(table)
 
@@ -423,7 +423,7 @@ def test_a_truncated_game_is_over(fake):
 
 @pytest.mark.parametrize("key", ["stack_num", "reward_clip", "max_episode_steps", "num_threads"])
 def test_what_the_atari_description_says_is_said_once(fake, key):
-    with pytest.raises(ConfigError, match=f"may not set '{key}' of 'envpool:Game-v5': Atari.frame_skip"):
+    with pytest.raises(ConfigError, match=f"must not contain '{key}' for 'envpool:Game-v5': use Atari.frame_skip"):
         Environment("envpool:Game-v5", {key: 1}).probe()
 
 
@@ -433,13 +433,13 @@ def test_what_the_atari_description_says_is_said_once(fake, key):
 @pytest.mark.parametrize("key", ["env_type", "num_envs", "batch_size", "seed", "env_seed", "task", "max_num_players"])
 def test_what_packtrain_says_cannot_be_said_again(key, capsys, tmp_path, monkeypatch):
     """Needs no package: in code, and in one line on the terminal."""
-    with pytest.raises(ConfigError, match=f"^Environment.kwargs may not set '{key}' of 'envpool:CartPole-v1'"):
+    with pytest.raises(ConfigError, match=f"^Environment.kwargs must not contain '{key}' for 'envpool:CartPole-v1'"):
         Environment("envpool:CartPole-v1", {key: 1})
     monkeypatch.chdir(tmp_path)
     binding = f"Environment.kwargs = {{'{key}': 1}}"
     assert main(["train", "impala/gym", "--env", "envpool:CartPole-v1", "--config", binding]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("packtrain: error: ") and f"may not set '{key}'" in line
+    assert line.startswith("packtrain: error: ") and f"must not contain '{key}'" in line
 
 
 @pytest.mark.parametrize("threads", [0, -1, True, 2.0, "2"])
@@ -494,9 +494,9 @@ def test_groups_overlap_as_with_atari(fake):
 def test_threads_are_shared_among_groups(fake, monkeypatch):
     monkeypatch.setattr("packtrain.envs.envpool.available_cores", lambda: 12)
     for size, groups, threads in ((8, 2, 6), (4, 2, 4), (8, 1, 8), (8, 24, 1)):
-        EnvpoolColumns("envpool:Count-v0", {}, Atari(), size, 0, "raise", groups)
+        EnvpoolVectorEnv("envpool:Count-v0", {}, Atari(), size, 0, "raise", groups)
         assert fake.given[-1]["num_threads"] == threads, (size, groups)
-    EnvpoolColumns("envpool:Game-v5", {}, Atari(num_threads=3), 8, 0, "raise", 2)
+    EnvpoolVectorEnv("envpool:Game-v5", {}, Atari(num_threads=3), 8, 0, "raise", 2)
     assert fake.given[-1]["num_threads"] == 3
 
 
@@ -659,7 +659,7 @@ def test_closing_ends_the_threads_even_while_they_work(real):
         return int(re.search(r"Threads:\s+(\d+)", STATUS.read_text())[1])
 
     before = threads()
-    columns = EnvpoolColumns("envpool:Pong-v5", {}, Atari(num_threads=2), 4, 0, "raise")
+    columns = EnvpoolVectorEnv("envpool:Pong-v5", {}, Atari(num_threads=2), 4, 0, "raise")
     columns.reset()
     assert threads() >= before + 2
     columns.send(np.zeros(4, np.int64))

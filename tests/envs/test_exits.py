@@ -13,7 +13,7 @@ from packtrain.testing.faulty import Faulty
 
 
 class Stepping:
-    """Columns of which one is in the middle of a step, or none."""
+    """Environments of which one is in the middle of a step, or none."""
 
     def __init__(self, busy):
         self.busy_since = 1.0 if busy else None

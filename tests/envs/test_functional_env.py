@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-import packtrain.envs.ours  # noqa: F401  (registers)
+import packtrain.envs.registration  # noqa: F401  (registers)
 import packtrain.testing.abilities  # noqa: F401  (registers)
 from packtrain import trees
 from packtrain.envs.functional import FunctionalEnv, load_core

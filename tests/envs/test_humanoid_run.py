@@ -9,7 +9,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from packtrain import trees
-from packtrain.envs import ours  # noqa: F401  (registers)
+from packtrain.envs import registration  # noqa: F401  (registers)
 from packtrain.envs.environment import Environment
 from packtrain.envs.humanoid_run import (
     HumanoidFlagrun,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-import packtrain.envs.ours  # noqa: F401  (registers)
+import packtrain.envs.registration  # noqa: F401  (registers)
 from packtrain.envs.key_door import EAST, NORTH, SOUTH, WEST, KeyDoor
 from packtrain.envs.state_graph import StateGraph
 from packtrain.errors import EnvSetupError

@@ -8,7 +8,7 @@ import pytest
 
 from packtrain.envs import picture
 from packtrain.envs.environment import Environment
-from packtrain.envs.ours import CORES
+from packtrain.envs.registration import CORES
 from packtrain.errors import EnvSetupError
 
 OURS = [name for name in CORES if name not in ("Simulator", "AtariSimulator", "HalfCheetah")]
@@ -92,7 +92,7 @@ def test_a_core_without_pictures_is_refused():
     environment = Environment("Bandit").for_pictures()
     columns = environment.open(1, 0, environment.probe())
     columns.reset()
-    with pytest.raises(EnvSetupError, match="'Bandit' cannot be drawn: its core has no render"):
+    with pytest.raises(EnvSetupError, match="'Bandit' cannot be drawn: its core has no method render"):
         columns.picture(0)
 
 
@@ -107,7 +107,7 @@ def test_a_core_without_pictures_is_refused():
         (RuntimeError("Cannot initialize a EGL device display"), ["MUJOCO_GL=egl", "libOSMesa", "MUJOCO_GL unset"]),
         (AttributeError("'NoneType' object has no attribute 'glGetError'"), ["MUJOCO_GL=osmesa", "libEGL"]),
         (ValueError("seven"), ["ValueError: seven"]),
-        (None, ["NoneType for a picture"]),
+        (None, ["NoneType instead of an image"]),
         (np.zeros((3, 3, 3)), ["float64 [3, 3, 3]"]),
         (np.zeros((3, 3, 2), np.uint8), ["(3, 3, 2)"]),
     ],

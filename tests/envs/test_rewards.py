@@ -192,7 +192,7 @@ def test_a_saved_run_looks_back_at_the_same_step():
 @pytest.mark.parametrize(
     ("make", "error", "line"),
     [
-        (lambda: Rewards(functions={"train": paddle}), ConfigError, "has 'train', which cannot be a channel's name"),
+        (lambda: Rewards(functions={"train": paddle}), ConfigError, "has 'train', which is not a valid channel name"),
         (lambda: Rewards(functions={"a": 3}), ConfigError, r"Rewards.functions\['a'\] = 3 is not a function"),
         (
             lambda: Environment("Catch", rewards=Rewards("fuel")).probe(),
@@ -202,12 +202,12 @@ def test_a_saved_run_looks_back_at_the_same_step():
         (
             lambda: played(Environment("Catch", rewards=Rewards(functions={"a": lambda step: np.zeros(7)}))),
             EnvError,
-            r"gave an array of shape \(7,\) for 3 steps",
+            r"returned an array of shape \(7,\) for 3 steps",
         ),
         (
             lambda: played(Environment("Catch", rewards=Rewards(functions={"a": lambda step: step.reward / 0}))),
             EnvError,
-            r"Rewards.functions\['a'\] gave nan as a reward",
+            r"Rewards.functions\['a'\] returned nan as a reward",
         ),
     ],
 )

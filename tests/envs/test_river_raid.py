@@ -7,7 +7,7 @@ import pytest
 
 from packtrain.envs import river_raid
 from packtrain.envs.atari import Atari
-from packtrain.envs.atari_ram import AtariRamColumns
+from packtrain.envs.atari_ram import AtariRamVectorEnv
 from packtrain.envs.rewards import Step
 from packtrain.envs.river_raid import (
     CentreProxy,
@@ -318,7 +318,7 @@ def play():
     opened = []
 
     def play_games(policy, size, games, seed=3):
-        opened.append(AtariRamColumns("RiverraidNoFrameskip-v4", Atari(num_threads=2), size, seed, "raise"))
+        opened.append(AtariRamVectorEnv("RiverraidNoFrameskip-v4", Atari(num_threads=2), size, seed, "raise"))
         return lives_of(policy, opened[-1], games)
 
     pytest.importorskip("ale_py")
@@ -362,7 +362,7 @@ def test_random_play(play):
 def test_doing_nothing_is_paid_for_ever():
     """No score, 10 a step from every proxy but the score's. Mutation: a plane that starts by itself."""
     pytest.importorskip("ale_py")
-    columns = AtariRamColumns("RiverraidNoFrameskip-v4", Atari(num_threads=1), 1, 3, "raise")
+    columns = AtariRamVectorEnv("RiverraidNoFrameskip-v4", Atari(num_threads=1), 1, 3, "raise")
     outcome = columns.reset()
     try:
         for t in range(600):

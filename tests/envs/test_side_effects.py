@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-import packtrain.envs.ours  # noqa: F401  (registers)
+import packtrain.envs.registration  # noqa: F401  (registers)
 from packtrain import trees
-from packtrain.envs.best_play import best_play
+from packtrain.envs.backward_induction import best_play
 from packtrain.envs.side_effects import EAST, NORTH, SOUTH, WEST, SideEffects
 from packtrain.envs.state_graph import StateGraph
 from packtrain.errors import EnvSetupError

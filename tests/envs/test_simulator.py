@@ -7,9 +7,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-import packtrain.envs.ours  # noqa: F401  (registers)
+import packtrain.envs.registration  # noqa: F401  (registers)
 from packtrain import trees
-from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.functional_vector_env import FunctionalVectorEnv
 from packtrain.envs.simulator import Simulator, digest
 from packtrain.errors import EnvError, EnvSetupError
 from packtrain.planning.model import CoreModel
@@ -197,7 +197,9 @@ def test_what_cannot_be_restored_is_refused_in_one_line():
     class Plain(Ledge):
         snapshot = restore = None
 
-    with pytest.raises(EnvSetupError, match=r"^Plain cannot be restored: a planner needs snapshot\(\) and restore\("):
+    with pytest.raises(
+        EnvSetupError, match=r"^Plain cannot be restored: a planner needs the methods snapshot\(\) and restore\("
+    ):
         Simulator(Plain())
     with pytest.raises(EnvSetupError, match=r"^Blackjack-v1 cannot be restored"):
         Simulator("Blackjack-v1")
@@ -231,7 +233,7 @@ class Forgetful(Ledge):
 
 @pytest.mark.parametrize("fault", ["reward", "terminated", "observation/far", "observation/cell"])
 def test_a_restore_that_changes_the_future_is_named(fault):
-    with pytest.raises(EnvSetupError, match=rf"^Forgetful does not .* at step 4 the {fault} differs; ") as error:
+    with pytest.raises(EnvSetupError, match=rf"^Forgetful behaves .* at step 4 the {fault} differs; ") as error:
         Simulator(Forgetful(fault))
     assert "\n" not in str(error.value)
     Simulator(Forgetful("nothing"))
@@ -368,7 +370,7 @@ def test_the_clock_is_the_cores_and_never_part_of_a_state():
 
 def test_streams_run_on_it():
     core = Simulator(Ledge(), max_steps=4)
-    columns = FunctionalColumns(core, 6, 0, "raise", "Ledge")
+    columns = FunctionalVectorEnv(core, 6, 0, "raise", "Ledge")
     assert not columns.savable and columns.snapshot() is None
     columns.reset()
     ends = 0
@@ -394,7 +396,7 @@ def test_pictures_are_the_environments_own():
     moved, *_ = core.step(start, np.array([2]), rng)
     pictures = [core.render(states, "ansi") for states in (start, moved, start)]
     assert pictures[0] == pictures[2] != pictures[1]
-    with pytest.raises(EnvSetupError, match="Ledge was made with render_mode=None and cannot show 'ansi'"):
+    with pytest.raises(EnvSetupError, match="Ledge was made with render_mode=None and cannot render 'ansi'"):
         Simulator(Ledge()).render(start, "ansi")
 
 
@@ -404,7 +406,7 @@ def test_pictures_are_the_environments_own():
         (lambda: Simulator("CartPole-v1", max_steps=0), r"Simulator\(max_steps=0\)"),
         (lambda: Simulator("CartPole-v1", max_steps="forever"), r"Simulator\(max_steps='forever'\)"),
         (lambda: Simulator("CartPole-v1", stochastic=1), r"Simulator\(stochastic=1\)"),
-        (lambda: Simulator(Ledge(), rows=3), r"Simulator\(rows=\.\.\.\): options .* go with an id"),
+        (lambda: Simulator(Ledge(), rows=3), r"Simulator\(rows=\.\.\.\): options .* require an id"),
         (lambda: Simulator("CartPol-v1"), "unknown environment 'CartPol-v1' .*did you mean 'CartPole-v1'"),
         (lambda: Simulator("CartPole-v1", colour=1), "'CartPole-v1' cannot be made: TypeError"),
         (lambda: Simulator("packtrain/Catch-v0"), "packtrain/Catch-v0 is a functional core"),
@@ -432,8 +434,8 @@ def test_environments_that_fail_are_named():
 
     for where, what in {
         "reset": "Broken raised in its first reset: AssertionError: no floor",
-        "snapshot": "Broken raised when it was saved, stepped and restored: AssertionError: no camera",
-        "structure": "the first reset of Broken gave an observation of keys ndarray",
+        "snapshot": "Broken raised while it was saved, stepped and restored: AssertionError: no camera",
+        "structure": "the first reset of Broken returned an observation of keys ndarray",
     }.items():
         with pytest.raises(EnvSetupError, match=what):
             Simulator(Broken(where))
@@ -470,9 +472,9 @@ def rotting(fault, answer):
 def test_a_wrong_structure_in_a_step_is_refused(fault, text):
     """Mutation: an observation of another shape that NumPy spreads over the row of the state."""
     core, states, rng = rotting(fault, "raise")
-    with pytest.raises(EnvError, match=f"Rotting gave an observation of {text}, space says"):
+    with pytest.raises(EnvError, match=f"Rotting returned an observation of {text}, space says"):
         core.step(states, np.ones(2, np.int64), rng)
-    with pytest.raises(EnvError, match=f"a reset of Rotting gave an observation of {text}"):
+    with pytest.raises(EnvError, match=f"Rotting returned an observation of {text}.* from reset"):
         core.initial(1, rng)
 
 
@@ -480,7 +482,7 @@ def test_a_wrong_dtype_in_a_step_is_cast_where_bad_values_are_clipped():
     core, states, rng = rotting("dtype", "clip")
     assert core.step(states, np.ones(2, np.int64), rng)[0]["obs"].dtype == np.float32
     core, states, rng = rotting("shape", "clip")
-    with pytest.raises(EnvError, match="gave an observation of shape"):
+    with pytest.raises(EnvError, match="returned an observation of shape"):
         core.step(states, np.ones(2, np.int64), rng)
 
 
@@ -490,7 +492,7 @@ def test_a_wrong_structure_ends_the_episode_where_bad_values_are_dropped():
     after, rewards, terminated, _ = core.step(states, np.ones(2, np.int64), rng)
     assert np.isnan(rewards).all() and not terminated.any()
     assert np.array_equal(after["obs"], states["obs"]) and np.array_equal(after["key"], states["key"])
-    columns = FunctionalColumns(core, 2, 0, "drop", "Rotting")
+    columns = FunctionalVectorEnv(core, 2, 0, "drop", "Rotting")
     core._env.rotten = False
     columns.reset()
     core._env.rotten = True

@@ -6,7 +6,7 @@ from gymnasium.utils.env_checker import check_env
 
 from packtrain import trees
 from packtrain.envs.functional import FunctionalEnv
-from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.functional_vector_env import FunctionalVectorEnv
 from packtrain.envs.sokoban import DOWN, LEFT, RIGHT, UP, Sokoban
 from packtrain.envs.sokoban_levels import (
     Level,
@@ -314,11 +314,11 @@ def test_every_level_of_a_file_is_played(tmp_path):
     [
         ("#####\n# $.#\n#####", "line 1: .*needs one player .* has none"),
         ("#####\n#@$+#\n#####", "line 1: .*needs one player .* has 2"),
-        ("\n; x\n#####\n#@$ #\n#####", "line 3: .*goal for every box, this one has 0 for 1 boxes"),
+        ("\n; x\n#####\n#@$ #\n#####", "line 3: .*goal per box, but this one has 0 goals for 1 boxes"),
         ("#####\n#@ .#\n#####", "line 1: .*needs a box"),
         ("#####\n#@$.#\n#x  #\n#####", "line 1: unknown character 'x' in row 3, column 2"),
         ("#####\nq@$.#\n#####", "line 1: unknown character 'q' in row 2, column 1"),
-        ("#####\n#@$. \n#####", r"line 1: the wall .* must be closed, .* from '@' in row 2, column 2"),
+        ("#####\n#@$. \n#####", r"line 1: the wall .* must be closed, but '@' in row 2, column 2"),
         ("#####\n#@$.#\n## ##", "line 1: the wall .* must be closed"),
         (f"{CORRIDOR}\n#####\n#@$.#\n#  ##", "line 5: the wall"),
         ("nothing here\n", "no Sokoban level found"),
@@ -336,8 +336,8 @@ def test_levels_that_cannot_be_played(text, message):
     [
         ({"levels": "absent.xsb"}, "cannot read Sokoban levels from 'absent.xsb'"),
         ({"levels": []}, "XSB file"),
-        ({"levels": CORRIDOR, "num_boxes": 2}, "num_boxes.* cannot go with levels"),
-        ({"levels": "####\n#@*#\n####\n"}, "solved already"),
+        ({"levels": CORRIDOR, "num_boxes": 2}, "num_boxes.* cannot be combined with levels"),
+        ({"levels": "####\n#@*#\n####\n"}, "already solved"),
         ({"height": 2}, "height must be a whole number, 3 or more"),
         ({"num_boxes": 0}, "num_boxes must be"),
         ({"min_pushes": 0}, "min_pushes must be"),
@@ -356,7 +356,7 @@ def test_options_that_cannot_be_meant(options, message):
 
 
 def test_a_board_that_cannot_be_made():
-    with pytest.raises(EnvSetupError, match="none of .* 5×5 .* takes 40 pushes"):
+    with pytest.raises(EnvSetupError, match="none of .* 5×5 .* needs 40 pushes"):
         Sokoban(5, 5, 1, min_pushes=40).level(0)
 
 
@@ -454,7 +454,7 @@ def test_both_faces_play_it():
     core = Sokoban(6, 6, 1, boards=5, max_steps=20)
     env = FunctionalEnv(core, render_mode="ansi")
     check_env(env, skip_render_check=True)
-    columns = FunctionalColumns(core, 4, 0, "raise", "Sokoban")
+    columns = FunctionalVectorEnv(core, 4, 0, "raise", "Sokoban")
     first = columns.reset()
     assert first.obs.shape == (4, 6, 6, 7)
     rng, solved = np.random.default_rng(0), 0

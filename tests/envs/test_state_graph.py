@@ -204,7 +204,7 @@ def test_observations_tell_the_state(name):
 
 
 def test_observations_of_another_shape_are_an_error():
-    with pytest.raises(ValueError, match=r"shape \(6,\) are looked for among rows of shape \(9,\)"):
+    with pytest.raises(ValueError, match=r"shape \(6,\) cannot be found among rows of shape \(9,\)"):
         StateGraph(Hanoi(3)).from_observations(np.zeros((2, 6), np.float32))
 
 
@@ -213,10 +213,10 @@ def test_observations_of_another_shape_are_an_error():
     [
         (SlidingPuzzle(2), r"StateGraph\(SlidingPuzzle\): episodes start in different states"),
         (Sokoban(boards=2, num_boxes=1, height=5, width=5), r"StateGraph\(Sokoban\): episodes start in different"),
-        (Sokoban(levels=BOARD, action_noise=0.1), r"StateGraph\(Sokoban\): the world is stochastic"),
-        (BinPacking(), r"StateGraph\(BinPacking\): the world is stochastic"),
+        (Sokoban(levels=BOARD, action_noise=0.1), r"StateGraph\(Sokoban\): the environment is stochastic"),
+        (BinPacking(), r"StateGraph\(BinPacking\): the environment is stochastic"),
         (PointMass(), r"StateGraph\(PointMass\): actions must be Discrete, not Box"),
-        (Fickle(), r"StateGraph\(Fickle\): a state ends the episode by one way and not by another"),
+        (Fickle(), r"StateGraph\(Fickle\): a state is terminal when reached by one path, but not by another"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -227,7 +227,7 @@ def test_worlds_without_a_graph_are_refused(core, words):
 
 def test_worlds_that_are_too_large_are_refused():
     assert len(StateGraph(Hanoi(4), most=81)) == 81
-    with pytest.raises(EnvSetupError, match=r"StateGraph\(Hanoi\): more than 80 states are within reach"):
+    with pytest.raises(EnvSetupError, match=r"StateGraph\(Hanoi\): more than 80 states are reachable"):
         StateGraph(Hanoi(4), most=80)
     with pytest.raises(EnvSetupError, match=r"most must be a whole number, 1 or more"):
         StateGraph(Hanoi(4), most=0)
@@ -236,7 +236,7 @@ def test_worlds_that_are_too_large_are_refused():
 def test_states_that_look_alike_are_refused():
     """The end of the sea looks the same everywhere; states are found all the same."""
     graph = StateGraph(DeepSea(4))
-    with pytest.raises(EnvSetupError, match=r"StateGraph\(DeepSea\): some states look alike"):
+    with pytest.raises(EnvSetupError, match=r"StateGraph\(DeepSea\): some states have equal observations"):
         graph.from_observations(graph.core.observe(graph.states))
     np.testing.assert_array_equal(graph.find(graph.states), np.arange(len(graph)))
 

@@ -7,10 +7,10 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from packtrain import trees
-from packtrain.envs.columns import Outcome
-from packtrain.envs.functional_columns import FunctionalColumns
-from packtrain.envs.gymnasium_columns import Factory, GymnasiumColumns
+from packtrain.envs.functional_vector_env import FunctionalVectorEnv
+from packtrain.envs.gymnasium_vector_env import Factory, GymnasiumVectorEnv
 from packtrain.envs.stream import ActionScale, Stream
+from packtrain.envs.vector_env import Outcome
 from packtrain.testing.abilities import Counting
 from packtrain.types import Row
 
@@ -36,7 +36,7 @@ class Told:
 
 
 def told(size):
-    return Stream(FunctionalColumns(Told(), size, 0, "raise", "Told"), size)
+    return Stream(FunctionalVectorEnv(Told(), size, 0, "raise", "Told"), size)
 
 
 def play(stream, actions):
@@ -111,7 +111,7 @@ def test_truncated_episodes_are_finished_too():
 
 
 def test_without_a_report_nobody_knows_whether_it_was_solved():
-    stream = Stream(FunctionalColumns(Counting(length=2), 1, 0, "raise", "Counting"), 1)
+    stream = Stream(FunctionalVectorEnv(Counting(length=2), 1, 0, "raise", "Counting"), 1)
     play(stream, [[0], [0]])
     (episode,) = stream.drain_episodes()
     assert np.isnan(episode.solved) and episode.returns == {"train": 3.0}
@@ -134,7 +134,7 @@ def test_an_episode_that_was_dropped_at_its_reset_has_not_been_one():
             self.calls += 1
             return states[:, None] - 1000 * (self.calls == 3)  # the row of the reset: outside the space
 
-    stream = Stream(FunctionalColumns(BadStart(), 1, 0, "drop", "BadStart"), 1)
+    stream = Stream(FunctionalVectorEnv(BadStart(), 1, 0, "drop", "BadStart"), 1)
     rows = play(stream, [[1], [0], [0], [0]])
     assert [row.first.tolist() for row in rows] == [[True], [False], [True], [True], [False]]
     assert [episode.length for episode in stream.drain_episodes()] == [1]
@@ -142,7 +142,7 @@ def test_an_episode_that_was_dropped_at_its_reset_has_not_been_one():
 
 
 def test_a_restart_begins_the_same_episodes_again():
-    stream = Stream(FunctionalColumns(Counting(length=4), 2, 7, "raise", "Counting"), 2)
+    stream = Stream(FunctionalVectorEnv(Counting(length=4), 2, 7, "raise", "Counting"), 2)
     before = play(stream, [[0, 0]] * 3)
     stream.restart()
     after = play(stream, [[0, 0]] * 5)
@@ -153,7 +153,7 @@ def test_a_restart_begins_the_same_episodes_again():
 
 
 def test_trees_of_observations_and_actions():
-    stream = Stream(FunctionalColumns(Counting(length=3, tree=True), 2, 0, "raise", "Counting"), 2)
+    stream = Stream(FunctionalVectorEnv(Counting(length=3, tree=True), 2, 0, "raise", "Counting"), 2)
     row = stream.start()
     assert row.last_action.shape == (2, 2)
     rows = play(stream, [[[1, 2], [0, 1]], [[1, 0], [1, 1]]])
@@ -166,7 +166,7 @@ def test_trees_of_observations_and_actions():
 
 
 class Lives:
-    """Columns that play a table: in each row what each column earned, and what ended with it.
+    """Environments that play a table: in each row what each column earned, and what ended with it.
 
     "." nothing, "life" a life that was not the last, "game" the last life, "clock" a game that is truncated; "first" is
     the row of a reset.
@@ -391,7 +391,7 @@ class Echo(gym.Env):
 )
 def test_environments_get_actions_of_their_own_space(space, action, shown):
     """And the row keeps the action as the policy chose it."""
-    columns = GymnasiumColumns(
+    columns = GymnasiumVectorEnv(
         [Factory(lambda: Echo(space), "e", "raise", None)],
         [0],
         processes=False,

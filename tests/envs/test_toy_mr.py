@@ -8,10 +8,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from packtrain.envs import toy_mr
+from packtrain.envs import toy_mr_map
 from packtrain.envs.functional import FunctionalEnv
 from packtrain.envs.state_graph import StateGraph
-from packtrain.envs.toy_mr import ToyMR, load_map, map_names, parse_map
+from packtrain.envs.toy_mr import ToyMR
+from packtrain.envs.toy_mr_map import load_map, map_names, parse_map
 from packtrain.errors import EnvSetupError
 
 MOVES = {"N": (0, -1), "E": (1, 0), "S": (0, 1), "W": (-1, 0)}
@@ -324,7 +325,7 @@ def test_states_of_an_observation_outside_the_map():
     core = ToyMR("one_room")
     seen = core.observe(core.initial(2, rng()))
     seen[1, 0] = 7
-    with pytest.raises(ValueError, match="no room of map one_room"):
+    with pytest.raises(ValueError, match="map one_room has no room"):
         core.states_of(seen)
 
 
@@ -471,10 +472,10 @@ def test_states_and_shortest_solution_of_the_full_map():
 
 def test_the_old_name_of_the_full_map_is_an_alias_that_says_so(capsys):
     """The interiors are not those of the published map: 45,598 live states for 30,884, 45 % self-loops for 29 %."""
-    toy_mr._renamed.cache_clear()
+    toy_mr_map._renamed.cache_clear()
     assert load_map("full_mr_map") == load_map("full_mr_map") == load_map("pyramid_24")
     (line,) = capsys.readouterr().err.splitlines()
-    assert "'full_mr_map' is called 'pyramid_24' now" in line
+    assert "'full_mr_map' is now called 'pyramid_24'" in line
     assert "full_mr_map" not in map_names()
     core = ToyMR("pyramid_24", save_enter_cell=False)
     graph = StateGraph(core)

@@ -200,7 +200,7 @@ def play(embeddings, weight, begins, *, neighbours, places, decay=0.9, most_simi
 @settings(max_examples=15, deadline=None)
 @given(seeds, st.integers(1, 4), st.integers(4, 7))
 def test_episodic_novelty_equals_a_slow_reference(seed, neighbours, places):
-    """Columns begin episodes at other times, fill their rings, repeat themselves and skip steps.
+    """Environments begin episodes at other times, fill their rings, repeat themselves and skip steps.
 
     Mutations: one column's count for all; distances not squared; a scale that stays at its first value or takes in the
     step after it is used; steps without weight that count.

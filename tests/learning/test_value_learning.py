@@ -45,12 +45,13 @@ def test_dqn_catches_a_ball_that_it_sees(tmp_path, capsys, seed):
     assert result["return_mean"] >= 0.8
 
 
-SMALL_SEA = ("--size", "10", "--total_steps", "40000", "--sequence_length", "10", "--stride", "10")
+SMALL_SEA = ("--size", "12", "--total_steps", "40000", "--sequence_length", "12", "--stride", "12")
+SMALL_SEA += ("--updates_per_step", "0.05")  # enough at this size
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_novelty_finds_the_treasure(tmp_path, capsys, seed):
-    """Random play finds it once in 1,024 episodes, and has learned nothing by then; best 0.99."""
+    """Random play finds it once in 4,096 episodes, and a run has 3,333; best 0.99."""
     result = train(tmp_path, capsys, "ngu/deep_sea", seed, *SMALL_SEA, episodes=16)
     assert result["return_mean"] >= 0.9
 
@@ -65,8 +66,9 @@ def test_without_novelty_it_is_not_found(tmp_path, capsys, seed):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_novelty_finds_the_treasure_of_a_deep_sea(tmp_path, capsys, seed):
-    """Random play: once in a million episodes."""
+    """Random play: once in a million episodes. Known miss: seed 2 finds it and has a greedy return below 0.9."""
     result = train(tmp_path, capsys, "ngu/deep_sea", seed, episodes=16)
+    assert max(series(read_metrics(tmp_path / "run"), "train", "solved")[1]) > 0
     assert result["return_mean"] >= 0.9
 
 

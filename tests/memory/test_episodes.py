@@ -88,7 +88,7 @@ def test_sample_gives_steps_with_hindsight_and_bootstrap() -> None:
     memory = Episodes(batch_size=256, extras=("value",), n_step=2, discount=0.5).build([1], 0, CPU)
     memory.add_episode(numbered(10, 3))
     memory.add_episode(numbered(50, 2, terminated=False))
-    trajectory = memory.sample(0).trajectory
+    trajectory = memory.sample().trajectory
     obs = trajectory.obs["n"]
     assert obs.shape == (2, 256) and set(obs[0].tolist()) == {10, 11, 12, 50, 51}
     assert torch.equal(obs[1], obs[0] + 1)
@@ -113,7 +113,7 @@ def test_buckets_are_drawn_evenly() -> None:
         memory = Episodes(batch_size=2000, sampling_hierarchy=hierarchy).build([1], 0, CPU)
         for episode in range(100):
             memory.add_episode(numbered(100 * episode, 5, solved=episode == 50))
-        solved = memory.sample(0).trajectory.extras["solved"].mean()
+        solved = memory.sample().trajectory.extras["solved"].mean()
         assert solved == pytest.approx(want, abs=0.05)
     np.testing.assert_allclose(bucket_chances([(False, False), (True, False), (True, True)]), [0.5, 0.25, 0.25])
 
@@ -138,10 +138,10 @@ def test_a_round_is_kept_when_its_last_episode_is_over() -> None:
     second = [(11, True, 0, False, False), (12, False, 3, False, False), (13, False, 4, True, False)]
     for index, (row, extras) in enumerate(rows_of([first, second])):
         assert len(memory) == 0, index
-        memory.sinks[0].add(row, (), extras)
+        memory.writer(0).add(row, (), extras)
     assert len(memory) == 3 and memory.episodes == 2
     assert memory.report() == {"bucket_False_size": 2, "bucket_True_size": 1}
-    trajectory = memory.sample(0).trajectory
+    trajectory = memory.sample().trajectory
     seen = {
         (int(o), int(a), float(r), bool(t), float(v), float(s))
         for o, a, r, t, v, s in zip(
@@ -166,18 +166,18 @@ def test_snapshot_goes_on_with_the_same_batches() -> None:
     memory = Episodes(batch_size=8, sampling_hierarchy=("solved",)).build([1], 0, CPU)
     for episode in range(20):
         memory.add_episode(numbered(100 * episode, 5, solved=episode % 3 == 0))
-    memory.sample(0)
+    memory.sample()
     copy = EpisodeMemory(Episodes(batch_size=8, sampling_hierarchy=("solved",)), [1], CPU)
     copy.restore(memory.snapshot())
     for _ in range(3):
-        assert torch.equal(memory.sample(0).trajectory.obs["n"], copy.sample(0).trajectory.obs["n"])
+        assert torch.equal(memory.sample().trajectory.obs["n"], copy.sample().trajectory.obs["n"])
 
 
 def test_episodes_longer_than_the_memory_are_dropped_and_counted() -> None:
     """They would write over themselves."""
     memory = Episodes(capacity=4).build([1], 0, CPU)
     memory.add_episode(numbered(0, 4))
-    assert (len(memory), memory.dropped, memory.sample(0)) == (0, 1, None)
+    assert (len(memory), memory.dropped, memory.sample()) == (0, 1, None)
 
 
 @pytest.mark.parametrize("wrong", [{"capacity": 0}, {"sampling_hierarchy": ("sovled",)}, {"discount": 1.5}])
@@ -202,17 +202,23 @@ def held_out_memory(count: int, **more) -> tuple[EpisodeMemory, dict[bool, list[
     return memory, starts
 
 
+def spared(memory, most):
+    """At most so many held-out steps, as a trajectory."""
+    sample = memory.view("held_out", most=most)
+    return None if sample is None else sample.trajectory
+
+
 def test_every_fourth_episode_of_each_kind_is_held_out() -> None:
     """And never sampled; the first of a kind is learned from. Mutations: every fourth of all; hold out and sample."""
     memory, starts = held_out_memory(24)
     kept = {start + step for kind in starts.values() for start in kind[3::4] for step in range(3)}
     learned = {start + step for kind in starts.values() for start in kind for step in range(3)} - kept
-    trajectory = memory.held_out(10_000)
+    trajectory = spared(memory, 10_000)
     assert sorted(numbers(trajectory)) == sorted(kept)
     np.testing.assert_array_equal(trajectory.obs["n"][1], trajectory.obs["n"][0] + 1)
     np.testing.assert_array_equal(trajectory.reward[0], trajectory.obs["n"][0].float())
     assert trajectory.first.shape == (2, len(kept)) and not trajectory.first.any()
-    drawn = {n for _ in range(4) for n in numbers(memory.sample(0).trajectory)}
+    drawn = {n for _ in range(4) for n in numbers(memory.sample().trajectory)}
     assert drawn == learned and len(memory) == len(learned) and memory.episodes == 24
 
 
@@ -222,28 +228,28 @@ def test_as_many_episodes_are_held_out_as_was_said(share) -> None:
     memory = Episodes(4000, 8, validation_share=share).build([1], 0, CPU)
     for index in range(100):
         memory.add_episode(numbered(100 * index, 3, False))
-    assert len(numbers(memory.held_out(10_000))) == 3 * round(100 * share)
+    assert len(numbers(spared(memory, 10_000))) == 3 * round(100 * share)
 
 
 def test_held_out_steps_are_spread_over_kinds_and_time() -> None:
     """At most so many, half of each kind, from early to late, the same every time. Mutation: the first ones only."""
     memory, starts = held_out_memory(60)
-    few = numbers(memory.held_out(6))
-    assert len(few) == 6 and few == numbers(memory.held_out(6))
+    few = numbers(spared(memory, 6))
+    assert len(few) == 6 and few == numbers(spared(memory, 6))
     solved = {start + step for start in starts[True] for step in range(3)}
     assert sum(n in solved for n in few) == 3
-    held = sorted(numbers(memory.held_out(10_000)))
+    held = sorted(numbers(spared(memory, 10_000)))
     assert min(few) == held[0] and max(n for n in few if n not in solved) > np.median(held)
 
 
 def test_what_is_held_out_has_a_tenth_of_the_room() -> None:
     """The oldest give way; an episode that is too long for it is learned from. Mutations: no limit; drop the long."""
     memory, _ = held_out_memory(400)
-    assert len(memory.held_out(10_000).reward[0]) == 2 * 30, "40 rows of each kind, 3 of 4 of them steps"
+    assert len(spared(memory, 10_000).reward[0]) == 2 * 30, "40 rows of each kind, 3 of 4 of them steps"
     long = Episodes(100, 8, validation_share=0.5).build([1], 0, CPU)
     for index in range(4):
         long.add_episode(numbered(100 * index, 12))
-    assert long.held_out(100) is None and len(long) == 48 and not long.dropped
+    assert spared(long, 100) is None and len(long) == 48 and not long.dropped
 
 
 def test_what_is_held_out_is_saved() -> None:
@@ -254,14 +260,14 @@ def test_what_is_held_out_is_saved() -> None:
     for each in (memory, copy):
         for index in range(10, 24):
             each.add_episode(numbered(100 * index, 3, index % 3 == 0))
-    assert numbers(copy.held_out(999)) == numbers(memory.held_out(999)) == numbers(held_out_memory(24)[0].held_out(999))
-    assert numbers(copy.sample(0).trajectory) == numbers(memory.sample(0).trajectory)
+    assert numbers(spared(copy, 999)) == numbers(spared(memory, 999)) == numbers(spared(held_out_memory(24)[0], 999))
+    assert numbers(copy.sample().trajectory) == numbers(memory.sample().trajectory)
     old = memory.snapshot()
     del old["held_out"], old["kept"]
     copy.restore(old)
-    assert copy.held_out(10) is None
+    assert spared(copy, 10) is None
     memory.clear()
-    assert memory.held_out(10) is None and not memory.ready()
+    assert spared(memory, 10) is None and not memory.ready()
 
 
 def test_nothing_is_held_out_unless_asked() -> None:
@@ -269,10 +275,20 @@ def test_nothing_is_held_out_unless_asked() -> None:
     plain = Episodes(400, 500, ("solved",)).build([1], 0, CPU)
     for index in range(24):
         plain.add_episode(numbered(100 * index, 3, index % 3 == 0))
-    assert plain.held_out(100) is None and len(plain) == 72
+    assert spared(plain, 100) is None and len(plain) == 72
 
 
 @pytest.mark.parametrize("share", [-0.1, 0.6])
 def test_a_share_that_leaves_nothing_to_learn_is_refused(share: float) -> None:
     with pytest.raises(ConfigError, match=rf"Episodes.validation_share = {share} must lie in \[0, 0.5\]"):
         Episodes(validation_share=share)
+
+
+def test_a_batch_has_the_size_that_is_asked_for() -> None:
+    """But there is one at a time. Mutation: the memory's own size."""
+    memory = Episodes(400, 8).build([1], 0, CPU)
+    memory.add_episode(numbered(0, 12))
+    assert memory.sample(5).trajectory.reward.shape == (1, 5) and memory.sample(5).steps == 5
+    with pytest.raises(ConfigError, match="EpisodeMemory cannot sample with count = 3"):
+        memory.sample(count=3)
+    assert memory.view("all") is None and memory.view("stretches", steps=2) is None

@@ -51,7 +51,7 @@ def brute_force(played, n_step) -> list[tuple]:
     pause=st.integers(0, 25),
 )
 def test_it_is_what_lists_of_steps_say(n_step, columns, program, pause) -> None:
-    """Columns rest now and then (None), and the joiner is another after a pause.
+    """Environments rest now and then (None), and the joiner is another after a pause.
 
     Mutations: n steps where an episode ended before; a transition over an end; nothing of the last n − 1 steps.
     """
@@ -113,16 +113,21 @@ def test_a_replay_keeps_them_and_comes_back_with_what_was_open() -> None:
     sizes = Replay(100, 4, n_step=3)
     memories = [sizes.build([2], 0, torch.device("cpu")) for _ in range(2)]
     for number, one in enumerate(rows):
-        memories[0].sinks[0].add(one, (), {})
+        memories[0].writer(0).add(one, (), {})
         if number == 2:
             memories[1].restore(memories[0].snapshot())
         if number > 2:
-            memories[1].sinks[0].add(one, (), {})
+            memories[1].writer(0).add(one, (), {})
     for memory in memories:
-        kept = {name: leaf.numpy() for name, leaf in memory.filled().items()}
+        trajectory = memory.view("all").trajectory
+        kept = {name: trajectory.extras[name][0].numpy() for name in ("rewards", "steps")}
+        kept |= {"reward": kept.pop("rewards"), "first_reward": trajectory.reward[0].numpy()}
+        kept |= {"obs": trajectory.obs[0].numpy(), "after": trajectory.obs[1].numpy()}
+        kept |= {"terminated": trajectory.terminated[0].numpy()}
         mine = kept["reward"][:, 0] > 0
         assert kept["obs"][mine][:, 0].tolist() == [0, 1, 2, 3]
         assert kept["reward"][mine].tolist() == [[1, 2, 3], [2, 3, 4], [3, 4, 0], [4, 0, 0]]
+        assert kept["first_reward"][mine].tolist() == [1, 2, 3, 4]
         assert kept["steps"][mine].tolist() == [3, 3, 2, 1]
         assert kept["after"][mine][:, 0].tolist() == [3, 4, 4, 4]
         assert kept["terminated"][mine].tolist() == [0, 1, 1, 1]
@@ -130,22 +135,23 @@ def test_a_replay_keeps_them_and_comes_back_with_what_was_open() -> None:
         assert memory.steps == 12  # four, and two of the next episode, in two columns
     begun = sizes.build([2], 0, torch.device("cpu"))
     begun.restore(memories[0].snapshot(), same_episodes=False)
-    assert begun.sinks[0].snapshot() == {"open": {}}
+    assert begun.writer(0).snapshot() == {"open": {}}
 
 
 def test_an_episode_that_was_dropped_pays_nothing_to_the_one_before() -> None:
     """It begins anew without an end. Mutation: what was open goes on."""
     memory = Replay(100, 4, n_step=3).build([2], 0, torch.device("cpu"))
     for one in (row(0, first=True), row(1), row(9, first=True), row(10), row(11), row(12)):
-        memory.sinks[0].add(one, (), {})
-    assert memory.filled()["reward"].tolist() == [[10, 11, 12], [-10, -11, -12]]
+        memory.writer(0).add(one, (), {})
+    assert memory.view("all").trajectory.extras["rewards"][0].tolist() == [[10, 11, 12], [-10, -11, -12]]
 
 
 def test_single_steps_are_as_they_were() -> None:
     memory = Replay(100, 4).build([2], 0, torch.device("cpu"))
     for one in (row(0, first=True), row(1), row(2)):
-        memory.sinks[0].add(one, (), {})
-    assert "steps" not in memory.filled() and memory.filled()["reward"].shape == (4,) and memory.steps == 4
+        memory.writer(0).add(one, (), {})
+    trajectory = memory.view("all").trajectory
+    assert not trajectory.extras and trajectory.reward.shape == (1, 4) and memory.steps == 4
 
 
 def test_less_than_one_step_is_refused() -> None:

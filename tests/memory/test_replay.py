@@ -18,6 +18,7 @@ from packtrain.types import Row
 
 CPU = torch.device("cpu")
 FLAGS = ("terminated", "truncated")
+NAMES = ("obs", "action", "reward", "after", *FLAGS, "row")
 
 
 def row(obs, first=False, action=0.0, reward=0.0, terminated=False, truncated=False) -> Row:
@@ -50,6 +51,31 @@ def filled(count: int, memory: ReplayMemory) -> ReplayMemory:
     return memory
 
 
+def fields(sample) -> dict[str, torch.Tensor]:
+    """Transitions [..., 1, B] field by field, [..., B] each, and "row", where they lie; of no sample, no rows."""
+    if sample is None:
+        return {name: torch.zeros(0, 2) if name in ("obs", "after") else torch.zeros(0) for name in NAMES}
+    t, time = sample.trajectory, sample.trajectory.reward.ndim - 2
+    found = {name: getattr(t, name).select(time, 0) for name in ("obs", "action", "reward", *FLAGS)}
+    return {**found, "after": t.obs.select(time, 1), "row": sample.keys}
+
+
+def batches(memory, count, size=None, holdout=False) -> dict[str, torch.Tensor]:
+    return fields(memory.sample(size, count, holdout=holdout))
+
+
+def everything(memory) -> dict[str, torch.Tensor]:
+    return fields(memory.view("all"))
+
+
+def held_out(memory, most=None) -> dict[str, torch.Tensor]:
+    return fields(memory.view("held_out", most=most))
+
+
+def indices(memory, count, size=None, holdout=False) -> torch.Tensor:
+    return memory.sample(size, count, holdout=holdout).keys
+
+
 def make(capacity=100, batch_size=8, warm_up=1, segments=None, seed=3) -> ReplayMemory:
     memory = Replay(capacity, batch_size, warm_up).build([2], 0, CPU)
     memory.reseed(seed)
@@ -61,15 +87,14 @@ def make(capacity=100, batch_size=8, warm_up=1, segments=None, seed=3) -> Replay
 def test_a_transition_is_a_row_and_what_its_action_led_to() -> None:
     """A row that a reset made ends nothing and begins anew. Mutations: storing it; taking the next row's reward."""
     memory = make(batch_size=64)
-    (sink,) = memory.sinks
+    sink = memory.writer(0)
     sink.add(row(0, first=True), (), {})
     sink.add(row(1, action=0.1, reward=1), (), {})
     sink.add(row(2, action=0.2, reward=2, terminated=True), (), {})
     sink.add(row(7, first=True, action=0.3, reward=3), (), {})
     sink.add(row(8, action=0.4, reward=4, truncated=True), (), {})
     assert len(memory) == 7  # the second column never rested: 4; the first: 3
-    memory.indices()
-    kept = {name: leaf[:7].numpy() for name, leaf in memory.fields.items()}
+    kept = {name: leaf.numpy() for name, leaf in everything(memory).items()}
     mine = kept["reward"] > 0
     np.testing.assert_array_equal(kept["obs"][mine][:, 0], [0, 1, 7])
     np.testing.assert_array_equal(kept["after"][mine][:, 1], [1.5, 2.5, 8.5])
@@ -77,13 +102,13 @@ def test_a_transition_is_a_row_and_what_its_action_led_to() -> None:
     np.testing.assert_allclose(kept["action"][mine][:, 0], [0.1, 0.2, 0.4], rtol=1e-6)
     np.testing.assert_array_equal(kept["terminated"][mine], [0, 1, 0])
     np.testing.assert_array_equal(kept["truncated"][mine], [0, 0, 1])
-    assert kept["obs"].dtype == np.float32 and kept["terminated"].dtype == np.uint8
+    assert kept["obs"].dtype == np.float32 and kept["terminated"].dtype == bool
 
 
 def test_a_sample_is_a_trajectory_of_one_step() -> None:
     """Every drawn step is whole: its parts belong together. Mutation: another index for the next observation."""
     memory = filled(60, make())
-    sample = memory.sample(0)
+    sample = memory.sample()
     assert sample is not None and sample.steps == 8
     t = sample.trajectory
     assert t.obs.shape == (2, 8, 2) and t.action.shape == (1, 8, 1) and t.reward.shape == (1, 8)
@@ -98,7 +123,7 @@ def test_a_sample_is_a_trajectory_of_one_step() -> None:
 def test_it_is_uniform_over_what_is_left() -> None:
     """After wrapping around only the newest are drawn, all alike. Mutation: drawing below the ring's next place."""
     memory = filled(250, make(capacity=100, batch_size=100))
-    drawn = torch.cat([memory.gather(rows).obs[0, :, 0] for rows in memory.indices(200)])
+    drawn = batches(memory, 200)["obs"][..., 0].flatten()
     counts = torch.bincount(drawn.long(), minlength=250)
     assert not counts[:150].any() and len(memory) == 100
     assert counts[150:].min() > 130 and counts[150:].max() < 270  # 200 each; six standard deviations are 85
@@ -107,23 +132,23 @@ def test_it_is_uniform_over_what_is_left() -> None:
 def test_many_batches_at_once_are_whole_steps_and_say_where_they_lie() -> None:
     """Of any size. Mutations: the memory's own batch size; a field at other rows; the same rows in each batch."""
     memory = filled(60, make())
-    batches = memory.batches(5, 3)
-    assert set(batches) == {*memory.fields, "row"}
-    assert batches["row"].shape == batches["reward"].shape == (5, 3) and batches["obs"].shape == (5, 3, 2)
-    n = batches["row"].float()
-    torch.testing.assert_close(batches["obs"][..., 0], n)
-    torch.testing.assert_close(batches["after"][..., 1], n + 1.5)
-    torch.testing.assert_close(batches["action"][..., 0], 10 * n)
-    torch.testing.assert_close(batches["reward"], 100 * n)
-    assert torch.equal(batches["terminated"].bool(), n % 7 == 0) and torch.equal(
-        batches["truncated"].bool(), n % 5 == 0
-    )
-    assert len(torch.unique(batches["row"], dim=0)) == 5
+    sample = memory.sample(3, 5)
+    assert sample.trajectory.obs.shape == (5, 2, 3, 2) and sample.trajectory.first.shape == (5, 2, 3)
+    assert sample.trajectory.last_action.shape == (5, 1, 3, 1) and sample.steps == 15
+    taken = fields(sample)
+    assert taken["row"].shape == taken["reward"].shape == (5, 3) and taken["obs"].shape == (5, 3, 2)
+    n = taken["row"].float()
+    torch.testing.assert_close(taken["obs"][..., 0], n)
+    torch.testing.assert_close(taken["after"][..., 1], n + 1.5)
+    torch.testing.assert_close(taken["action"][..., 0], 10 * n)
+    torch.testing.assert_close(taken["reward"], 100 * n)
+    assert torch.equal(taken["terminated"], n % 7 == 0) and torch.equal(taken["truncated"], n % 5 == 0)
+    assert len(torch.unique(taken["row"], dim=0)) == 5
     again = filled(60, make())
-    assert torch.equal(again.indices(5, 3), batches["row"]) and again.indices(2).shape == (2, 8)
+    assert torch.equal(indices(again, 5, 3), taken["row"]) and indices(again, 2).shape == (2, 8)
     one_by_one = filled(60, make())
-    rows = torch.cat([one_by_one.indices(1, 3) for _ in range(5)])
-    assert torch.equal(rows, batches["row"])  # how many are drawn at once does not matter
+    rows = torch.cat([indices(one_by_one, 1, 3) for _ in range(5)])
+    assert torch.equal(rows, taken["row"])  # how many are drawn at once does not matter
 
 
 @given(
@@ -150,14 +175,14 @@ def test_it_holds_and_shows_what_a_list_of_steps_says(capacity, columns, program
         alive = kept[-capacity:]
         assert len(memory) == len(alive) and memory.count == len(kept)
         if what == "draw" and kept:
-            taken = memory.batches(3, 5)
+            taken = batches(memory, 3, 5)
             assert taken["obs"].shape == (3, 5, 1)
-            fields = [taken[name].flatten().tolist() for name in ("obs", "action", "reward", "after", *FLAGS)]
-            assert set(zip(*fields, strict=True)) <= set(alive)
+            rows = [taken[name].flatten().tolist() for name in NAMES[:-1]]
+            assert set(zip(*rows, strict=True)) <= set(alive)
     if kept:
-        everything = memory.filled()
-        fields = [everything[name].flatten().tolist() for name in ("obs", "action", "reward", "after", *FLAGS)]
-        assert sorted(zip(*fields, strict=True)) == alive
+        found = everything(memory)
+        rows = [found[name].flatten().tolist() for name in NAMES[:-1]]
+        assert sorted(zip(*rows, strict=True)) == alive
 
 
 def test_a_learner_draws_whole_steps_while_an_actor_adds() -> None:
@@ -179,7 +204,7 @@ def test_a_learner_draws_whole_steps_while_an_actor_adds() -> None:
         end, drawn = time.monotonic() + 60, 0
         while drawn < 300 and time.monotonic() < end and not failed:
             if memory.count:
-                taken = memory.batches(2, 16)
+                taken = batches(memory, 2, 16)
                 number = taken["obs"][..., 0]
                 assert torch.equal(taken["after"][..., 0], number + 1) and torch.equal(taken["reward"], 100 * number)
                 assert torch.equal(taken["terminated"].bool(), number % 7 == 0)
@@ -189,17 +214,17 @@ def test_a_learner_draws_whole_steps_while_an_actor_adds() -> None:
         actor.join()
         sys.setswitchinterval(interval)
     assert not failed and drawn == 300
-    kept = np.sort(memory.filled()["obs"][:, 0].numpy())
+    kept = np.sort(everything(memory)["obs"][:, 0].numpy())
     assert np.array_equal(kept, np.arange(memory.count - 50, memory.count)), "each step once"
     assert memory._stored == memory.count, "none lost"
 
 
 def test_another_seed_draws_other_rows() -> None:
     one, other = filled(60, make(seed=3)), filled(60, make(seed=4))
-    first = one.indices(3)
-    assert not torch.equal(first, other.indices(3))
+    first = indices(one, 3)
+    assert not torch.equal(first, indices(other, 3))
     other.reseed(3)
-    assert torch.equal(first, other.indices(3))
+    assert torch.equal(first, indices(other, 3))
 
 
 @pytest.mark.parametrize("block, capacity", [(10, 100), (32, 400)])  # a tenth of the capacity; 16 rows of two columns
@@ -208,24 +233,24 @@ def test_held_out_steps_and_batches_share_nothing_and_miss_nothing(block, capaci
     """Also when the ring has wrapped around. Mutations: an index off by one at the end of a block, or of ten blocks."""
     memory = filled(round(periods * 10 * block), make(capacity=capacity, batch_size=50))
     rows = len(memory)
-    drawn = memory.indices(300, holdout=True).flatten()
+    drawn = indices(memory, 300, holdout=True).flatten()
     spared = torch.tensor([row for row in range(rows) if row // block % 10 == 9], dtype=torch.int64)
     assert sorted(drawn.unique().tolist()) == sorted(set(range(rows)) - set(spared.tolist()))
     chances = torch.bincount(drawn, minlength=rows) * (rows - len(spared)) / len(drawn)
     assert chances.max() < 2.2 and chances[torch.bincount(drawn, minlength=rows) > 0].min() > 0.1  # 1 on average
-    kept = memory.held_out(1000)
-    assert torch.equal(kept["reward"], memory.filled()["reward"][spared])
-    assert len(memory.indices(300).unique()) == rows  # without holdout all rows are drawn
+    kept = held_out(memory, 1000)
+    assert torch.equal(kept["reward"], everything(memory)["reward"][spared])
+    assert len(indices(memory, 300).unique()) == rows  # without holdout all rows are drawn
 
 
 def test_what_is_held_out_is_spread_over_all_when_it_is_too_much() -> None:
     """Mutation: the oldest alone."""
     memory = filled(3200, make(capacity=3200))
     for most in (1, 7, 30, 99, 320):
-        kept = memory.held_out(most)["obs"][:, 0]
+        kept = held_out(memory, most)["obs"][:, 0]
         assert most // 2 <= len(kept) <= most and (kept // 32 % 10 == 9).all()
         assert most < 7 or (kept.min() < 320 and kept.max() >= 2500)
-    assert len(memory.held_out(320)["reward"]) == 320
+    assert len(held_out(memory, 320)["reward"]) == 320
 
 
 @pytest.mark.parametrize("count, stretches", [(290, 0), (310, 2 * 8), (3200, 260), (3500, 254)])
@@ -237,15 +262,16 @@ def test_held_out_stretches_share_no_step_with_batches(count, stretches) -> None
     """
     memory = make(capacity=3200, batch_size=64)
     for turn in range(count // 2 + 1):
-        memory.sinks[0].add(row(float(turn + 1), first=turn == 0), (), {})
+        memory.writer(0).add(row(float(turn + 1), first=turn == 0), (), {})
     assert memory.count == count
-    found = memory.stretches(4, 1000, holdout=True)
-    assert len(found["reward"]) == stretches and found["obs"].shape[1:] == (4, 2)
-    assert torch.equal(found["obs"][:, 1:], found["after"][:, :-1])
-    trained = set(memory.batches(400, holdout=True)["obs"][..., 0].flatten().tolist())
-    assert len(trained) == len(memory) - len(memory.held_out(10_000)["reward"])
-    assert not trained & set(found["obs"][..., 0].flatten().tolist())
-    anywhere = memory.stretches(4, 10_000)["obs"][..., 0].flatten().tolist()
+    found = memory.view("stretches", most=1000, steps=4, holdout=True)
+    assert (0 if found is None else found.trajectory.reward.shape[1]) == stretches
+    obs = torch.zeros(5, 0, 2) if found is None else found.trajectory.obs
+    assert obs.shape == (5, stretches, 2) and torch.equal(obs[1:, :, 0].abs(), obs[:-1, :, 0].abs() + 1)
+    trained = set(batches(memory, 400, holdout=True)["obs"][..., 0].flatten().tolist())
+    assert len(trained) == len(memory) - len(held_out(memory, 10_000)["reward"])
+    assert not trained & set(obs[:-1, :, 0].flatten().tolist())
+    anywhere = memory.view("stretches", steps=4).trajectory.obs[:-1, :, 0].flatten().tolist()
     assert trained & set(anywhere), "without holdout stretches come from everywhere"
 
 
@@ -256,41 +282,41 @@ def test_a_memory_saved_before_there_were_blocks_holds_out_every_tenth_row() -> 
     old = make(capacity=400)
     old.restore(state)
     drawn = np.random.default_rng(3).integers(257 - 25, size=(60, 8))
-    assert np.array_equal(old.indices(60, holdout=True).numpy(), drawn + drawn // 9)
-    assert torch.equal(old.held_out(1000)["reward"], old.filled()["reward"][9::10])
+    assert np.array_equal(indices(old, 60, holdout=True).numpy(), drawn + drawn // 9)
+    assert torch.equal(held_out(old, 1000)["reward"], everything(old)["reward"][9::10])
     again = make(capacity=400)
     again.restore(old.snapshot())
-    assert torch.equal(again.indices(60, holdout=True), old.indices(60, holdout=True))
+    assert torch.equal(indices(again, 60, holdout=True), indices(old, 60, holdout=True))
 
 
 def test_filled_is_all_that_is_there() -> None:
     """What waits too, and no room that is not used yet. Mutation: the whole of the fields."""
     memory = filled(5, make(capacity=6000))
-    assert torch.equal(memory.filled()["reward"], 100 * torch.arange(5.0))
+    assert torch.equal(everything(memory)["reward"], 100 * torch.arange(5.0))
     filled(4200, memory)
-    assert len(memory.filled()["reward"]) == 4205 and memory.filled()["obs"].shape == (4205, 2)
+    assert len(everything(memory)["reward"]) == 4205 and everything(memory)["obs"].shape == (4205, 2)
     filled(3000, memory)
-    assert len(memory.filled()["reward"]) == 6000 and memory.filled()["obs"][:, 0].min() == 1205
+    assert len(everything(memory)["reward"]) == 6000 and everything(memory)["obs"][:, 0].min() == 1205
 
 
 def test_new_episodes_answer_nothing_of_the_old_ones() -> None:
     """Environments that could not be saved begin anew. Mutation: a step from the last row before the save."""
     memory = filled(3, make())
-    memory.sinks[0].add(row(5, first=True), (), {})
+    memory.writer(0).add(row(5, first=True), (), {})
     state = memory.snapshot()
     for same_episodes, steps in ((True, 2), (False, 0)):
         again = make()
         again.restore(state, same_episodes=same_episodes)
-        again.sinks[0].add(row(6, action=1.0, reward=1), (), {})
-        assert again.count == 3 + steps and len(again.filled()["reward"]) == 3 + steps
-        again.sinks[0].add(row(7, action=1.0, reward=1), (), {})
+        again.writer(0).add(row(6, action=1.0, reward=1), (), {})
+        assert again.count == 3 + steps and len(everything(again)["reward"]) == 3 + steps
+        again.writer(0).add(row(7, action=1.0, reward=1), (), {})
         assert again.count == 5 + steps
 
 
 def test_nothing_is_drawn_before_it_is_warm() -> None:
     memory = make(warm_up=5)
-    assert memory.sample(0) is None and not filled(4, memory).ready()
-    assert filled(1, memory).sample(0) is not None
+    assert memory.sample() is None and not filled(4, memory).ready()
+    assert filled(1, memory).sample() is not None
 
 
 @pytest.mark.parametrize("count", [0, 3, 30, 64, 95, 130, 400])
@@ -302,22 +328,21 @@ def test_it_comes_back_from_disk(tmp_path, count, rows) -> None:
     """
     store = lambda: None if rows is None else (tmp_path / "replay", rows)  # noqa: E731
     memory = filled(count, make(segments=store()))
-    memory.sinks[0].add(row(5, first=True), (), {})
+    memory.writer(0).add(row(5, first=True), (), {})
     if count:
-        memory.indices()
+        memory.sample()
     checkpoint.save(tmp_path / "checkpoints", count, {"memory": memory.snapshot()})
     state = checkpoint.load(tmp_path / "checkpoints" / str(count))["memory"]
     again = make(segments=store(), seed=99)
     again.restore(state)
     for one in (memory, again):
-        one.sinks[0].add(row(6, action=1.0, reward=1), (), {})
+        one.writer(0).add(row(6, action=1.0, reward=1), (), {})
         filled(20, one)
     assert again.count == memory.count == count + 22
-    assert torch.equal(again.indices(5), memory.indices(5))
-    assert torch.equal(again.indices(5, holdout=True), memory.indices(5, holdout=True))
-    size = len(memory)
-    for name in memory.fields:
-        assert torch.equal(again.fields[name][:size], memory.fields[name][:size]), name
+    assert torch.equal(indices(again, 5), indices(memory, 5))
+    assert torch.equal(indices(again, 5, holdout=True), indices(memory, 5, holdout=True))
+    for name, leaf in everything(memory).items():
+        assert torch.equal(everything(again)[name], leaf), name
 
 
 def test_segments_are_written_once_and_checkpoints_stay_small(tmp_path) -> None:
@@ -357,8 +382,8 @@ def test_steps_of_a_lost_segment_are_dropped_and_counted(tmp_path, how, capsys) 
     assert "the replay loses its steps" in capsys.readouterr().err
     left = {*range(16), *range(32, 57)}
     assert again.lost == 16 and len(again) == len(left) and again.count == 57
-    assert {int(n) for n in again.filled()["obs"][:, 0]} == left
-    assert {int(n) for n in again.gather(again.indices(20).flatten()).obs[0, :, 0]} == left
+    assert {int(n) for n in everything(again)["obs"][:, 0]} == left
+    assert {int(n) for n in batches(again, 20)["obs"][..., 0].flatten()} == left
 
 
 def test_what_cannot_be_a_segment_is_refused(tmp_path) -> None:
@@ -398,11 +423,11 @@ def test_a_hole_is_never_drawn_until_it_is_overwritten(tmp_path, count, lost) ->
     for turn in range(24):
         left = {n for n in range(max(0, again.count - 100), again.count) if n not in gone}
         number = lambda rows: [int(n) for n in rows["obs"].flatten(0, -2)[:, 0]]  # noqa: E731
-        assert set(number(again.filled())) == left and len(again) == len(left) == len(number(again.filled()))
-        held_out, rest = number(again.held_out(1000)), set(number(again.batches(30, holdout=True)))
-        assert set(held_out) | rest == left and not set(held_out) & rest
-        assert set(held_out) == {n for n in left if n % 100 // 10 == 9}, "blocks of 10 places"
-        drawn = number(again.batches(60))
+        assert set(number(everything(again))) == left and len(again) == len(left) == len(number(everything(again)))
+        spared, rest = number(held_out(again, 1000)), set(number(batches(again, 30, holdout=True)))
+        assert set(spared) | rest == left and not set(spared) & rest
+        assert set(spared) == {n for n in left if n % 100 // 10 == 9}, "blocks of 10 places"
+        drawn = number(batches(again, 60))
         assert set(drawn) == left and max(drawn.count(n) for n in left) * len(left) < 2.5 * len(drawn)
         if turn % 3 == 1:
             state = again.snapshot()
@@ -416,15 +441,15 @@ def test_a_hole_is_never_drawn_until_it_is_overwritten(tmp_path, count, lost) ->
 def test_stretches_do_not_reach_over_a_hole(tmp_path) -> None:
     """Mutation: rows of zeros, which follow each other."""
     memory = filled(90, make(segments=(tmp_path, 8)))  # two columns: every other row follows
-    memory.filled()
-    memory.fields["terminated"][:] = 0
-    memory.fields["after"][:] = memory.fields["obs"] + torch.tensor([2.0, 2.0])
+    kept = everything(memory)  # views of the memory
+    kept["terminated"][:] = False
+    kept["after"][:] = kept["obs"] + torch.tensor([2.0, 2.0])
     state = memory.snapshot()
-    assert len(memory.stretches(3, 1000)["reward"]) == 86
+    assert memory.view("stretches", steps=3).trajectory.reward.shape == (3, 86)
     damage(tmp_path / state["segments"][4]["name"])
     again = make(segments=(tmp_path, 8))
     again.restore(state)
-    starts = again.stretches(3, 1000)["obs"][:, 0, 0]
+    starts = again.view("stretches", steps=3).trajectory.obs[0, :, 0]
     assert {int(n) for n in starts} == {n for n in range(86) if n + 4 < 32 or n >= 40}
 
 
@@ -437,7 +462,7 @@ def test_trees_of_observations_and_whole_numbers(tmp_path) -> None:
     again = make(batch_size=4, segments=(tmp_path, 2))
     again.restore(memory.snapshot())
     for each in (memory, again):
-        trajectory = each.sample(0).trajectory
+        trajectory = each.sample().trajectory
         assert trajectory.obs["whole"].dtype == torch.int64
         assert torch.equal(trajectory.obs["whole"][0], trajectory.action[0])
         assert all((trajectory.obs[f"{n:02}"] == n).all() for n in range(12))

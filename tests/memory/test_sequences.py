@@ -17,138 +17,15 @@ from packtrain.equations.boundaries import boundaries
 from packtrain.equations.priorities import item_priority, sequence_priority
 from packtrain.equations.q_learning import n_step_q_targets
 from packtrain.errors import CheckpointError, ConfigError, DivergedError
-from packtrain.memory.sequences import SequenceMemory, Sequences
+from packtrain.memory.sequence_memory import SequenceMemory
+from packtrain.memory.sequences import Sequences
 from packtrain.networks.recurrent import ResettingLSTM
 from packtrain.runtime import checkpoint
+from packtrain.testing.numbered_rows import Numbered, check, live, run
 from packtrain.types import Row
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-class Numbered:
-    """Columns whose rows say which they are, and a list of all that each has ever shown."""
-
-    def __init__(self, groups, seed, longest=12, steps=()):
-        self.rng, self.longest = np.random.default_rng(seed), longest
-        self.lengths = iter(steps)  # of the first episodes; then at random
-        self.groups, self.begin = groups, np.cumsum([0, *groups])
-        self.columns = [[] for _ in range(sum(groups))]  # of dicts
-
-    def step(self, memory: SequenceMemory, group: int) -> None:
-        columns = range(self.begin[group], self.begin[group + 1])
-        for column in columns:
-            self.columns[column].append(self.next_row(column))
-        latest = [self.columns[column][-1] for column in columns]
-        pick = lambda name, dtype: np.array([row[name] for row in latest], dtype)  # noqa: E731
-        number = pick("number", np.float32)
-        row = Row(
-            obs={"frame": pick("frame", np.uint8), "place": pick("place", np.float64)},
-            first=pick("first", bool),
-            last_action=pick("action", np.int64),
-            last_reward={"train": pick("reward", np.float32), "side": -pick("reward", np.float32)},
-            terminated=pick("terminated", bool),
-            truncated=pick("truncated", bool),
-        )
-        carry = tuple(torch.from_numpy(pick(name, np.float32)[:, None, None]) for name in ("number", "column"))
-        extras = {"known": 7 * number, "unwanted": number, "priority": pick("error", np.float32)}
-        memory.sinks[group].add(row, carry, extras)
-        for leaf in (*carry, row.obs["frame"], row.first, *extras.values()):  # valid until the next call only
-            leaf[:] = 99
-
-    def next_row(self, column: int) -> dict:
-        rows = self.columns[column]
-        number, before = len(rows), rows[-1] if rows else None
-        first = before is None or before["left"] == 0
-        left = next(self.lengths, int(self.rng.integers(0, self.longest))) if first else before["left"] - 1
-        end = self.rng.integers(5) if left == 0 and not first else 9  # 4: cut off without a word
-        return {
-            "number": number,
-            "column": column,
-            "left": left,
-            "episode": number if first else before["episode"],
-            "frame": np.full((2, 2), (3 * number + column) % 256),
-            "place": (column, number),
-            "first": first,
-            "action": 0 if first else int(self.rng.integers(1, 100)),
-            "reward": 0.0 if first else float(self.rng.integers(1, 100)),
-            "terminated": end in (0, 1) or (end == 9 and not first and self.rng.random() < 0.1),  # a lost life
-            "truncated": end in (1, 2, 3),
-            "error": float(self.rng.random()),
-        }
-
-    def items(self, sizes: Sequences, context: int, length: int) -> list[tuple[int, int, int, int]]:
-        """Column, start, rows in front, steps of all sequences that are whole and of which no row is gone."""
-        found, after = [], max(sizes.n_step, 1) - 1
-        for column, rows in enumerate(self.columns):
-            for begin, group in itertools.groupby(rows, key=lambda row: row["episode"]):
-                final = list(group)[-1]["number"]
-                over = final + 1 < len(rows)
-                starts = [s for s in range(begin, final, sizes.stride) if s + sizes.sequence_length <= final]
-                if over and final > begin and (not starts or starts[-1] + sizes.sequence_length < final):
-                    starts.append(max(begin, final - sizes.sequence_length))
-                for start in starts:
-                    steps = min(sizes.sequence_length + after, final - start)
-                    if not over and steps < sizes.sequence_length + after:
-                        continue  # the rows that its returns need are still to come
-                    front = min(context + sizes.burn_in, start - begin)
-                    if start - front >= len(rows) - length:
-                        found.append((column, start, front, steps))
-        return sorted(found)
-
-
-def live(memory: SequenceMemory) -> list[tuple[int, ...]]:
-    """What can be drawn, each as often as it is there."""
-    memory._upload()
-    chances = memory.notes.tree.snapshot()["priorities"]
-    return sorted(tuple(memory.notes.items[slot].tolist()) for slot in chances.nonzero().flatten())
-
-
-def run(memory, stream, turns, rng) -> None:
-    for _ in range(turns):
-        stream.step(memory, int(rng.integers(len(stream.groups))))
-
-
-def check(sample, stream, sizes, context) -> None:
-    """Every row of a sample against the list, one by one."""
-    t = sample.trajectory
-    c, length = context + sizes.burn_in, sizes.sequence_length + max(sizes.n_step, 1) - 1
-    assert t.obs["frame"].shape == (c + length + 1, sizes.batch_size, 2, 2) and t.obs["frame"].dtype == torch.uint8
-    assert t.first.shape == t.obs["place"].shape[:2] and t.action.shape == t.reward.shape == (length, sizes.batch_size)
-    assert t.last_action.shape == t.last_reward["side"].shape == (c + 1, sizes.batch_size)
-    for b in range(sizes.batch_size):
-        column, start = (int(x) for x in t.obs["place"][c, b])
-        rows = stream.columns[column]
-        begin = rows[start]["episode"]
-        final = max(row["number"] for row in rows if row["episode"] == begin)
-        for o in range(-c, length + 1):
-            number, at = start + o, (c + o, b)
-            if not begin <= number <= final:
-                assert not t.obs["frame"][at].any() and not t.obs["place"][at].any()
-                assert bool(t.first[at]) == (number > final)
-                if o > 0:
-                    assert not t.action[o - 1, b] and not t.reward[o - 1, b] and not t.extras["reward/side"][o - 1, b]
-                    assert not t.terminated[o - 1, b] and not t.truncated[o - 1, b]
-                else:
-                    assert not t.last_action[at] and not t.last_reward["train"][at]
-                continue
-            row = rows[number]
-            assert t.obs["frame"][at].tolist() == row["frame"].tolist() and bool(t.first[at]) == row["first"]
-            assert t.obs["place"][at].tolist() == [column, number]
-            if o > 0:
-                assert (t.action[o - 1, b], t.reward[o - 1, b]) == (row["action"], row["reward"])
-                assert t.extras["reward/side"][o - 1, b] == -row["reward"]
-                assert bool(t.terminated[o - 1, b]) == row["terminated"]
-                cut = number == final and o < length and not row["terminated"]
-                assert bool(t.truncated[o - 1, b]) == (row["truncated"] or cut)
-            else:
-                assert (t.last_action[at], t.last_reward["train"][at]) == (row["action"], row["reward"])
-                assert t.last_reward["side"][at] == -row["reward"]
-        for o in range(length):
-            assert bool(t.extras["weight"][o, b]) == (o < sizes.sequence_length and start + o < final)
-            assert t.extras["known"][o, b] == (7 * (start + o) if start + o < final else 0)
-        assert t.carry[0][b].item() == max(start - sizes.burn_in, begin) and t.carry[1][b].item() == column
-    assert set(t.extras) == {"known", "weight", "reward/side"}
 
 
 def make(groups=(2,), context=0, seed=3, segments=None, device=CPU, **sizes):
@@ -187,12 +64,12 @@ def test_it_holds_and_shows_what_a_list_of_rows_says(setting, longest, seed) -> 
     stream, rng = Numbered(groups, seed, longest), np.random.default_rng(seed)
     for _ in range(6):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("packtrain.memory.notes.first_room", lambda sizes, columns: 2)  # so that it grows
+            patch.setattr("packtrain.memory.sequence_index.first_room", lambda sizes, columns: 2)  # so that it grows
             run(memory, stream, int(rng.integers(1, 60)), rng)
         want = stream.items(sizes, context, memory.length)
         assert len(memory) == len(want) and live(memory) == want
         if memory.ready():
-            check(memory.sample(0), stream, sizes, context)
+            check(memory.sample(), stream, sizes, context)
     steps = sum(not row["first"] for rows in stream.columns for row in rows)
     assert memory.count == steps
 
@@ -205,7 +82,7 @@ def test_rows_are_given_up_a_margin_before_they_are_overwritten(margin) -> None:
     stream, rng = Numbered((2, 1), 0), np.random.default_rng(0)
     run(memory, stream, 300, rng)
     assert live(memory) == stream.items(sizes, 1, memory.length - margin)
-    check(memory.sample(0), stream, sizes, 1)
+    check(memory.sample(), stream, sizes, 1)
 
 
 def test_where_sequences_lie_in_an_episode() -> None:
@@ -236,7 +113,7 @@ def test_single_transitions_have_what_n_step_learners_need() -> None:
         *((7, 2), (8, 1)),
         *((10, 3), (11, 3)),
     ]
-    t = memory.sample(0).trajectory
+    t = memory.sample().trajectory
     bounds = boundaries(t.first, t.terminated, t.truncated, 0.5)
     q = t.obs["place"][..., 1:]  # values: the row's number
     targets = n_step_q_targets(q, q, t.reward, *bounds[:2], bounds.weight_t, n=3)
@@ -270,7 +147,7 @@ def test_ends_arrive_and_padding_weighs_nothing(flag) -> None:
     stream.next_row = scripted
     for _ in range(6):
         stream.step(memory, 0)
-    t = memory.sample(0).trajectory
+    t = memory.sample().trajectory
     assert t.extras["weight"].flatten().tolist() == [1, 1, 1, 0, 0, 0]
     assert t.first.flatten().tolist() == [False] * 3 + [True] + [False] * 3 + [True] * 3
     assert t.terminated.flatten().tolist() == [False, False, flag == "terminated", False, False, False]
@@ -291,11 +168,11 @@ def test_burn_in_gives_back_the_actor_s_state() -> None:
         obs = rng.standard_normal((2, 1)).astype(np.float32)
         obs[:, 0] += np.array([number, 1000 + number])
         no = np.zeros(2, bool)
-        memory.sinks[0].add(Row(obs, first, no, {"train": np.zeros(2, np.float32)}, no, no), carry, {})
+        memory.writer(0).add(Row(obs, first, no, {"train": np.zeros(2, np.float32)}, no, no), carry, {})
         with torch.no_grad():
             _, carry = core(torch.from_numpy(obs)[None], torch.from_numpy(first)[None], carry)
         states.append((obs, carry))
-    t = memory.sample(0).trajectory
+    t = memory.sample().trajectory
     before = 0
     with torch.no_grad():
         _, (h, c) = core(t.obs[:3], t.first[:3], t.carry)
@@ -313,10 +190,10 @@ def test_burn_in_gives_back_the_actor_s_state() -> None:
 def errors_by_item(memory, rng) -> dict[tuple[int, ...], float]:
     """Give every sequence an error of its own, through keys."""
     memory._upload()
-    slots = memory.notes.tree.snapshot()["priorities"].nonzero().flatten()
+    slots = memory.index.tree.snapshot()["priorities"].nonzero().flatten()
     errors = torch.from_numpy(rng.uniform(0.1, 3.0, len(slots)))
-    memory.update_priorities(memory.notes.keys.of(slots), errors)
-    return {tuple(memory.notes.items[slot].tolist()): float(error) for slot, error in zip(slots, errors, strict=True)}
+    memory.update_priorities(memory.index.generations.of(slots), errors)
+    return {tuple(memory.index.items[slot].tolist()): float(error) for slot, error in zip(slots, errors, strict=True)}
 
 
 def test_draws_are_in_proportion_to_priorities_after_wrapping_around() -> None:
@@ -329,7 +206,7 @@ def test_draws_are_in_proportion_to_priorities_after_wrapping_around() -> None:
     wanted = {item[:2]: (error + 1e-4) ** 0.7 for item, error in errors.items()}
     counts, batches = dict.fromkeys(wanted, 0), 1500
     for _ in range(batches):
-        for column, start in memory.sample(0).trajectory.obs["place"][3].long().tolist():
+        for column, start in memory.sample().trajectory.obs["place"][3].long().tolist():
             counts[column, start] += 1
     total = sum(wanted.values())
     expected = {item: batches * 18 * chance / total for item, chance in wanted.items()}
@@ -343,21 +220,21 @@ def test_a_late_priority_never_lands_on_another_sequence() -> None:
     sizes, memory = make((2,), capacity=80, priority_exponent=1.0)
     stream, rng = Numbered((2,), 2), np.random.default_rng(2)
     run(memory, stream, 40, rng)
-    sample, dropped = memory.sample(0), 0
+    sample, dropped = memory.sample(), 0
     for _ in range(60):
         run(memory, stream, 1, rng)
         there = live(memory)
         drawn = [(int(c), int(s)) for c, s in sample.trajectory.obs["place"][3].tolist()]
         late = sum(item not in {each[:2] for each in there} for item in drawn)
-        before = memory.notes.tree.snapshot()["priorities"]
+        before = memory.index.tree.snapshot()["priorities"]
         memory.update_priorities(sample.keys, torch.full((16,), 0.25))
         dropped += late
         assert memory.dropped == dropped and live(memory) == there == stream.items(sizes, 0, 40)
-        slots = (memory.notes.tree.snapshot()["priorities"] != before).nonzero().flatten()
-        changed = {tuple(memory.notes.items[slot].tolist())[:2] for slot in slots}
+        slots = (memory.index.tree.snapshot()["priorities"] != before).nonzero().flatten()
+        changed = {tuple(memory.index.items[slot].tolist())[:2] for slot in slots}
         assert changed <= set(drawn)
     assert late == 16  # in the end all of them are gone
-    assert memory.notes.unused < 2 * 40  # and slots are used again
+    assert memory.index.unused < 2 * 40  # and slots are used again
 
 
 def test_new_sequences_have_the_largest_error_so_far() -> None:
@@ -366,8 +243,8 @@ def test_new_sequences_have_the_largest_error_so_far() -> None:
     stream = Numbered((1,), 0, steps=[100])
     for _ in range(9):
         stream.step(memory, 0)
-    sample = memory.sample(0)
-    chance = lambda: memory.notes.tree.snapshot()["priorities"][: memory.notes.unused]  # noqa: E731
+    sample = memory.sample()
+    chance = lambda: memory.index.tree.snapshot()["priorities"][: memory.index.unused]  # noqa: E731
     one = item_priority(torch.ones(1, dtype=torch.float64), 0.5)
     torch.testing.assert_close(chance(), one.expand(2))
     for _ in range(2):
@@ -375,7 +252,7 @@ def test_new_sequences_have_the_largest_error_so_far() -> None:
     memory.update_priorities(sample.keys[:1], torch.tensor([9.0]))
     assert chance()[-1] == one  # it came before
     memory.update_priorities(sample.keys[:1], torch.tensor([2.0]))
-    memory.update_priorities(sample.keys[:1] + memory.notes.tree.capacity, torch.tensor([50.0]))  # never was
+    memory.update_priorities(sample.keys[:1] + memory.index.tree.capacity, torch.tensor([50.0]))  # never was
     for _ in range(2):
         stream.step(memory, 0)
     memory._upload()
@@ -390,12 +267,12 @@ def test_the_largest_error_decays_until_one_is_larger() -> None:
     for errors in (80.0, 1.0, 1.0, 1.0, 30.0, 1.0):
         for _ in range(20):
             stream.step(memory, 0)
-        sample = memory.sample(0)
+        sample = memory.sample()
         memory.update_priorities(sample.keys[:1], torch.tensor([errors]))
         stream.step(memory, 0)
         stream.step(memory, 0)
         memory._upload()
-        found.append(float(memory.notes.tree.snapshot()["priorities"][memory.notes.unused - 1]))
+        found.append(float(memory.index.tree.snapshot()["priorities"][memory.index.unused - 1]))
     assert found == pytest.approx([80, 40, 20, 10, 30, 15], rel=1e-3)
 
 
@@ -405,9 +282,9 @@ def test_actors_may_say_what_sequences_are_worth() -> None:
     stream, rng = Numbered((2, 1), 5), np.random.default_rng(5)
     run(memory, stream, 250, rng)
     memory._upload()
-    priorities, largest, silent = memory.notes.tree.snapshot()["priorities"], 1.0, 0
+    priorities, largest, silent = memory.index.tree.snapshot()["priorities"], 1.0, 0
     for slot in priorities.nonzero().flatten():
-        column, start, _, steps = memory.notes.items[slot].tolist()
+        column, start, _, steps = memory.index.items[slot].tolist()
         said = [stream.columns[column][start + t + 2]["error"] for t in range(5) if t + 2 <= steps]
         silent += not said
         error = torch.tensor(said or [largest])[:, None]
@@ -429,8 +306,8 @@ def test_errors_that_actors_give_count_for_the_largest() -> None:
         for _ in range(rows):
             stream.step(memory, 0)
         memory._upload()
-    chances = memory.notes.tree.priorities(torch.arange(5)).tolist()
-    found = {int(memory.notes.items[slot, 1]): round(chance, 2) for slot, chance in enumerate(chances)}
+    chances = memory.index.tree.priorities(torch.arange(5)).tolist()
+    found = {int(memory.index.items[slot, 1]): round(chance, 2) for slot, chance in enumerate(chances)}
     assert found == {0: 1.0, 2: 9.0, 8: 9.0, 10: 0.5, 16: 9.0}
 
 
@@ -443,7 +320,7 @@ def test_importance_weights_make_up_for_chances_more_and_more() -> None:
     run(memory, stream, 60, rng)
     errors = {item[:2]: error for item, error in errors_by_item(memory, rng).items()}
     for beta in (0.5, 0.75, 1.0, 1.0):
-        sample = memory.sample(0)
+        sample = memory.sample()
         drawn = [errors[int(c), int(s)] for c, s in sample.trajectory.obs["place"][3].tolist()]
         chance = (torch.tensor(drawn) + 1e-4) ** 0.6
         torch.testing.assert_close(sample.importance_weight, (chance.min() / chance) ** beta, rtol=1e-5, atol=0)
@@ -464,7 +341,7 @@ def walk(memory, stream, rng, turns, late) -> list:
         if late and late[-1] is not None:
             memory.update_priorities(late[-1].keys, torch.from_numpy(rng.uniform(0, 3 + len(late), 16)))
         run(memory, stream, int(rng.integers(1, 4)), rng)
-        samples.append(memory.sample(0))
+        samples.append(memory.sample())
         run(memory, stream, int(rng.integers(0, 6)), rng)
         late.append(samples[-1])
     return samples
@@ -531,8 +408,8 @@ def test_sequences_that_need_a_lost_segment_are_gone_and_no_others(turns, longes
     assert live(again) == [one for one in live(memory) if safe(*one)] and len(again) == len(live(again))
 
     def chance(one):
-        chances = one.notes.tree.snapshot()["priorities"].tolist()
-        return sorted((*item, p) for item, p in zip(one.notes.items.tolist(), chances, strict=False) if p)
+        chances = one.index.tree.snapshot()["priorities"].tolist()
+        return sorted((*item, p) for item, p in zip(one.index.items.tolist(), chances, strict=False) if p)
 
     assert chance(again) == [one for one in chance(memory) if safe(*one[:4])]
 
@@ -545,7 +422,7 @@ def test_sequences_that_need_a_lost_segment_are_gone_and_no_others(turns, longes
         begun_later = [one for one in want if stream.columns[one[0]][one[1]]["episode"] >= saved[one[0]]]
         assert set(begun_later) <= set(there), "only an episode under way may be given up"
         if again.ready():
-            sample = again.sample(0)
+            sample = again.sample()
             check(sample, stream, sizes, context)
             again.update_priorities(sample.keys, torch.rand(len(sample.keys)))
         if turn == 20:
@@ -567,7 +444,7 @@ def test_other_episodes_after_a_resume_end_those_that_were_under_way() -> None:
     for _ in range(12):
         stream.step(again, 0)  # not a reset: nobody knows what was before
     assert len(again) == 3
-    cut = [again.sample(0).trajectory for _ in range(3)]
+    cut = [again.sample().trajectory for _ in range(3)]
     starts = torch.cat([t.obs["place"][3, :, 1] for t in cut])
     ends = torch.cat([t.truncated[4] for t in cut])
     assert torch.equal(ends, starts == 4) and ends.any()
@@ -632,9 +509,9 @@ def filled(groups, rows, frame, carry, **sizes) -> SequenceMemory:
         no = np.zeros(size, bool)
         obs = rng.integers(0, 256, (size, *frame)).astype(np.uint8)
         row = Row(obs, no | (number == 0), np.zeros(size, np.int64), {"train": np.zeros(size, np.float32)}, no, no)
-        memory.sinks[group].add(row, tuple(torch.zeros(size, carry) for _ in range(2)), {})
+        memory.writer(group).add(row, tuple(torch.zeros(size, carry) for _ in range(2)), {})
     memory._upload()
-    memory.notes.free()
+    memory.index.free()
     return memory
 
 
@@ -655,8 +532,8 @@ def test_bytes_are_as_many_as_it_says(name, stride) -> None:
         held += (closed := 3 * 11 * 16 * 63)
         assert closed * 9 / 11 < memory.rings._rings["obs"].packed_bytes < closed * 1.02
     assert held == device + host + disk
-    assert memory.notes.unused <= len(memory.notes.items) and len(memory) > 3 * 120 / stride
-    assert memory.sample(0).trajectory.obs.dtype == torch.uint8
+    assert memory.index.unused <= len(memory.index.items) and len(memory) > 3 * 120 / stride
+    assert memory.sample().trajectory.obs.dtype == torch.uint8
 
 
 def test_a_million_frames_take_less_than_8_gb() -> None:
@@ -675,7 +552,7 @@ def test_a_million_frames_take_less_than_8_gb() -> None:
 def test_room_for_notes_grows_with_short_episodes() -> None:
     """Of one step each: as many sequences as every other row. Mutation: room that was said is all there is."""
     sizes, memory = make((1,), stride=5)
-    room, stream = len(memory.notes.items), Numbered((1,), 0, steps=[1] * 300)
+    room, stream = len(memory.index.items), Numbered((1,), 0, steps=[1] * 300)
     for _ in range(420):
         stream.step(memory, 0)
     assert len(memory) > room and live(memory) == stream.items(sizes, 0, 200)
@@ -704,7 +581,7 @@ def test_a_learner_draws_whole_rows_while_an_actor_writes(margin, device) -> Non
         actor.start()
         end = time.monotonic() + 1.5
         while time.monotonic() < end and not failed:
-            if (sample := memory.sample(0)) is not None:
+            if (sample := memory.sample()) is not None:
                 memory.update_priorities(sample.keys, torch.rand(16))
                 trajectory = trees.map(lambda leaf: leaf.cpu(), sample.trajectory)
                 check(sample._replace(trajectory=trajectory), stream, sizes, 0)
@@ -725,14 +602,14 @@ def with_margin(groups=(2, 1), capacity=300):
 
 def while_reading(memory, monkeypatch, call):
     """Let something happen in the middle of every draw."""
-    draw = memory.notes.draw
+    draw = memory.index.draw
 
     def drawn(uniforms):
         found = draw(uniforms)
         call()
         return found
 
-    monkeypatch.setattr(memory.notes, "draw", drawn)
+    monkeypatch.setattr(memory.index, "draw", drawn)
 
 
 def test_actors_write_while_a_learner_reads(monkeypatch) -> None:
@@ -748,7 +625,7 @@ def test_actors_write_while_a_learner_reads(monkeypatch) -> None:
         assert not actor.is_alive()
 
     while_reading(memory, monkeypatch, write)
-    check(memory.sample(0), stream, sizes, 0)
+    check(memory.sample(), stream, sizes, 0)
 
 
 def test_with_a_margin_actors_bring_what_waits() -> None:
@@ -757,14 +634,14 @@ def test_with_a_margin_actors_bring_what_waits() -> None:
     stream, whole = Numbered((1,), 0, steps=[300]), sizes.steps + 1  # rows of the first sequence
     for turn in range(1, 130):
         stream.step(memory, 0)
-        sample = memory.sample(0)
+        sample = memory.sample()
         assert (sample is None) == (turn < whole)
         if sample is not None:
             check(sample, stream, sizes, 0)
             newest = sample.trajectory.obs["place"][sizes.burn_in, :, 1].max()
             assert newest <= max(whole, turn // 64 * 64) - whole  # as of the first draw, or of the last 64th row
             memory.update_priorities(sample.keys, torch.rand(len(sample.keys)))
-    assert len(live(memory)) == memory.notes.on_device == len(memory)
+    assert len(live(memory)) == memory.index.on_device == len(memory)
 
 
 @pytest.mark.parametrize("grows", [False, True])
@@ -776,16 +653,16 @@ def test_nothing_is_freed_or_moved_while_a_learner_reads(monkeypatch, grows) -> 
 
     def write() -> None:
         if grows:
-            monkeypatch.setattr(memory.notes, "unused", len(memory.notes.items))
-            memory.notes._freed.clear()
-        before = memory.notes.items
+            monkeypatch.setattr(memory.index, "unused", len(memory.index.items))
+            memory.index._freed.clear()
+        before = memory.index.items
         actors.append(threading.Thread(target=run, args=(memory, stream, 2000, rng)))
         actors[0].start()
         actors[0].join(0.3)
-        assert actors[0].is_alive() and memory._adds <= 5 * 64 and memory.notes.items is before
+        assert actors[0].is_alive() and memory._adds <= 5 * 64 and memory.index.items is before
 
     while_reading(memory, monkeypatch, write)
-    sample = memory.sample(0)
+    sample = memory.sample()
     actors[0].join(30)
     assert not actors[0].is_alive()
     check(sample, stream, sizes, 0)
@@ -797,7 +674,7 @@ def test_another_seed_draws_other_sequences() -> None:
     for seed in (3, 3, 4):
         _, memory = make(seed=seed)
         run(memory, Numbered((2,), 0), 60, np.random.default_rng(0))
-        drawn.append(memory.sample(0).keys)
+        drawn.append(memory.sample().keys)
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
@@ -805,11 +682,11 @@ def test_a_batch_comes_after_the_warm_up() -> None:
     """Mutations: resets counted as steps; ready with steps but no sequence."""
     _, memory = make((1,), warm_up=8)
     stream = Numbered((1,), 0, steps=[5, 30])
-    assert memory.replays and memory.wait_for_room(0.0) and memory.sample(0) is None
+    assert memory.replays and memory.wait_for_room(0.0) and memory.sample() is None
     for _ in range(10):
-        assert not memory.ready() and memory.sample(0) is None
+        assert not memory.ready() and memory.sample() is None
         stream.step(memory, 0)
-    assert memory.count == 8 and memory.ready() and memory.sample(0) is not None
+    assert memory.count == 8 and memory.ready() and memory.sample() is not None
     _, memory = make((1,))
     stream = Numbered((1,), 0, steps=[30])
     for number in range(7):
@@ -828,7 +705,7 @@ def test_a_batch_comes_after_the_warm_up() -> None:
         ({"n_step": -1}, "Sequences.n_step = -1 must be at least 0"),
         ({"priority_exponent": -0.5}, "Sequences.priority_exponent = -0.5 must be at least 0"),
         ({"priority_exponent": float("nan")}, "Sequences.priority_exponent = nan must be at least 0"),
-        ({"importance_exponent": 1.5}, "Sequences.importance_exponent = 1.5 must be between 0 and 1"),
+        ({"importance_exponent": 1.5}, "Sequences.importance_exponent = 1.5 must lie between 0 and 1"),
         ({"importance_steps": 0}, "Sequences.importance_steps = 0 must be at least 1"),
         ({"stride": 6}, "Sequences.stride = 6 is more than Sequences.sequence_length = 5"),
         ({"n_step": 6}, "Sequences.n_step = 6 is more than Sequences.sequence_length = 5"),
@@ -860,7 +737,19 @@ def test_what_does_not_fit_is_refused() -> None:
     run(memory, Numbered((2,), 0), 60, np.random.default_rng(0))
     with pytest.raises(CheckpointError, match=re.escape("[2, 100, 3, 11] cannot go on from [2, 100, 4, 12]")):
         make()[1].restore(make(burn_in=4)[1].snapshot())
-    keys, before = memory.sample(0).keys, memory.notes.tree.snapshot()["priorities"]
+    keys, before = memory.sample().keys, memory.index.tree.snapshot()["priorities"]
     with pytest.raises(DivergedError, match="priority 3 of 16 is nan"):
         memory.update_priorities(keys, torch.arange(16.0).index_fill(0, torch.tensor([3]), torch.nan))
-    assert torch.equal(memory.notes.tree.snapshot()["priorities"], before) and float(memory.notes._largest) == 1
+    assert torch.equal(memory.index.tree.snapshot()["priorities"], before) and float(memory.index._largest) == 1
+
+
+def test_a_batch_has_the_size_that_is_asked_for() -> None:
+    """But there is one at a time, of all sequences. Mutation: the memory's own size."""
+    _, memory = make(batch_size=3)
+    run(memory, Numbered((2,), 0), 60, np.random.default_rng(0))
+    sample = memory.sample(7)
+    assert sample.trajectory.reward.shape == (6, 7) and len(sample.keys) == 7 and sample.steps == 35
+    for options, line in (({"count": 2}, "count = 2"), ({"holdout": True}, "holdout = True")):
+        with pytest.raises(ConfigError, match=f"SequenceMemory cannot sample with {line}"):
+            memory.sample(**options)
+    assert memory.view("all") is None

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from packtrain.errors import CheckpointError, ConfigError, DivergedError, Error
-from packtrain.memory.keys import Keys
+from packtrain.memory.slot_generations import SlotGenerations
 from packtrain.memory.sum_tree import LARGEST, SumTree
 from packtrain.testing.naive_sum_tree import NaiveSumTree
 
@@ -111,7 +111,7 @@ def test_a_ring_with_late_updates_stays_in_proportion(device):
     Mutation: without generations, a late update lands on the item that took the slot.
     """
     capacity, size = 40, 5
-    tree, keys = SumTree(capacity, device), Keys(capacity, device)
+    tree, keys = SumTree(capacity, device), SlotGenerations(capacity, device)
     generator = torch.Generator().manual_seed(0)
     wanted, items = torch.zeros(capacity, dtype=torch.float64), torch.zeros(capacity, dtype=torch.int64)
     waiting, late = [], 0
@@ -254,7 +254,7 @@ def test_a_gpu_counts_what_is_wrong_and_goes_on(device):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_can_capture_all_of_it():
-    tree, keys = filled(torch.rand(5000), "cuda"), Keys(5000, "cuda")
+    tree, keys = filled(torch.rand(5000), "cuda"), SlotGenerations(5000, "cuda")
     keys.take(torch.arange(5000, device="cuda"))
     uniforms, drawn = torch.rand(64, device="cuda"), torch.zeros(64, dtype=torch.int64, device="cuda")
 

@@ -9,7 +9,7 @@ import torch
 
 from packtrain import trees
 from packtrain.acting.actor import Actor
-from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.functional_vector_env import FunctionalVectorEnv
 from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError
 from packtrain.memory.unroll import Unrolls
@@ -43,18 +43,18 @@ class Path:
         core = core or Counting(length=5)
         self.num, self.length, self.batch = num, length, batch
         self.sizes = [(num + groups - 1 - g) // groups for g in range(groups)]
-        columns = [FunctionalColumns(core, size, 100 + g, "raise", "Counting") for g, size in enumerate(self.sizes)]
+        columns = [FunctionalVectorEnv(core, size, 100 + g, "raise", "Counting") for g, size in enumerate(self.sizes)]
         self.streams = [Stream(one, size) for one, size in zip(columns, self.sizes, strict=True)]
         self.policy = policy or ScriptedPolicy(core.action_space)
         self.queue = Unrolls(unroll_length=length, batch_size=batch, **unrolls).build(self.sizes, context, CPU)
-        self.tapes = [Tape(sink) for sink in self.queue.sinks]
+        self.tapes = [Tape(sink) for sink in self.queue.writers]
         self.actor = Actor(self.streams, self.policy, self.tapes, refresh or (lambda: 0))
 
     def samples(self, count, version=0, turns=10_000):
         """Act until there are `count` samples, taking each as soon as it is ready."""
         taken = []
         for _ in range(turns):
-            while len(taken) < count and (sample := self.queue.sample(version)) is not None:
+            while len(taken) < count and (sample := self.queue.sample(version=version)) is not None:
                 taken.append(sample)
             if len(taken) == count:
                 return taken
@@ -214,7 +214,7 @@ def test_columns_start_staggered_so_that_batches_do_not_burst():
     arrivals = []
     for turn in range(26):
         path.actor.turn()
-        while (sample := path.queue.sample(0)) is not None:
+        while (sample := path.queue.sample(version=0)) is not None:
             arrivals.append((turn, int(sample.trajectory.carry["rows"])))
     assert arrivals == [(8, 0), (10, 2), (12, 4), (14, 6), (16, 8), (18, 10), (20, 12), (22, 14), (24, 16)]
 
@@ -252,7 +252,7 @@ def test_context_rows_stand_in_front_of_row_0():
 def test_a_batch_is_taken_whole_or_not_at_all():
     path = Path(num=3, length=2, batch=3, num_buffers=6)
     while len(path.queue) < 2:
-        assert path.queue.sample(0) is None and not path.queue.ready()
+        assert path.queue.sample(version=0) is None and not path.queue.ready()
         path.actor.turn()
     assert len(path.queue) == 2  # what was refused is still there
 
@@ -272,7 +272,7 @@ def test_a_full_queue_has_no_room_and_a_sample_makes_some():
     begin = time.monotonic()
     assert not path.queue.wait_for_room(0.05)
     assert 0.05 <= time.monotonic() - begin < 1.0
-    assert path.queue.sample(0) is not None
+    assert path.queue.sample(version=0) is not None
     assert path.queue.has_room() and path.queue.wait_for_room(0.0)
 
 
@@ -293,7 +293,7 @@ def test_there_is_always_a_free_slot_while_there_is_room(num, length, batch, gro
     samples = []
     for _ in range(10):
         fill(path)
-        samples.append(path.queue.sample(0))
+        samples.append(path.queue.sample(version=0))
     for unroll, where in zip(unrolls_of(samples), path.expected(), strict=False):
         assert_equal_trees(unroll, from_tape(path, *where))
 
@@ -318,7 +318,7 @@ def wake(waiting, cause):
 def test_a_sample_wakes_a_waiting_actor():
     path = Path(num_buffers=4)
     fill(path)
-    assert wake(path.queue.wait_for_room, lambda: path.queue.sample(0)) < 3
+    assert wake(path.queue.wait_for_room, lambda: path.queue.sample(version=0)) < 3
 
 
 def test_dropping_stale_unrolls_wakes_a_waiting_actor():
@@ -355,7 +355,7 @@ def test_nothing_is_lost_or_torn_between_threads(num, length, batch, groups, slo
     samples, deadline = [], time.monotonic() + 60
     try:
         while len(samples) < wanted and not faults and time.monotonic() < deadline:
-            if path.queue.wait_for_batch(0.02) and (sample := path.queue.sample(0)) is not None:
+            if path.queue.wait_for_batch(0.02) and (sample := path.queue.sample(version=0)) is not None:
                 samples.append(sample)
                 if slow == "learner":
                     time.sleep(0.002)
@@ -406,10 +406,10 @@ def test_slots_of_dropped_unrolls_are_used_again():
     for round_ in range(1, 40):
         fill(path)
         version[0] = 10 * round_
-        assert path.queue.sample(version[0]) is None
+        assert path.queue.sample(version=version[0]) is None
     assert path.queue.dropped >= 100
     fill(path)
-    assert path.queue.sample(version[0]).lag.item() <= 1
+    assert path.queue.sample(version=version[0]).lag.item() <= 1
 
 
 def test_limits_follow_from_the_sizes():
@@ -536,9 +536,9 @@ def test_the_arena_does_not_grow():
     places = [(leaf.data_ptr(), leaf.shape) for leaf in arena(path.queue)]
     for _ in range(30):
         fill(path)
-        path.queue.sample(0)
+        path.queue.sample(version=0)
         queue = path.queue
-        filling = np.concatenate([sink.slot for sink in queue.sinks]).tolist()
+        filling = np.concatenate([sink.slot for sink in queue.writers]).tolist()
         assert sorted([*filling, *queue._full, *queue._free]) == list(range(queue._slots))
     assert [(leaf.data_ptr(), leaf.shape) for leaf in arena(path.queue)] == places
 
@@ -550,3 +550,15 @@ def test_a_sample_is_a_copy():
     kept = trees.map(torch.clone, sample.trajectory._asdict())
     path.samples(10)
     assert_equal_trees(sample.trajectory._asdict(), kept)
+
+
+def test_a_queue_gives_batches_of_its_own_size_alone():
+    """And one at a time; without a version there is no lag. Mutation: the argument is ignored."""
+    path = Path(num=2, length=3, batch=2)
+    fill(path)
+    for given, name in (({"batch_size": 3}, "batch_size = 3"), ({"count": 2}, "count = 2")):
+        with pytest.raises(ConfigError, match=f"UnrollQueue cannot sample with {name}"):
+            path.queue.sample(**given)
+    with pytest.raises(ConfigError, match="UnrollQueue cannot sample with holdout = True"):
+        path.queue.sample(holdout=True)
+    assert path.queue.sample(2).lag is None and path.queue.view("all") is None

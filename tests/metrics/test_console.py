@@ -80,7 +80,7 @@ def test_a_folders_name_is_no_markup(monkeypatch):
 
     from packtrain.metrics.console import RichConsole
 
-    monkeypatch.setattr(get_console(), "file", io.StringIO())
+    monkeypatch.setattr(get_console(), "_file", io.StringIO())  # `file` would be restored to a fixed stream
     console = RichConsole("runs/[/red]x", 100)
     console.show({"kind": "train", "step": 3, "wall_s": 1.0})
     console.close()

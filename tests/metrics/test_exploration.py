@@ -187,7 +187,7 @@ def test_a_snapshot_of_another_world_is_refused():
 
 
 def test_arrays_must_speak_of_all_states():
-    with pytest.raises(ValueError, match="to_goal speaks of 5 states, and there are 6"):
+    with pytest.raises(ValueError, match="to_goal has 5 states, but the environment has 6"):
         Exploration(6, 2, TO_GOAL[:5], FROM_START)
-    with pytest.raises(ValueError, match="keys speaks of 5 states"):
+    with pytest.raises(ValueError, match="keys has 5 states"):
         Exploration(6, 2, TO_GOAL, FROM_START, {"keys": KEYS[:5]})

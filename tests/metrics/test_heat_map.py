@@ -1,7 +1,7 @@
-"""Heat maps: charts of the worlds, colours at known states, and PNG files read back by a decoder of a few lines."""
+"""Heat maps: charts of the worlds, colours at known states, and PNG files read back."""
 
-import struct
-import zlib
+import io
+import sys
 
 import numpy as np
 import pytest
@@ -11,8 +11,10 @@ from packtrain.envs.catch import Catch
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.state_graph import StateGraph
 from packtrain.envs.toy_mr import CHART_COLOURS, ToyMR
-from packtrain.errors import ConfigError, EnvSetupError, RunFolderError
+from packtrain.errors import ConfigError, EnvSetupError, MissingExtraError, RunFolderError
 from packtrain.metrics.heat_map import EMPTY, MARGIN, RAMPS, UNVISITED, VISITED, colours, heat_map, write_png
+
+Image = pytest.importorskip("PIL.Image")
 
 APART = """
 room 3 5
@@ -32,21 +34,10 @@ goal 4 6
 
 
 def decoded(data):
-    """The picture in a PNG file of 8-bit RGB without filters."""
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    chunks, at = {}, 8
-    while at < len(data):
-        (length,) = struct.unpack(">I", data[at : at + 4])
-        kind, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
-        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length])[0] == zlib.crc32(kind + body)
-        chunks[kind] = body
-        at += 12 + length
-    assert list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
-    width, height, *rest = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
-    assert rest == [8, 2, 0, 0, 0]
-    lines = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(height, 1 + 3 * width)
-    assert (lines[:, 0] == 0).all()
-    return lines[:, 1:].reshape(height, width, 3)
+    """The picture in a PNG file."""
+    image = Image.open(io.BytesIO(data))
+    assert image.format == "PNG" and image.mode == "RGB"
+    return np.asarray(image)
 
 
 def pixel(core, picture, state, scale, panel=(0, 0)):
@@ -83,7 +74,7 @@ def test_the_shortest_solution_is_the_base():
 
 
 def test_other_towers_have_no_chart():
-    with pytest.raises(EnvSetupError, match=r"Hanoi\(pegs=4\): only the states of 3 pegs can be laid out"):
+    with pytest.raises(EnvSetupError, match=r"Hanoi\(pegs=4\): only the states of 3 pegs can be drawn"):
         Hanoi(3, pegs=4).chart_shape()
 
 
@@ -235,7 +226,7 @@ def test_nothing_visited_is_a_picture_too():
 
 
 def test_worlds_without_a_chart_and_counts_below_zero_are_refused():
-    with pytest.raises(ConfigError, match=r"heat_map\(Catch\): this world has no chart to draw on"):
+    with pytest.raises(ConfigError, match=r"heat_map\(Catch\): this environment has no chart"):
         heat_map(Catch(), np.zeros((1, 1)), np.zeros(1))
     with pytest.raises(ValueError, match="counts of a heat map must be 0 or more"):
         heat_map(Hanoi(2), np.zeros((1, 2), np.uint8), np.array([-1]))
@@ -274,3 +265,10 @@ def test_what_is_no_picture_or_no_place_is_refused(tmp_path):
     with pytest.raises(RunFolderError):
         write_png(tmp_path / "folder", np.zeros((1, 1, 3), np.uint8))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_without_pillow_the_extra_is_named(tmp_path, monkeypatch):
+    """Mutation: Pillow imported at the top of the module."""
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingExtraError, match=r"packtrain\[plot\]"):
+        write_png(tmp_path / "a.png", np.zeros((1, 1, 3), np.uint8))

@@ -19,6 +19,7 @@ def plain(steps):
         "predicted_loop_true_events": sum(s["predicted_loop"] and s["loop"] for s in steps),
         "predicted_loop_false_events": sum(s["predicted_loop"] and not s["loop"] for s in steps),
         "novelty_based_transitions": sum(s["novelty"] for s in steps),
+        "predicted_reward_false_events": sum(s["predicted_reward"] and not s["reward"] for s in steps),
     }
 
     def share(name, of, counts):
@@ -72,6 +73,7 @@ def test_shares_of_nothing_are_left_out():
         "predicted_loop_true_events": 0,
         "predicted_loop_false_events": 0,
         "novelty_based_transitions": 0,
+        "predicted_reward_false_events": 0,
         "perfect_next_observation": 1.0,
         "hit_freq": 0.0,
         "predicted_loop_freq": 0.0,

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from packtrain.errors import RunFolderError
-from packtrain.metrics.reading import metric_names, read_metrics, seed_folders, series
+from packtrain.metrics.reading import all_series, metric_names, read_metrics, seed_folders, series
 
 
 def row(step, kind="train", **values):
@@ -131,3 +131,18 @@ def test_reading_and_reporting_import_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_all_series_are_those_read_one_by_one():
+    """Whole columns take a shorter way; gaps, doubled and falling steps, odd values and missing walls do not."""
+    odd = [row(1, a=1.0, b=1, c=None), row(3, a=2.0, c=5.0), row(2, a=3.0, b=float("nan"), c=True)]
+    odd += [row(2, a=4.0, b=10**400), {"step": 9, "kind": "train", "a": 1.5}, row(1, "eval", a=7.0)]
+    plain = [row(step, a=step / 2, b=2.0 * step) for step in range(1, 9)]
+    for rows in (odd, plain, plain + odd, []):
+        found = all_series(rows)
+        assert list(found) == metric_names(rows)
+        for metric, one in found.items():
+            assert (one.steps, one.values) == series(rows, *metric)
+            assert len(one.walls) == len(one.steps)
+    assert all_series(plain)["train", "a"].walls == [step / 10 for step in range(1, 9)]
+    assert all_series(odd)["train", "a"].walls[1] == 0.2 and all_series(odd)["eval", "a"].values == [7.0]

@@ -151,29 +151,3 @@ def test_it_moves_with_its_rows(path, tmp_path):
     writer.move(tmp_path / "third.jsonl")
     writer.write(row(3))
     assert steps(tmp_path / "third.jsonl") == [1, 2, 3] and not path.exists()
-
-
-def test_tensorboard_on_a_full_disk_is_a_warning_and_goes_on_in_another_file(tmp_path, monkeypatch, capsys):
-    """Its own writer never recovers from an error. Mutation: the same writer again."""
-    made = []
-
-    class Events:
-        def __init__(self, path):
-            self.full, self.rows = not made, []
-            made.append(self)
-
-        def add_scalar(self, name, value, step, walltime):
-            if self.full:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            self.rows.append((name, value, step))
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(writers.TensorBoardWriter, "available", staticmethod(lambda: Events))
-    writer = writers.TensorBoardWriter(tmp_path)
-    for step in (1, 2):
-        writer.write(row(step))
-    writer.close()
-    assert len(made) == 2 and made[1].rows == [("train/x", 0.5, 2)]
-    assert capsys.readouterr().err.count("cannot be written: [Errno 28] No space left on device; the run goes on") == 1

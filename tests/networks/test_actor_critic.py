@@ -7,8 +7,8 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from packtrain import trees
+from packtrain.acting.sampling import ActorCritic
 from packtrain.errors import ConfigError, EnvSetupError
-from packtrain.networks.actor_critic import ActorCritic
 from packtrain.networks.perception import Conv
 from packtrain.types import Spec
 
@@ -31,7 +31,7 @@ def rows(spec, network, steps=T, batch=B, seed=0, resets=0.0):
 def build(seed=0, action=None, obs=VECTOR, **sizes):
     torch.manual_seed(seed)
     spec = Spec(obs, action or Discrete(6))
-    return spec, ActorCritic(**{"hidden_size": 16, "lstm_size": 8, **sizes}).build(spec)
+    return spec, ActorCritic(**{"hidden_size": 16, "lstm_size": 8, **sizes}).build_network(spec)
 
 
 @pytest.mark.parametrize("use_lstm", [False, True], ids=["feed-forward", "lstm"])
@@ -143,7 +143,7 @@ def test_a_continuous_policy_starts_with_the_spread_asked_for():
 def test_trees_of_observations_and_pictures():
     space = gym.spaces.Dict(a=Discrete(3), picture=Box(0, 255, (6, 6, 3), np.uint8))
     torch.manual_seed(0)
-    network = ActorCritic(perception=Conv(), hidden_size=8).build(Spec(space, Discrete(2)))
+    network = ActorCritic(perception=Conv(), hidden_size=8).build_network(Spec(space, Discrete(2)))
     obs = {
         "a": torch.randint(3, (T, B)),
         "picture": torch.randint(256, (T, B, 6, 6, 3), dtype=torch.uint8),
@@ -161,7 +161,7 @@ def stacked(use_lstm=False, **sizes):
     torch.manual_seed(0)
     conv = Conv(frames=3, channels=(4,), kernels=(3,), strides=(1,))
     spec = Spec(STACKED, Discrete(3))
-    network = ActorCritic(conv, 16, use_lstm=use_lstm, lstm_size=None, lstm_layers=2, **sizes).build(spec)
+    network = ActorCritic(conv, 16, use_lstm=use_lstm, lstm_size=None, lstm_layers=2, **sizes).build_network(spec)
     picture = torch.randint(256, (2 + T, B, 6, 6), dtype=torch.uint8)
     first = torch.zeros(2 + T, B, dtype=torch.bool)
     carry = tuple(torch.randn(state.shape) for state in network.initial_carry(B))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
+from packtrain.acting.noise import Control
 from packtrain.errors import ConfigError, EnvSetupError
-from packtrain.networks.control import Control
 from packtrain.networks.dynamics import Dynamics
 from packtrain.networks.stacked import join
 from packtrain.types import Spec
@@ -21,7 +21,7 @@ SMALL = {"hidden_size": 8, "num_layers": 1, "critics": 3}
 
 def build(seed=0, spec=SPEC, **options):
     torch.manual_seed(seed)
-    return Control(**{**SMALL, **options}).build(spec)
+    return Control(**{**SMALL, **options}).build_network(spec)
 
 
 def gaussian(network, obs):
@@ -98,7 +98,7 @@ def test_critics_see_observation_and_action():
 
 def test_who_wants_the_gradient_of_an_observation_gets_it():
     """Mutation: that of actions alone, always."""
-    network = Control(8, 1, 2).build(SPEC)
+    network = Control(8, 1, 2).build_network(SPEC)
     obs = torch.randn(1, 4, network.policy.weights[0].shape[1], requires_grad=True)
     action = torch.rand(1, 4, network.action_size, requires_grad=True)
     said = network.value(network.critic, obs, action).sum()
@@ -122,7 +122,7 @@ def test_copies_begin_equal_and_learn_nothing_by_themselves():
 
 def test_the_defaults_are_steves():
     """Parameter counts of HalfCheetah in the paper's code: 17 observations, 6 actions."""
-    network = Control().build(Spec(BOX(-np.inf, np.inf, (17,)), BOX(-1, 1, (6,))))
+    network = Control().build_network(Spec(BOX(-np.inf, np.inf, (17,)), BOX(-1, 1, (6,))))
     assert sum(leaf.numel() for leaf in network.policy.parameters()) == 36_102
     assert sum(leaf.numel() for leaf in network.critic.parameters()) == 4 * 36_225
 
@@ -133,14 +133,14 @@ UNEVEN = BOX(np.arange(6, dtype=np.float32).reshape(2, 3), np.float32(9) + np.ar
 @pytest.mark.parametrize(
     "obs, action, line",
     [
-        (SPEC.obs, gym.spaces.Discrete(3), "acts with vectors of numbers in bounds, and this takes Discrete(3)"),
-        (SPEC.obs, gym.spaces.MultiDiscrete([3, 3]), "acts with vectors of numbers in bounds"),
-        (SPEC.obs, UNEVEN, "acts with vectors of numbers in bounds"),
-        (SPEC.obs, BOX(-np.inf, np.inf, (2,)), "needs finite bounds of actions, and here they are -inf to inf"),
-        (SPEC.obs, BOX(np.array([-1, -1], "f"), np.array([1, np.inf], "f")), "needs finite bounds of actions"),
-        (gym.spaces.Dict({"a": SPEC.obs}), SPEC.action, "sees vectors of numbers, and this shows Dict("),
-        (UNEVEN, SPEC.action, "sees vectors of numbers"),
-        (gym.spaces.Discrete(5), SPEC.action, "sees vectors of numbers, and this shows Discrete(5)"),
+        (SPEC.obs, gym.spaces.Discrete(3), "needs a bounded vector of continuous actions, not Discrete(3)"),
+        (SPEC.obs, gym.spaces.MultiDiscrete([3, 3]), "needs a bounded vector of continuous actions"),
+        (SPEC.obs, UNEVEN, "needs a bounded vector of continuous actions"),
+        (SPEC.obs, BOX(-np.inf, np.inf, (2,)), "needs finite action bounds, not -inf to inf"),
+        (SPEC.obs, BOX(np.array([-1, -1], "f"), np.array([1, np.inf], "f")), "needs finite action bounds"),
+        (gym.spaces.Dict({"a": SPEC.obs}), SPEC.action, "needs vectors as observations, not Dict("),
+        (UNEVEN, SPEC.action, "needs vectors as observations"),
+        (gym.spaces.Discrete(5), SPEC.action, "needs vectors as observations, not Discrete(5)"),
     ],
 )
 def test_spaces_it_cannot_serve_are_refused_in_one_line(obs, action, line):

@@ -199,6 +199,6 @@ def test_every_space_gets_its_distribution(space, want):
     ids=str,
 )
 def test_other_spaces_are_refused_by_name(space):
-    with pytest.raises(EnvSetupError, match="no policy for the action space") as error:
+    with pytest.raises(EnvSetupError, match="no policy supports the action space") as error:
         distribution_for(space)
     assert str(space) in str(error.value)

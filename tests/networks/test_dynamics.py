@@ -219,7 +219,7 @@ def test_ranges_are_open_and_what_is_no_number_is_outside():
     after = torch.tensor([[0, 0.71, 0], [0, 0.7, 0], [0, 5, 100], [0, 5, -99.9], [0, 5, -101], [0, math.nan, 0]])
     assert rule.ended(after, after, after).tolist() == [False, True, True, False, True, True]
     assert EndOutside().ended(after, after, after).tolist() == [False] * 6  # never
-    with pytest.raises(ConfigError, match="speaks of number 1, and observations have 0 to 0"):
+    with pytest.raises(ConfigError, match="has index 1, but observations have indices 0 to 0"):
         Dynamics(known_end=rule).build(1, 1)
     for ranges in (((-1, 0.0, 1.0),), ((0, 1.0, 1.0),)):
         with pytest.raises(ConfigError, match="low below high"):
@@ -236,7 +236,7 @@ def test_ranges_are_open_and_what_is_no_number_is_outside():
         ({"num_layers": -1}, "Dynamics.num_layers = -1 must not be negative"),
         ({"elites": 5}, "Dynamics.elites = 5 must lie between 1 and transitions = 4"),
         ({"elites": 0}, "Dynamics.elites = 0 must lie between 1"),
-        ({"probabilistic": True}, "Dynamics.probabilistic needs Dynamics.normalise"),
+        ({"probabilistic": True}, "Dynamics.probabilistic = True needs Dynamics.normalise"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(values, line):

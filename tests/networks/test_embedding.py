@@ -113,7 +113,7 @@ def test_stacks_stop_at_a_reset():
 
 
 def test_only_a_choice_of_actions_can_be_told_apart():
-    with pytest.raises(EnvSetupError, match="ControllableEmbedding tells a choice of actions apart"):
+    with pytest.raises(EnvSetupError, match="ControllableEmbedding predicts discrete actions"):
         ControllableEmbedding().build(Spec(VECTOR.obs, Box(-1, 1, (2,))))
 
 
@@ -162,7 +162,7 @@ def test_random_distillation_reads_signed_floats():
 
 
 def test_random_distillation_refuses_what_is_no_picture():
-    with pytest.raises(EnvSetupError, match="one picture at a time"):
+    with pytest.raises(EnvSetupError, match="needs single images"):
         RandomDistillation().build_for_pictures((84,))
-    with pytest.raises(EnvSetupError, match="one picture at a time"):
+    with pytest.raises(EnvSetupError, match="needs single images"):
         RandomDistillation(perception=FOUR).build_for_pictures((84, 84))

@@ -53,5 +53,5 @@ def test_what_it_cannot_look_at_is_refused() -> None:
         EnsembleMlp(0)
     with pytest.raises(EnvSetupError, match="vectors"):
         WorldModel().build(gym.spaces.Box(0, 1, (4, 4)), gym.spaces.Discrete(2))
-    with pytest.raises(EnvSetupError, match="choice"):
+    with pytest.raises(EnvSetupError, match="discrete actions"):
         WorldModel().build(gym.spaces.Box(0, 1, (4,)), gym.spaces.Box(0, 1, (2,)))

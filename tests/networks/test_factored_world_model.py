@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from packtrain import config, knobs
-from packtrain.envs.factors import Factor, encode
+from packtrain.envs.categorical_factors import Factor, encode
 from packtrain.envs.hanoi import Hanoi
 from packtrain.errors import ConfigError, EnvSetupError
 from packtrain.networks.ensembles import EnsembleMlp
@@ -131,9 +131,9 @@ def test_what_it_cannot_be_built_for_is_refused() -> None:
     for scale in (-1.0, float("nan")):
         with pytest.raises(ConfigError, match=f"prior_scale = {scale}"):
             FactoredWorldModel(prior_scale=scale)
-    with pytest.raises(EnvSetupError, match="cover 6 coordinates, and the observation has 7"):
+    with pytest.raises(EnvSetupError, match="cover 6 coordinates, but the observation has 7"):
         FactoredWorldModel().build(gym.spaces.Box(0, 1, (7,)), choice, FACTORS)
-    with pytest.raises(EnvSetupError, match="FactoredWorldModel looks at vectors"):
+    with pytest.raises(EnvSetupError, match="FactoredWorldModel needs vectors"):
         FactoredWorldModel().build(gym.spaces.Box(0, 1, (6, 6)), choice, FACTORS)
-    with pytest.raises(EnvSetupError, match="choice"):
+    with pytest.raises(EnvSetupError, match="discrete actions"):
         FactoredWorldModel().build(SPACE, SPACE, FACTORS)

@@ -8,8 +8,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from torch.nn import functional
 
 from packtrain import config, knobs
+from packtrain.acting.sampling import ActorCritic
 from packtrain.errors import ConfigError, EnvSetupError
-from packtrain.networks.actor_critic import ActorCritic
 from packtrain.networks.perception import Conv, Flatten, ResNet
 from packtrain.types import Spec
 
@@ -162,7 +162,7 @@ def test_spaces_that_are_not_arrays_are_refused(description, space):
 
 
 def test_a_convolution_that_leaves_nothing_is_refused():
-    with pytest.raises(ConfigError, match="leave nothing of a picture of shape"):
+    with pytest.raises(ConfigError, match="are too large for an image of shape"):
         Conv(channels=(4, 4), kernels=(3, 3), strides=(2, 1)).build(Box(0, 1, (5, 4)))
 
 
@@ -271,7 +271,7 @@ DEEP_LSTM = {**DEEP, "use_lstm": True, "lstm_size": 256}
 )
 def test_the_networks_of_the_papers_have_the_papers_sizes(sizes, actions, parameters):
     """TorchBeast's AtariNet and ResNet, counted there. Mutations: a bias, a layer or an input more or less."""
-    network = ActorCritic(**sizes).build(Spec(GREY, Discrete(actions)))
+    network = ActorCritic(**sizes).build_network(Spec(GREY, Discrete(actions)))
     assert sum(p.numel() for p in network.parameters()) == parameters
     assert network.context == 3
 
@@ -289,7 +289,7 @@ def test_configurations_named_after_a_paper_have_its_network_and_its_optimiser(n
     """Mutation: TorchBeast's 32, 64 and 64 filters under the name of the paper."""
     experiment = config.build(config.load([knobs.find_config(name)[0]], [], {}))
     counts = [
-        sum(p.numel() for p in policy.build(Spec(GREY, Discrete(6))).parameters())
+        sum(p.numel() for p in policy.build_network(Spec(GREY, Discrete(6))).parameters())
         for policy in (experiment.policy, ActorCritic(**sizes))
     ]
     assert counts[0] == counts[1]
@@ -308,7 +308,7 @@ def test_only_grey_pictures_are_stacked(description, shape):
     with pytest.raises(EnvSetupError) as error:
         description.build(Box(0, 255, shape, np.uint8))
     given = f"{type(description).__name__}.frames = {description.frames}"
-    assert str(error.value) == f"{given} stacks grey pictures [H, W], and this one is {shape}"
+    assert str(error.value) == f"{given} stacks grey images [H, W], and this one has shape {shape}"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from packtrain.errors import ConfigError, EnvSetupError
@@ -180,7 +181,7 @@ def test_values_that_cannot_be_meant_are_refused(make, message):
     ids=["vector", "picture without planes", "number", "two boards"],
 )
 def test_a_convnet_wants_one_board(space):
-    with pytest.raises(EnvSetupError, match="ConvNet looks at one board .* try Mlp"):
+    with pytest.raises(EnvSetupError, match="ConvNet needs a board .* try Mlp"):
         Prediction(ConvNet()).build(space, {"value": 1})
 
 
@@ -208,7 +209,49 @@ def test_members_of_a_prediction_ensemble_share_nothing():
 
 def test_a_prediction_ensemble_of_another_size_than_is_asked_for_is_refused():
     space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    with pytest.raises(ConfigError, match="EnsemblePrediction.members = 3, and the planner asks for 4 outputs"):
+    with pytest.raises(ConfigError, match="EnsemblePrediction.members = 3, but the planner requests 4 outputs"):
         EnsemblePrediction(3).build(space, {"value": 4})
-    with pytest.raises(ConfigError, match="7 steps cannot be dealt out to 3 members"):
+    with pytest.raises(ConfigError, match="7 steps cannot be divided evenly among 3 members"):
         EnsemblePrediction(3).build(space, {"value": 3}).on_batch(torch.zeros(7, 2))
+
+
+def test_a_network_begins_with_the_weights_of_a_file(tmp_path):
+    """By their names behind any prefix, other networks beside them. Mutation: the file is read and not used."""
+    space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    torch.manual_seed(0)
+    source = Prediction(Mlp((4,))).build(space, {"value": 1, "logits": 2})
+    held = {f"/agent/agent.{name}": leaf.clone() for name, leaf in source.state_dict().items()}
+    path = tmp_path / "weights.safetensors"
+    save_file({**held, "/model/other": torch.zeros(2)}, path)
+    torch.manual_seed(1)
+    loaded = Prediction(Mlp((4,)), weights=str(path)).build(space, {"value": 1, "logits": 2})
+    obs = torch.randn(5, 3)
+    for head, answer in source(obs).items():
+        torch.testing.assert_close(loaded(obs)[head], answer, rtol=0, atol=0)
+    fewer = Prediction(Mlp((4,)), weights=str(path)).build(space, {"value": 1})  # heads that nothing asks are left out
+    torch.testing.assert_close(fewer(obs)["value"], source(obs)["value"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "torso, heads, message",
+    [
+        (Mlp((4,)), {"quality": 2}, "has 0 networks with the tensors"),
+        (Mlp((5,)), {"value": 1}, "of shape .*, and the network needs"),
+        (Mlp((4, 4)), {"value": 1}, "has 0 networks with the tensors"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(tmp_path, torso, heads, message):
+    space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    path = tmp_path / "weights.safetensors"
+    save_file(Prediction(Mlp((4,))).build(space, {"value": 1}).state_dict(), path)
+    with pytest.raises(ConfigError, match=message):
+        Prediction(torso, weights=str(path)).build(space, heads)
+
+
+def test_files_that_hold_no_tensors_are_refused(tmp_path):
+    """Mutation: a pickle is loaded."""
+    space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    torch.save({"torso": torch.zeros(1)}, tmp_path / "pickle.safetensors")
+    for name in ("absent.safetensors", "pickle.safetensors"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            Prediction(weights=str(tmp_path / name)).build(space, {"value": 1})

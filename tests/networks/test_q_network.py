@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from packtrain import trees
-from packtrain.acting.seat import Seat
+from packtrain.acting.actor_state import RowActorState, RowPolicy
 from packtrain.errors import ConfigError, EnvSetupError
 from packtrain.networks.perception import Conv
 from packtrain.networks.q_network import QNetwork
@@ -293,8 +293,8 @@ def test_orthogonal_weights():
     assert build(hidden_sizes=(8, 8)).extrinsic.torso.body[2].bias.any()
 
 
-class Greedy:
-    """As little of a policy as a seat needs."""
+class Greedy(RowPolicy):
+    """As little of a policy as an actor state needs."""
 
     def __init__(self, network):
         self.network, self.context, self.device = network, network.context, network.device
@@ -308,16 +308,16 @@ class Greedy:
         return output.values[0].argmax(-1), output.carry, {"values": output.values[0]}
 
 
-def test_a_seat_acts_as_the_sequence_says():
+def test_an_actor_state_acts_as_the_sequence_says():
     """Window and carry of acting: T single decisions are the network over all T rows, with both LSTMs."""
     network = build(STACKED, perception=FRAMES, separate_intrinsic=True)
     given = rows(network, resets=0.2)
     given["first"][: network.context + 1] = True
-    seat, said = Seat(Greedy(network), B), []
+    actor_state, said = RowActorState(Greedy(network), B), []
     for t in range(T):
         row = network.context + t
         said.append(
-            seat.act(
+            actor_state.act(
                 Row(
                     trees.map(lambda leaf, row=row: leaf[row].numpy(), given["obs"]),
                     given["first"][row].numpy(),
@@ -330,12 +330,12 @@ def test_a_seat_acts_as_the_sequence_says():
         )
     together = network(**{**given, "carry": network.initial_carry(B)})
     torch.testing.assert_close(torch.from_numpy(np.stack([d.extras["values"] for d in said])), together.values)
-    trees.map(torch.testing.assert_close, seat.snapshot()["carry"], together.carry)
+    trees.map(torch.testing.assert_close, actor_state.snapshot()["carry"], together.carry)
 
 
 @pytest.mark.parametrize("space", [Box(-1, 1, (2,)), MultiDiscrete([2, 3])], ids=str)
 def test_only_a_choice_of_actions_can_be_valued(space):
-    with pytest.raises(EnvSetupError, match="QNetwork values a choice of actions, and the action space is") as error:
+    with pytest.raises(EnvSetupError, match="QNetwork needs discrete actions, but the action space is") as error:
         QNetwork().build(Spec(VECTOR.obs, space))
     assert "\n" not in str(error.value)
 

@@ -14,11 +14,13 @@ from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.sokoban import Sokoban
 from packtrain.errors import ConfigError, DivergedError
 from packtrain.planning import deterministic_mcts
-from packtrain.planning.deterministic_mcts import DeterministicMCTS, DeterministicMCTSAgent, pass_words, tie_words
+from packtrain.planning.deterministic_mcts import DeterministicMCTS, DeterministicMCTSAgent, pass_words
 from packtrain.planning.events import ModelSteps
-from packtrain.planning.model import Asking, CoreModel, Stepped, digest
+from packtrain.planning.mcts_graph import tie_words
+from packtrain.planning.model import Asking, CoreModel, Stepped
+from packtrain.planning.node_values import EnsembleValue, ScalarValue
+from packtrain.planning.nodes import digest
 from packtrain.planning.planner import Plan, Roots
-from packtrain.planning.values import EnsembleValue, ScalarValue
 from packtrain.testing.path_hash import PathHash, settle
 from packtrain.testing.plain_deterministic_mcts import PlainDeterministicMCTS
 from packtrain.types import Request
@@ -69,11 +71,11 @@ def plan_from(planner: DeterministicMCTS, state: int, answer: Callable = zeros) 
 
 def known(planner: DeterministicMCTS, state: int, column: int = 0) -> dict[str, Any]:
     """What is known of a state."""
-    node = planner.nodes.find(planner._labels[[column]], digest(np.array([state])))[0]
+    node = planner.graph.nodes.find(planner.labels[[column]], digest(np.array([state])))[0]
     assert node >= 0
-    fan = planner.nodes.fan[node]
-    total, count = planner.nodes.total[node], planner.nodes.count[node]
-    return {"total": total, "count": count, "visits": planner.fans.visits[fan].tolist() if fan >= 0 else None}
+    row = planner.graph.nodes.edge_row[node]
+    total, count = planner.graph.nodes.total[node], planner.graph.nodes.count[node]
+    return {"total": total, "count": count, "visits": planner.graph.edges.visits[row].tolist() if row >= 0 else None}
 
 
 # -- by hand
@@ -260,7 +262,7 @@ def test_reality_is_believed_rather_than_the_model() -> None:
     plan_from(planner, 0)
     planner.feedback(COLUMN, np.array([2]), np.array([5.0]), np.array([False]))
     plan_from(planner, 1)
-    assert not planner.nodes.terminal[planner.nodes.find(planner._labels, digest(np.array([2])))]
+    assert not planner.graph.nodes.terminal[planner.graph.nodes.find(planner.labels, digest(np.array([2])))]
 
 
 # -- values
@@ -398,17 +400,17 @@ def test_equal_to_the_twin(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
             qualities = np.array(root.rewards) + agent.gamma * np.array(children)
             np.testing.assert_allclose(plan.extras["qualities"][row], qualities, rtol=1e-5, atol=1e-6)
             np.testing.assert_array_equal(plan.extras["visits"][row], root.visits)
-            nodes, fans = planner.nodes, planner.fans
+            nodes, fans = planner.graph.nodes, planner.graph.edges
             keys = np.array(list(twin.nodes), np.uint64)
-            ids = nodes.find(np.full(len(keys), planner._labels[column]), keys)
-            assert len(set(ids.tolist())) == len(nodes.of(planner._labels[column])) == len(keys)
+            ids = nodes.find(np.full(len(keys), planner.labels[column]), keys)
+            assert len(set(ids.tolist())) == len(nodes.of(planner.labels[column])) == len(keys)
             for node, plain in zip(ids, twin.nodes.values(), strict=True):
                 assert nodes.count[node] == len(plain.added) and nodes.terminal[node] == plain.terminal
                 np.testing.assert_allclose(nodes.total[node], np.squeeze(sum(plain.added)), atol=1e-9)
-                assert (nodes.fan[node] >= 0) == bool(plain.children)
+                assert (nodes.edge_row[node] >= 0) == bool(plain.children)
                 if plain.children:
-                    assert fans.visits[nodes.fan[node]].tolist() == plain.visits
-                    np.testing.assert_array_equal(fans.rewards[nodes.fan[node]], plain.rewards)
+                    assert fans.visits[nodes.edge_row[node]].tolist() == plain.visits
+                    np.testing.assert_array_equal(fans.rewards[nodes.edge_row[node]], plain.rewards)
         stepped = settle(model.step(roots, plan.action, rng), zeros)
         planner.feedback(columns, stepped.states, stepped.rewards, stepped.terminated)
         states = {name: leaf.copy() for name, leaf in states.items()}
@@ -566,12 +568,12 @@ def test_listener_hears_of_every_pass_and_step() -> None:
     settle(planner.plan(Roots(columns, states, states["path"])), rough)
     assert listener.begun == listener.ended == [[1, 4]] * 7
     sources = np.concatenate([steps.source for steps in listener.steps])
-    assert np.unique(sources, return_counts=True)[1].tolist() == [3] * len(planner.fans)
+    assert np.unique(sources, return_counts=True)[1].tolist() == [3] * len(planner.graph.edges)
     assert 7 < len(listener.steps) <= 14
     for steps in listener.steps:
         assert len(steps.columns) == len(steps.actions) == len(steps.rewards) == len(steps.terminated)
-        np.testing.assert_array_equal(planner.nodes.owner[steps.source], planner._labels[steps.columns])
-        np.testing.assert_array_equal(planner.nodes.states["path"][steps.target], steps.states["path"])
+        np.testing.assert_array_equal(planner.graph.nodes.owner[steps.source], planner.labels[steps.columns])
+        np.testing.assert_array_equal(planner.graph.nodes.states["path"][steps.target], steps.states["path"])
         np.testing.assert_array_equal(steps.actions.reshape(-1, 3), [[0, 1, 2]] * (len(steps.actions) // 3))
 
 
@@ -626,7 +628,7 @@ def test_ensemble_is_asked_and_told() -> None:
     states = model.initial(np.arange(2))
     plan = settle(planner.plan(Roots(np.arange(2), states, states["path"])), members)
     answer = members(Request("agent", states["path"]))["value"]
-    picked = np.take_along_axis(answer, planner._values.members, axis=1)  # type: ignore[attr-defined]
+    picked = np.take_along_axis(answer, planner.values.members, axis=1)  # type: ignore[attr-defined]
     np.testing.assert_allclose(plan.extras["value"], picked.mean(axis=1), rtol=1e-5)
     np.testing.assert_allclose(plan.extras["value_std"], picked.std(axis=1), rtol=1e-5)
 
@@ -640,7 +642,7 @@ def test_many_episodes_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -
         states = model.initial(np.array([episode, episode + 50]))
         settle(planner.plan(Roots(np.arange(2), states, states["path"])), zeros)
         planner.begin(np.array([episode % 2]), 0)
-        assert len(planner.nodes) <= 400 and len(planner.fans) <= len(planner.nodes) // 3
+        assert len(planner.graph.nodes) <= 400 and len(planner.graph.edges) <= len(planner.graph.nodes) // 3
 
 
 def test_a_network_that_has_diverged_stops_the_search() -> None:
@@ -660,8 +662,8 @@ def test_a_network_that_has_diverged_stops_the_search() -> None:
         ({"top_level_epsilon": -0.1}, "top_level_epsilon = -0.1 must be between 0 and 1"),
         ({"dead_end_value": float("-inf")}, "dead_end_value = -inf must be a finite number"),
         ({"ensemble_size": 0}, "ensemble_size = 0 must be at least 1"),
-        ({"ensemble_mask_size": 3}, "ensemble_mask_size = 3 is more than"),
-        ({"ensemble_size": 2, "ensemble_mask_size": 3}, "ensemble_mask_size = 3 is more than"),
+        ({"ensemble_mask_size": 3}, "ensemble_mask_size = 3 must be at most"),
+        ({"ensemble_size": 2, "ensemble_mask_size": 3}, "ensemble_mask_size = 3 must be at most"),
         ({"ensemble_size": 2, "use_value_network": False}, "needs DeterministicMCTSAgent.use_value_network"),
     ],
 )

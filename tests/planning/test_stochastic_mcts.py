@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from packtrain.envs.hanoi import Hanoi
+from packtrain.equations import puct
 from packtrain.errors import ConfigError
-from packtrain.planning.chance import dirichlet
-from packtrain.planning.leaf_raters import QualityNetworkNewLeafRater, RolloutNewLeafRater, ValueNetworkNewLeafRater
+from packtrain.planning.counter_rng import dirichlet
+from packtrain.planning.leaf_evaluators import QualityNetworkNewLeafRater, RolloutNewLeafRater, ValueNetworkNewLeafRater
+from packtrain.planning.mcts_tree import best_with_ties, tie_words
 from packtrain.planning.model import CoreModel, Stepped
+from packtrain.planning.nodes import NO_NODE
 from packtrain.planning.planner import Roots
 from packtrain.planning.schedules import LinearAnnealing
-from packtrain.planning.stochastic_mcts import StochasticMCTSAgent, best_with_ties, tie_words
-from packtrain.planning.table import NOBODY
+from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
 from packtrain.testing.path_hash import PathHash, settle
 from packtrain.testing.plain_stochastic_mcts import PlainStochasticMCTS
 
@@ -83,6 +85,7 @@ TWINS = [
     (ValueNetworkNewLeafRater(True), {"bonus": "ucb", "depth_limit": 2, "action_selection_mode": "quality"}),
     (RolloutNewLeafRater(4), {"sampling_temperature": 1.0}),
     (RolloutNewLeafRater(3, "logits"), {"n_leaves_to_expand": 2}),
+    (QualityNetworkNewLeafRater(True), {"rescale_qualities": True, "n_leaves_to_expand": 2}),
     (QualityNetworkNewLeafRater(True), {"root_selection": "gumbel", "max_considered_actions": 2}),
     (QUALITY, {"root_selection": "gumbel", "n_leaves_to_expand": 2, "depth_limit": 3}),
     (
@@ -154,7 +157,7 @@ def test_batch_is_as_single(rater, options):
 
 def grown(planner, node):
     """The tree below a node, as JSON values."""
-    nodes, found = planner.nodes, {}
+    nodes, found = planner.tree.nodes, {}
     for action in range(nodes.children.shape[1]):
         visits = int(nodes.visits[node, action])
         found[str(action)] = {
@@ -162,7 +165,7 @@ def grown(planner, node):
             "quality": nodes.quality_sums[node, action] / max(visits, 1),
             "prior": nodes.priors[node, action],
         }
-        if nodes.children[node, action] != NOBODY:
+        if nodes.children[node, action] != NO_NODE:
             found[str(action)]["below"] = grown(planner, nodes.children[node, action])
     return found
 
@@ -225,9 +228,9 @@ def test_shoot_tree_search_by_hand():
     assert model.calls == [([0], [0]), ([1], [0])]
     below = 2 + 0.5 * 0.7
     np.testing.assert_allclose(plan.extras["qualities"], [[(0.5 + 1 + 0.5 * below) / 2, 0]], rtol=1e-6)
-    root = planner.roots[0]  # state 1 by now
-    assert planner.nodes.visits[root].tolist() == [2, 1]
-    np.testing.assert_allclose(planner.nodes.quality_sums[root], [0.6 + below, 0], rtol=1e-6)
+    root = planner.tree.roots[0]  # state 1 by now
+    assert planner.tree.nodes.visits[root].tolist() == [2, 1]
+    np.testing.assert_allclose(planner.tree.nodes.quality_sums[root], [0.6 + below, 0], rtol=1e-6)
 
 
 def test_shoot_tree_search_backs_an_end_up_once():
@@ -396,16 +399,16 @@ def test_chosen_child_becomes_the_root_and_its_edge_is_left_alone():
     states = model.initial(np.array([2]))
     plan = settle(planner.plan(Roots(np.array([0]), states, None)), model.answer)
     target = {name: array.copy() for name, array in plan.extras.items()}
-    old = int(np.flatnonzero((planner.nodes.children == planner.roots[0]).any(axis=1))[0])
-    edges, sums = planner.nodes.visits[old].copy(), planner.nodes.quality_sums[old].copy()
-    root = int(planner.roots[0])
-    inherited = planner.nodes.visits[root].sum()
+    old = int(np.flatnonzero((planner.tree.nodes.children == planner.tree.roots[0]).any(axis=1))[0])
+    edges, sums = planner.tree.nodes.visits[old].copy(), planner.tree.nodes.quality_sums[old].copy()
+    root = int(planner.tree.roots[0])
+    inherited = planner.tree.nodes.visits[root].sum()
     assert inherited > 3
     after = settle(model.step(states, plan.action, planner.rng), model.answer)
     settle(planner.plan(Roots(np.array([0]), after.states, None)), model.answer)
-    np.testing.assert_array_equal(planner.nodes.visits[old], edges)
-    np.testing.assert_array_equal(planner.nodes.quality_sums[old], sums)
-    assert planner.nodes.visits[root].sum() == inherited + 30  # an expanded root: every pass goes through an edge
+    np.testing.assert_array_equal(planner.tree.nodes.visits[old], edges)
+    np.testing.assert_array_equal(planner.tree.nodes.quality_sums[old], sums)
+    assert planner.tree.nodes.visits[root].sum() == inherited + 30  # an expanded root: every pass goes through an edge
     for name, array in target.items():
         np.testing.assert_array_equal(plan.extras[name], array)
 
@@ -417,7 +420,7 @@ def test_begin_forgets():
     states = model.initial(np.arange(2))
     first = settle(planner.plan(Roots(np.arange(2), states, None)), model.answer)
     planner.begin(np.array([0]), 0)
-    assert planner.roots[0] == NOBODY and planner.roots[1] != NOBODY and len(planner.nodes.of(0)) == 0
+    assert planner.tree.roots[0] == NO_NODE and planner.tree.roots[1] != NO_NODE and len(planner.tree.nodes.of(0)) == 0
     planner.begin(np.array([1]), 0)
     planner.decisions = 0
     again = settle(planner.plan(Roots(np.arange(2), states, None)), model.answer)
@@ -431,12 +434,12 @@ def test_dead_nodes_are_given_back_and_nothing_changes():
     tidy, untidy = build(model, agent, 3), build(model, agent, 3)
     states = model.initial(np.arange(3))
     for _ in range(30):
-        tidy._roomy, untidy._roomy = 0, 10**9
+        tidy.tree.collect_at, untidy.tree.collect_at = 0, 10**9
         plans = [settle(p.plan(Roots(np.arange(3), states, None)), model.answer) for p in (tidy, untidy)]
         for name, array in plans[0].extras.items():
             np.testing.assert_array_equal(array, plans[1].extras[name])
         states = settle(model.step(states, plans[0].action, None), None).states
-    assert len(untidy.nodes) > 700 and len(tidy.nodes) < 200
+    assert len(untidy.tree.nodes) > 700 and len(tidy.tree.nodes) < 200
 
 
 class Tape:
@@ -464,8 +467,8 @@ def test_listener_hears_every_step_in_order():
     kinds = [item if isinstance(item, str) else item.actions.tolist() for item in tape.heard]
     assert kinds == ["begin", [0, 1], "end", "begin", [0], [0, 1], "end"]
     rating, step, below = (item for item in tape.heard if not isinstance(item, str))
-    assert rating.source.tolist() == [step.source[0]] * 2 and rating.target.tolist() == [NOBODY] * 2
-    assert step.target[0] == planner.roots[0] and below.source.tolist() == [step.target[0]] * 2
+    assert rating.source.tolist() == [step.source[0]] * 2 and rating.target.tolist() == [NO_NODE] * 2
+    assert step.target[0] == planner.tree.roots[0] and below.source.tolist() == [step.target[0]] * 2
     assert step.states.tolist() == [1] and step.rewards.tolist() == [1] and not step.terminated.any()
     assert below.states.tolist() == [2, 9] and below.terminated.tolist() == [False, True]
 
@@ -486,7 +489,7 @@ def test_listener_hears_every_step_once():
     steps = [item for item in tape.heard if not isinstance(item, str)]
     assert [item.actions.tolist() for item in steps] == made and tape.heard.count("end") == 8
     for item in steps:
-        assert ((item.target == NOBODY) == item.terminated).all() and (item.source != NOBODY).all()
+        assert ((item.target == NO_NODE) == item.terminated).all() and (item.source != NO_NODE).all()
 
 
 def test_one_request_a_pass_for_all_columns():
@@ -744,3 +747,26 @@ def test_options_without_effect_and_unfit_models_are_refused():
         StochasticMCTSAgent().heads(model.action_space)
     agent = StochasticMCTSAgent(new_leaf_rater=QualityNetworkNewLeafRater(True))
     assert agent.heads(gym.spaces.Discrete(4)) == {"agent": {"quality": 4, "logits": 4}}
+
+
+@pytest.mark.parametrize("rescale", [True, False])
+def test_rescaled_qualities_make_a_search_independent_of_the_scale_of_rewards(rescale):
+    """Mutation: bounds over the whole batch, or of other nodes. Without rescaling the passes go elsewhere."""
+    rng = np.random.default_rng(0)
+    edges = {s: [(2 * s + 1, r1), (2 * s + 2, r2)] for s, (r1, r2) in enumerate(rng.random((31, 2)).tolist())}
+    found = []
+    for scale in (0.001, 1000.0):
+        scaled = {state: [(after, scale * reward) for after, reward in pairs] for state, pairs in edges.items()}
+        qualities = {state: [scale * reward for _, reward in pairs] for state, pairs in edges.items()}
+        agent = StochasticMCTSAgent(n_passes=40, new_leaf_rater=QUALITY, exploration_weight=1.0)
+        planner = build(Tree(scaled, qualities), dataclasses.replace(agent, rescale_qualities=rescale))
+        plan = one(planner, Tree(scaled, qualities), 0)
+        found.append(plan.extras["action_histogram_smooth"].tolist())
+    assert (found[0] == found[1]) == rescale
+
+
+def test_rescaled_qualities_of_a_node_lie_between_0_and_1():
+    allowed = np.array([[True, True, False], [True, True, True]])
+    got = puct.rescaled_qualities(np.array([[2.0, 4.0, 9.0], [5.0, 5.0, 5.0]]), allowed)
+    np.testing.assert_array_equal(np.where(allowed, got, 0.0), [[0, 1, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(puct.rescaled_qualities(np.array([[1.0, 3.0, 5.0]])), [[0, 0.5, 1]])

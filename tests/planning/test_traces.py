@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from packtrain.acting.planned import PlannedPolicy
-from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.acting.planner_policy import PlannerPolicy
+from packtrain.envs.functional_vector_env import FunctionalVectorEnv
 from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError
 from packtrain.planning import traces
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
 from packtrain.planning.events import ModelSteps
-from packtrain.planning.leaf_raters import RolloutNewLeafRater
+from packtrain.planning.leaf_evaluators import RolloutNewLeafRater
 from packtrain.planning.shooting import ShootingAgent
 from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
 from packtrain.planning.traces import Traces, TraceWriter, decode
@@ -140,12 +140,12 @@ def test_every_link_of_a_real_search_is_a_step_of_the_model(tmp_path, agent):
     Mutations: numbers of the planner for nodes; the real state before the step as the root.
     """
     core = Line()
-    stream = Stream(FunctionalColumns(core, 3, 0, "raise", "Line", True), 3)
+    stream = Stream(FunctionalVectorEnv(core, 3, 0, "raise", "Line", True), 3)
     writer = TraceWriter(Traces(), tmp_path, "Line", 0)
-    seat = PlannedPolicy(agent, nn.ModuleDict(), torch.device("cpu"), 1, writer).seat(stream)
+    actor_state = PlannerPolicy(agent, nn.ModuleDict(), torch.device("cpu"), 1, writer).actor_state(stream)
     row = stream.start()
     while True:
-        decision = seat.act(row)
+        decision = actor_state.act(row)
         if stream.columns.all_ended:
             break
         stream.send(decision.action)
@@ -276,3 +276,36 @@ def test_states_are_named_and_objects_are_left_out(tmp_path):
 def test_values_that_cannot_be_meant_are_refused(values, message):
     with pytest.raises(ConfigError, match=message):
         Traces(**values)
+
+
+class Drawable(Line):
+    """The line with a text for each state."""
+
+    def render(self, states, mode):
+        assert mode == "ansi" and states.shape == (1,)
+        return "." * int(states[0]) + "X"
+
+
+def test_states_are_written_as_texts_too(tmp_path):
+    """Mutations: the text of another state of the batch; texts of a learned model's states."""
+    for model_states in (True, False):
+        folder = tmp_path / str(model_states)
+        writer = TraceWriter(Traces(texts=True), folder, "line", 0)
+        writer.use_renderer(Drawable(), model_states)
+        writer.episode_begin(places(0), 0, places(2))
+        writer.pass_begin(places(0))
+        writer.model_steps(steps((0, 0), (7, 7), (8, 9), places(3, 1), (1, 0)))
+        writer.real_steps(places(0), places(3), places(1), np.zeros(1), np.ones(1, bool), {})
+        (trace,) = read(folder).values()
+        numbers = {int(decode(state["state"])): node for node, state in trace["states"].items()}
+        expected = {numbers[2]: "..X", numbers[3]: "...X", numbers[1]: ".X"}
+        if not model_states:  # 1 was seen in the model only
+            del expected[numbers[1]]
+        assert trace["texts"] == expected
+
+
+def test_texts_need_an_environment_that_renders_them(tmp_path):
+    writer = TraceWriter(Traces(texts=True), tmp_path, "line", 0)
+    with pytest.raises(ConfigError, match="line has no text rendering"):
+        writer.use_renderer(Line(), True)
+    TraceWriter(Traces(), tmp_path, "line", 0).use_renderer(Line(), True)

@@ -149,6 +149,23 @@ def test_half_written_ones_are_not_seen_and_are_cleaned_up(tmp_path):
     assert not (tmp_path / ".writing-2-99999").exists()
 
 
+def test_keys_that_are_integers_come_back_as_integers(tmp_path):
+    """The state of a torch optimiser is by number: with strings, `load_state_dict` loses Adam's moments in silence."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimiser = torch.optim.Adam([weight], 0.1)
+    weight.sum().backward()
+    optimiser.step()
+    checkpoint.save(tmp_path, 1, {"optimiser": optimiser.state_dict(), "mixed": {0: 1, "a": 2}})
+    state = checkpoint.load(tmp_path / "1")
+    assert list(state["optimiser"]["state"]) == [0] and state["mixed"] == {0: 1, "a": 2}
+    other = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))], 0.1)
+    other.load_state_dict(state["optimiser"])
+    assert torch.equal(other.state_dict()["state"][0]["exp_avg"], optimiser.state_dict()["state"][0]["exp_avg"])
+    for keys in ({1.5: 0}, {0: 1, "0": 2}, {True: 1}):
+        with pytest.raises(TypeError, match="has keys"):
+            checkpoint.save(tmp_path, 2, {"wrong": keys})
+
+
 def test_saving_the_same_step_again_replaces_it(tmp_path):
     checkpoint.save(tmp_path, 1, STATE)
     checkpoint.save(tmp_path, 1, {**STATE, "run": {"step": 8}})

@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from packtrain import knobs, trees
+from packtrain.acting.planner_policy import Planning
 from packtrain.cli import main
-from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.functional_vector_env import FunctionalVectorEnv
 from packtrain.envs.stream import Episode, Stream
+from packtrain.interfaces import ActingPlace
 from packtrain.metrics.reading import read_metrics
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.learned import LearnedModel
 from packtrain.runtime import checkpoint
 from packtrain.runtime import evaluation as evaluation_module
-from packtrain.runtime.command import prepare
-from packtrain.runtime.evaluation import Evaluator, Limits, summary
-from packtrain.runtime.experiment import Evaluation, Planning
-from packtrain.runtime.parts import evaluated_policy, make_policy, open_evaluator
+from packtrain.runtime.evaluation import Evaluator, Limits, open_evaluator, summary
+from packtrain.runtime.preparation import prepare
 from packtrain.testing.scripted import ScriptedPolicy
 from packtrain.testing.sleepy import Sleepy
 
@@ -96,8 +96,9 @@ def test_whoever_evaluates_does_not_verify(changed):
         top_level_epsilon=0.02,
     )
     given = None if changed is None else replace(agent, **changed)
-    acting = evaluated_policy(Planning(agent, model=LearnedModel()), Evaluation(agent=given))
-    policy = make_policy(acting, torch.nn.ModuleDict(), torch.device("cpu"), 0, True, 1)
+    acting = Planning(agent, model=LearnedModel()).for_evaluation(given)
+    place = ActingPlace(torch.device("cpu"), 0, 1, greedy=True)
+    policy = acting.build_policy(torch.nn.ModuleDict(), place)
     assert policy.agent.bonus_quantile_threshold is None
     assert policy.agent.top_level_epsilon == (0.02 if changed is None else 0.0)
 
@@ -112,7 +113,7 @@ def test_an_evaluation_teaches_nobody(monkeypatch):
     def watched(self, snapshot=None):
         begin(self, snapshot)
         mine, theirs = (
-            self._seat.snapshot()["verified"]["edges"],
+            self._actor_state.snapshot()["verified"]["edges"],
             (snapshot or {}).get("verified", {"edges": {}})["edges"],
         )
         pairs = zip(trees.flatten(mine), trees.flatten(theirs), strict=True)
@@ -121,7 +122,7 @@ def test_an_evaluation_teaches_nobody(monkeypatch):
 
     def counted(self):
         result = tick(self)
-        seen[-1][1] = len(self._seat.snapshot()["verified"]["edges"]["action"])
+        seen[-1][1] = len(self._actor_state.snapshot()["verified"]["edges"]["action"])
         return result
 
     few = ("--n_model_precollect_episodes", "4", "--n_epochs", "3")
@@ -233,7 +234,9 @@ def test_a_policy_that_must_act_at_random_is_worth_less_greedily(capsys):
 def test_sampled_evaluations_do_not_depend_on_those_before():
     """Mutation: noise that goes on from one evaluation to the next."""
     _, experiment, spec = prepare([knobs.find_config("impala/point_mass")[0]], [], {}, None, trust_config=True)
-    evaluator, _ = open_evaluator(experiment, spec, torch.device("cpu"), 4, seed=0)
+    evaluator, _ = open_evaluator(
+        experiment, spec, torch.device("cpu"), 0, replace(experiment.evaluation, num_episodes=4)
+    )
     results = []
     for _ in range(2):
         evaluator.begin()
@@ -290,7 +293,7 @@ class Uneven(Sleepy):
 
 def play(core, episodes, size=2, **limits):
     """The result of an evaluation, and after how many ticks it was there."""
-    stream = Stream(FunctionalColumns(core, size, 0, "raise", "test"), size)
+    stream = Stream(FunctionalVectorEnv(core, size, 0, "raise", "test"), size)
     evaluator = Evaluator(stream, {"greedy": ScriptedPolicy(core.action_space)}, episodes, Limits(**limits))
     evaluator.begin()
     for tick in range(1, 1000):
@@ -335,7 +338,7 @@ def test_an_evaluation_ends_at_its_deadline_with_what_it_has(monkeypatch):
 
 
 def test_an_evaluation_says_how_far_it_is():
-    stream = Stream(FunctionalColumns(Sleepy(length=4), 2, 0, "raise", "test"), 2)
+    stream = Stream(FunctionalVectorEnv(Sleepy(length=4), 2, 0, "raise", "test"), 2)
     evaluator = Evaluator(stream, {"greedy": ScriptedPolicy(stream.columns.action_space)}, 4)
     evaluator.begin()
     for _ in range(7):
@@ -375,8 +378,8 @@ def test_a_run_whose_episodes_never_end_is_evaluated_and_finishes(runtime, capsy
 
 def test_a_run_saves_before_its_last_evaluation_is_over(monkeypatch):
     """Local: the learner waits for the actor, which plays it. Mutation: saving after it, which a kill comes before."""
-    from packtrain.runtime.evaluations import Evaluations
-    from packtrain.runtime.saving import Saving
+    from packtrain.runtime.checkpoint_writer import Saving
+    from packtrain.runtime.evaluation_scheduler import Evaluations
 
     seen, tick, write = [], Evaluations.tick, Saving.write
 
@@ -404,7 +407,7 @@ def test_a_run_saves_before_its_last_evaluation_is_over(monkeypatch):
 
 def test_a_long_evaluation_is_saved_beside_in_the_serial_runtime(monkeypatch):
     """Mutation: saving only between two updates."""
-    from packtrain.runtime.saving import Saving
+    from packtrain.runtime.checkpoint_writer import Saving
 
     saves, write = [], Saving.write
     monkeypatch.setattr(Saving, "due", property(lambda self: len(saves) < 3))

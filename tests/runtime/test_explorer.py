@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from packtrain.cli import main
 from packtrain.envs.cartpole import CartPole
-from packtrain.envs.functional_columns import FunctionalColumns
+from packtrain.envs.functional_vector_env import FunctionalVectorEnv
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.state_graph import StateGraph
 from packtrain.envs.stream import Stream
@@ -40,7 +41,7 @@ picture_every = 4
 
 
 def stream_of(core, size, together=True, limit=9):
-    return Stream(FunctionalColumns(core, size, 3, "raise", "test", together, limit), size)
+    return Stream(FunctionalVectorEnv(core, size, 3, "raise", "test", together, limit), size)
 
 
 class Walk:
@@ -153,7 +154,7 @@ def test_a_snapshot_goes_on(tmp_path):
 
 
 class NotOurs:
-    """Columns of somebody else's world."""
+    """VectorEnv of somebody else's world."""
 
     action_space = Hanoi(2).action_space
     reward_channels = ("train",)
@@ -236,3 +237,18 @@ def test_until_solved_ends_a_run_of_its_own(in_tmp, capsys):
     assert "run is finished: solved at step" in capsys.readouterr().out
     assert train("run", "--disks", "2", "--n_epochs", str(found[-1]["epoch"])) == 0
     assert len(rows("run")) > len(found)
+
+
+def test_without_pillow_a_run_goes_on_and_says_so_once(tmp_path, monkeypatch, caplog):
+    """Mutation: an error out of `draw`, which would end the run at its first picture."""
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    stream = stream_of(Hanoi(3), 4)
+    explorer = Explorer(ExplorationCallback(picture_every=1), [stream], tmp_path / "pictures")
+    stream.start()
+    explorer.look(0, stream, stream.steps, False, {})
+    explorer.row()
+    explorer.draw()
+    assert [record.message for record in caplog.records] == [
+        "a picture needs the package 'pillow'; try: pip install 'packtrain[plot]'; the run goes on without that picture"
+    ]
+    assert not list((tmp_path / "pictures").iterdir())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from packtrain import knobs
-from packtrain.runtime import command
+from packtrain.runtime import open_run, preflight, preparation, train_command
 from packtrain.testing import chaos
 
 CPU = torch.device("cpu")
@@ -15,8 +15,8 @@ CPU = torch.device("cpu")
 
 def plan(name, device=CPU, **values):
     path = knobs.find_config(name)[0]
-    _, experiment, spec = command.prepare([path], [], {"total_steps": 2000, **values}, 0)
-    return command.plan_memory(experiment, spec, device)
+    _, experiment, spec = preparation.prepare([path], [], {"total_steps": 2000, **values}, 0)
+    return preflight.plan_memory(experiment, spec, device)
 
 
 def test_a_replay_counts_as_far_as_the_steps_fill_it():
@@ -41,7 +41,7 @@ def test_on_a_gpu_memories_and_networks_are_there():
 def test_the_line_is_printed_before_the_run_starts(tmp_path, capsys):
     path = knobs.find_config("impala/catch")[0]
     values = {"eval_every": 0, "total_steps": 400}
-    assert command.train(command.TrainRequest([path], [], values, tmp_path / "run")) == 0
+    assert train_command.train(open_run.TrainRequest([path], [], values, tmp_path / "run")) == 0
     said = capsys.readouterr().out
     assert re.match(r"memory at its peak: about \d+\.\d\d GiB \(", said)
     assert "memory at its peak" in (tmp_path / "run/log.txt").read_text()

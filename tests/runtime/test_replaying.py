@@ -13,13 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 from packtrain import cli, knobs
+from packtrain.algorithms.batched_updates import transitions
 from packtrain.errors import ConfigError, EnvError, EnvSetupError, SaveError
 from packtrain.metrics.console import PlainConsole
-from packtrain.runtime import checkpoint, command, local, serial, together
+from packtrain.runtime import checkpoint, local, multi_seed, preparation, serial
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.loops import Learn
 from packtrain.runtime.loops.ratio import acting_is_ahead
-from packtrain.runtime.training import Training
+from packtrain.runtime.training import RunSetup, Training
 from packtrain.testing import chaos
 
 SMALL = {
@@ -34,15 +35,21 @@ MODEL = {
 TIMES = ("wall_s", "steps_per_second", "actor_busy", "learner_busy", "rss_mb")
 
 
+def everything(run):
+    """All transitions of a run's replay, field by field, [N, ...] each."""
+    return transitions(run.learning.memories["replay"].view("all"))
+
+
 def training(path, name="steve/steve_pendulum", bindings=(), saved=None, seed=0, **values):
     given = {**(SMALL if "ddpg" in name else MODEL), **values}
     given = {knob: value for knob, value in given.items() if value != "unset"}
     file, _ = knobs.find_config(name)
-    configuration, experiment, spec = command.prepare([file], list(bindings), given, seed, True)
+    configuration, experiment, spec = preparation.prepare([file], list(bindings), given, seed, True)
     folder = RunFolder(path)
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
     console = PlainConsole("x", experiment.run.total_steps)
-    return Training(experiment, spec, folder, configuration, torch.device("cpu"), console, saved, exact=True)
+    setup = RunSetup(experiment, spec, folder, configuration, torch.device("cpu"), console, exact=True)
+    return Training(setup, saved)
 
 
 def rows(path, kind="train"):
@@ -89,7 +96,7 @@ def test_random_steps_come_first_and_are_counted(tmp_path):
     """Mutation: leaving the policy random after the warm-up."""
     run = training(tmp_path, "steve/ddpg_pendulum", explore_chance=0.0, learning_rate=1e-9)  # stays where it is
     serial.run(run)
-    kept = run.learning.memories["replay"].filled()
+    kept = everything(run)
     run.close()
     network = run.learning.learners["value"].network
     greedy = network.act(network.policy, kept["obs"][None])[0].detach()
@@ -119,7 +126,7 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_pat
     """
     whole = training(tmp_path / "whole", name, **values)
     serial.run(whole)
-    whole.save(required=True)
+    whole.saver.save(required=True)
     wanted = weights(whole)
     whole.close()
     stops = [5, 17, 23, 31, 47]
@@ -130,11 +137,11 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_pat
             if count == stop:
                 break
             serial.carry_out(run, wish)
-        run.save(required=True)
+        run.saver.save(required=True)
         run.close()
         again = training(path, name, saved=checkpoint.load_newest(path / "checkpoints"), **values)
         serial.run(again)
-        again.save(required=True)
+        again.saver.save(required=True)
         got = weights(again)
         again.close()
         assert all(torch.equal(wanted[leaf], got[leaf]) for leaf in wanted), stop
@@ -150,19 +157,19 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_pat
 
 def test_a_memory_survives_environments_that_cannot_be_saved(tmp_path, monkeypatch):
     """Pendulum begins a new episode; nothing that was stored is lost. Mutation: keeping the row before."""
-    monkeypatch.setattr("packtrain.envs.gymnasium_columns.exact_saving", lambda env: None)
+    monkeypatch.setattr("packtrain.envs.gymnasium_vector_env.exact_saving", lambda env: None)
     run = training(tmp_path, "steve/ddpg_pendulum", env="Pendulum-v1", total_steps=60)
     serial.run(run)
-    run.save(required=True)
-    kept = {name: leaf.clone() for name, leaf in run.learning.memories["replay"].filled().items()}
+    run.saver.save(required=True)
+    kept = {name: leaf.clone() for name, leaf in everything(run).items()}
     run.close()
     saved = checkpoint.load_newest(tmp_path / "checkpoints")
     again = training(tmp_path, "steve/ddpg_pendulum", env="Pendulum-v1", total_steps=90, saved=saved)
-    found = again.learning.memories["replay"].filled()
+    found = everything(again)
     assert all(torch.equal(kept[name], found[name]) for name in kept)
     count = len(kept["reward"])
     serial.run(again)
-    found = again.learning.memories["replay"].filled()
+    found = everything(again)
     jumps = (
         (found["after"] - found["obs"])[:, :2].abs().amax(1)
     )  # cosine and sine of an angle that turns by 0.4 at most
@@ -175,14 +182,14 @@ def test_rows_are_in_segments_and_not_in_every_checkpoint(tmp_path, monkeypatch)
     monkeypatch.setattr("packtrain.memory.segments.SEGMENT_ROWS", 16)
     run = training(tmp_path, "steve/ddpg_pendulum")
     serial.run(run)
-    run.save(required=True)
+    run.saver.save(required=True)
     run.close()
     assert len(list((tmp_path / "replay" / "replay").glob("*.safetensors"))) >= 5
     newest = checkpoint.steps(tmp_path / "checkpoints")[-1]
     inside = load_file(tmp_path / "checkpoints" / str(newest) / "memories.safetensors")
     assert inside["/replay/tail/reward"].numel() < 16
     again = training(tmp_path, "steve/ddpg_pendulum", saved=checkpoint.load_newest(tmp_path / "checkpoints"))
-    assert len(again.learning.memories["replay"].filled()["reward"]) == run.acted
+    assert len(everything(again)["reward"]) == run.acted
     again.close()
 
 
@@ -201,7 +208,7 @@ def save_now_and_then(run):
     for count, wish in enumerate(serial.loop(run)):
         serial.carry_out(run, wish)
         if count % 15 == 14:
-            run.save(required=True)
+            run.saver.save(required=True)
     run.close()
 
 
@@ -222,7 +229,7 @@ def test_a_run_goes_on_without_the_steps_of_a_damaged_segment(tmp_path, monkeypa
         memory = run.learning.memories["replay"]
         assert memory.lost == lost and len(memory) == memory.count - lost and memory.count == steps
         serial.run(run)
-        run.save(required=True)
+        run.saver.save(required=True)
         run.close()
         steps = memory.count
         assert rows(tmp_path)[-1].get("replay_steps_lost", 0) == lost
@@ -245,7 +252,7 @@ def test_a_disk_that_refuses_a_segment_is_a_warning(tmp_path, monkeypatch, caplo
     assert run.finished and "not written: [Errno 28] No space left on device" in caplog.text
     assert [row["step"] for row in rows(tmp_path, "eval")][-1] == run.step, "it is evaluated all the same"
     with pytest.raises(SaveError, match="could not be written"):
-        run.save(required=True)
+        run.saver.save(required=True)
     run.close()
 
 
@@ -255,7 +262,7 @@ def test_seeds_that_learn_together_are_what_they_are_alone(tmp_path):
     for run in alone:
         serial.run(run)
     runs = [training(tmp_path / f"seed_{seed}", seed=seed) for seed in range(3)]
-    together.run(runs)
+    multi_seed.run(runs)
     for mine, theirs in zip(runs, alone, strict=True):
         assert mine.step == theirs.step
         for name, leaf in weights(theirs).items():
@@ -274,8 +281,8 @@ def test_slack_changes_nothing_where_there_is_no_gpu(tmp_path):
     ends = []
     for slack in (None, 4):
         runs = [training(tmp_path / f"{slack}_{seed}", seed=seed, slack=slack or "unset") for seed in range(2)]
-        assert together.can_share(runs[0].experiment) and runs[0].experiment.overlaps == (slack is not None)
-        together.run(runs)
+        assert multi_seed.can_share(runs[0].experiment) and runs[0].experiment.overlaps == (slack is not None)
+        multi_seed.run(runs)
         assert all(run.learning.weights.waits for run in runs)
         ends.append([weights(run) for run in runs])
         for run in runs:
@@ -296,17 +303,17 @@ def test_acting_runs_ahead_of_as_many_updates_as_there_is_slack_for(tmp_path, mo
             done.append(self)
 
     run = training(tmp_path, slack=4)
-    assert not together._Launched(run)._slack, "on a CPU nothing is under way"
+    assert not multi_seed._Launched(run)._slack, "on a CPU nothing is under way"
     run.acting.policy.device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    launched = together._Launched(run)
+    launched = multi_seed._Launched(run)
     for _ in range(3):
         launched.add(Learn("model", 1))
         launched.add(Learn("value", 4))
         launched.wait()
     assert done == left[:4], "those of the last turn may be under way"
     monkeypatch.undo()
-    assert not together._Launched(None)._slack
+    assert not multi_seed._Launched(None)._slack
     run.close()
 
 
@@ -318,7 +325,7 @@ def test_seeds_whose_episodes_end_at_different_times_stay_in_step(tmp_path, n_st
     """
     values = {"env": "InvertedPendulum-v5", "total_steps": 120, "n_step": n_step}
     runs = [training(tmp_path / f"seed_{seed}", "steve/ddpg_pendulum", seed=seed, **values) for seed in range(3)]
-    together.run(runs)
+    multi_seed.run(runs)
     assert len({run.learning.learners["value"].updates for run in runs}) == 1
     resets = [run.acting.actor.steps for run in runs]
     assert all(run.step >= 120 for run in runs), resets
@@ -412,7 +419,7 @@ def test_metrics_do_not_depend_on_when_checkpoints_are_written(tmp_path, monkeyp
     found = {}
     for name, secs in (("often", 1e-9), ("never", 1000.0)):
         runs = [training(tmp_path / f"{name}_{seed}", checkpoint_secs=secs, seed=seed, log_every=7) for seed in (0, 1)]
-        together.run(runs)
+        multi_seed.run(runs)
         found[name] = [rows(tmp_path / f"{name}_{seed}") for seed in (0, 1)]
         assert len(checkpoint.steps(tmp_path / f"{name}_0" / "checkpoints")) == (3 if name == "often" else 0)
         for run in runs:
@@ -472,7 +479,7 @@ def test_updates_that_do_not_wait_for_steps(tmp_path):
     """The speedrun: acting and learning at the same time. Mutation: an actor that waits for the learner."""
     free = {"updates_per_step": "unset", "model_updates_per_step": "unset", "total_steps": 3000}
     run = training(tmp_path, bindings=["value/LearnerUse.ratio = None", "model/LearnerUse.ratio = None"], **free)
-    assert not together.can_share(run.experiment)
+    assert not multi_seed.can_share(run.experiment)
     local.run(run)
     assert run.finished and run.learning.learners["value"].updates >= 32
     assert run.learning.learners["model"].updates >= 32
@@ -509,7 +516,7 @@ def test_an_observation_that_is_not_a_number_is_named_and_nothing_is_lost(tmp_pa
     assert "\n" not in str(caught.value)
     saved = checkpoint.load_newest(tmp_path / "checkpoints")
     again = training(tmp_path, "steve/ddpg_pendulum", env="BreaksForTests-v0", saved=saved)
-    kept = again.learning.memories["replay"].filled()
+    kept = everything(again)
     assert len(kept["reward"]) >= 3 * 17 and all(leaf.float().isfinite().all() for leaf in kept.values())
     again.close()
 
@@ -527,7 +534,7 @@ def test_ten_kills_lose_nothing(tmp_path):
     assert cli.main(argv) == 0
     reference = training(tmp_path / "whole", **values)
     serial.run(reference)
-    reference.save(required=True)
+    reference.saver.save(required=True)
     reference.close()
     assert rows(tmp_path / "run") == rows(tmp_path / "whole")
     last = [tmp_path / name / "checkpoints" / "1500" for name in ("run", "whole")]
@@ -550,7 +557,7 @@ def test_scores_say_how_many_updates_led_to_them(tmp_path):
 def test_new_episodes_after_a_resume_are_said_on_the_terminal(tmp_path, monkeypatch, capsys, savable):
     """And how often the model is looked at may change. Mutations: in the log alone; said of every resume."""
     if not savable:
-        monkeypatch.setattr("packtrain.envs.gymnasium_columns.exact_saving", lambda env: None)
+        monkeypatch.setattr("packtrain.envs.gymnasium_vector_env.exact_saving", lambda env: None)
     argv = ["train", "steve/ddpg_pendulum", "--output_dir", str(tmp_path / "run"), "--runtime", "serial"]
     argv += [f"--{name}={value}" for name, value in {**SMALL, "env": "Pendulum-v1"}.items()]
     assert cli.main([*argv, "--total_steps", "60"]) == 0
@@ -575,14 +582,14 @@ def test_a_target_that_looks_into_a_model_needs_one():
     """Mutation: building the learner anyway."""
     file, _ = knobs.find_config("steve/ddpg_pendulum")
     with pytest.raises(ConfigError, match="needs a world model"):
-        command.prepare([file], ["ValueExpansion.target = @Steve()"], SMALL, 0, True)
+        preparation.prepare([file], ["ValueExpansion.target = @Steve()"], SMALL, 0, True)
 
 
 @pytest.mark.parametrize(
     ("values", "bindings", "said"),
     [
-        ({"env": "CartPole-v1"}, [], "acts with vectors of numbers in bounds"),
-        ({"env": "Catch"}, [], "acts with vectors of numbers in bounds"),
+        ({"env": "CartPole-v1"}, [], "needs a bounded vector of continuous actions"),
+        ({"env": "Catch"}, [], "needs a bounded vector of continuous actions"),
         ({"horizon": 0}, [], "Steve.horizon = 0 must be at least 1"),
         ({"warm_up": 0}, [], "Collect.steps = 0 leaves learner 'model' nothing to begin with"),
         ({"critics": 0}, [], "Control.critics = 0 must be at least 1"),
@@ -603,7 +610,7 @@ def test_what_does_not_fit_is_said_in_one_line(tmp_path, values, bindings, said)
     """Before anything is written."""
     file, _ = knobs.find_config("steve/steve_pendulum")
     with pytest.raises((ConfigError, EnvSetupError), match=said) as caught:
-        command.prepare([file], bindings, {**MODEL, **values}, 0, True)
+        preparation.prepare([file], bindings, {**MODEL, **values}, 0, True)
     assert "\n" not in str(caught.value)
 
 
@@ -617,12 +624,40 @@ def test_what_does_not_fit_is_said_in_one_line(tmp_path, values, bindings, said)
 def test_steps_that_cannot_be_joined_are_refused(values, bindings, said):
     """Mutation: batches of a memory that is empty yet."""
     file, _ = knobs.find_config("steve/ddpg_pendulum")
-    command.prepare([file], [], {**SMALL, "n_step": 13}, 0, True)
+    preparation.prepare([file], [], {**SMALL, "n_step": 13}, 0, True)
     with pytest.raises(ConfigError, match=said):
-        command.prepare([file], bindings, {**SMALL, **values}, 0, True)
+        preparation.prepare([file], bindings, {**SMALL, **values}, 0, True)
 
 
 def test_a_planner_learns_its_model_from_single_steps():
     file, _ = knobs.find_config("steve/pets_pendulum")
     with pytest.raises(ConfigError, match="Replay.n_step = 3: a world model learns from single steps"):
-        command.prepare([file], ["Replay.n_step = 3"], {}, 0, True)
+        preparation.prepare([file], ["Replay.n_step = 3"], {}, 0, True)
+
+
+KNOBS = ("batch_size", "discount", "learning_rate", "rows", "target_period", "polyak", "publish_period", "policy_delay")
+
+
+@pytest.mark.parametrize("name, base", [("DDPG", ""), ("TD3", ""), ("SAC", ""), ("MVE", "DDPG"), ("STEVE", "DDPG")])
+def test_an_algorithm_that_is_configured_by_its_name_trains(tmp_path, name, base):
+    """The same weights as under `ValueExpansion`. Mutation: a number that one of the two does not pass on."""
+    named = [f"value/LearnerUse.learner = @{name}()", *(f"{base or name}.{knob} = %{knob}" for knob in KNOBS)]
+    shared = [f"ValueExpansion.core = {name.lower()!r}"] if not base else []
+    shared += ["ValueExpansion.target = @Mve()"] * (name == "MVE")
+    file = "steve/ddpg_pendulum"
+    values = {"stochastic": True} if name == "SAC" else {}
+    if base:
+        file, values = "steve/steve_pendulum", {}
+        named += [
+            f"{name}.actor_critic = @{base}()",
+            f"{name}.horizon = %horizon",
+            f"{name}.model_period = %model_period",
+        ]
+    found = []
+    for folder, bindings in (("named", named), ("shared", shared)):
+        (tmp_path / folder).mkdir()
+        run = training(tmp_path / folder, file, bindings, total_steps=60, **values)
+        serial.run(run)
+        found.append(weights(run))
+        run.close()
+    assert all(torch.equal(found[0][leaf], found[1][leaf]) for leaf in found[1])

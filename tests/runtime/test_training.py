@@ -12,26 +12,26 @@ from packtrain.envs.stream import Episode
 from packtrain.errors import DivergedError, StalledError
 from packtrain.metrics.console import PlainConsole
 from packtrain.metrics.reading import read_metrics
-from packtrain.runtime import checkpoint, command, local, serial
+from packtrain.runtime import checkpoint, local, preparation, serial
+from packtrain.runtime.acting import build_sides
 from packtrain.runtime.evaluation import summary
 from packtrain.runtime.folder import RunFolder
-from packtrain.runtime.gate import Busy, Gate
-from packtrain.runtime.parts import build_sides
+from packtrain.runtime.pause import Busy, Gate
 from packtrain.runtime.seeds import seed_for
-from packtrain.runtime.training import Training
+from packtrain.runtime.training import RunSetup, Training
 
 SMALL = {"num_actors": 4, "batch_size": 4, "unroll_length": 5, "eval_every": 0, "total_steps": 400}
 
 
 def prepare(name="impala/catch", **values):
-    return command.prepare([knobs.find_config(name)[0]], [], {**SMALL, **values}, 0, True)
+    return preparation.prepare([knobs.find_config(name)[0]], [], {**SMALL, **values}, 0, True)
 
 
 def training(tmp_path, name="impala/catch", **values):
     configuration, experiment, spec = prepare(name, **values)
     folder = RunFolder(tmp_path)
     console = PlainConsole("x", experiment.run.total_steps)
-    return Training(experiment, spec, folder, configuration, torch.device("cpu"), console, None)
+    return Training(RunSetup(experiment, spec, folder, configuration, torch.device("cpu"), console), None)
 
 
 def test_seeds_have_names():
@@ -133,7 +133,7 @@ def test_an_actors_error_reaches_the_caller_first_cause_first(tmp_path):
     run.folder.checkpoints.mkdir(parents=True)
     turns = []
 
-    def act():
+    def act(patience=None):
         turns.append(1)
         if len(turns) > 20:
             raise RuntimeError("first cause")
@@ -158,18 +158,19 @@ def test_the_last_steps_have_a_row_too(tmp_path, runtime):
 
 def test_environments_that_begin_anew_do_not_repeat_themselves(tmp_path, monkeypatch):
     """Nor do actions. Mutation: the seeds of the beginning after every resume."""
-    monkeypatch.setattr("packtrain.envs.gymnasium_columns.exact_saving", lambda env: None)
+    monkeypatch.setattr("packtrain.envs.gymnasium_vector_env.exact_saving", lambda env: None)
     begun = []
     for total in (200, 400, 600):
         saved = checkpoint.load_newest(tmp_path / "checkpoints")
         assert saved is None or "actor" not in saved[1]
         configuration, experiment, spec = prepare("impala/gym", total_steps=total)
         console = PlainConsole("x", total)
-        run = Training(experiment, spec, RunFolder(tmp_path), configuration, torch.device("cpu"), console, saved)
+        setup = RunSetup(experiment, spec, RunFolder(tmp_path), configuration, torch.device("cpu"), console)
+        run = Training(setup, saved)
         shown = run.acting.streams[0].start().obs.copy()
         begun.append((shown.tobytes(), run.acting.policy.generator.get_state().numpy().tobytes()))
         serial.run(run)
-        run.save(required=True)
+        run.saver.save(required=True)
         run.close()
     assert len({obs for obs, _ in begun}) == len({noise for _, noise in begun}) == 3
 
@@ -182,7 +183,7 @@ def test_divergence_stops_the_run(tmp_path):
     with pytest.raises(DivergedError, match="diverged"):
         local.run(run)
     with pytest.raises(DivergedError, match="not finite"):
-        run.save()
+        run.saver.save()
     run.close()
 
 
@@ -216,7 +217,7 @@ def test_an_evaluation_counts_as_under_way_until_its_row_is_written(tmp_path):
 def test_an_evaluation_under_way_is_begun_again_after_a_resume(tmp_path):
     run = training(tmp_path, eval_every=100, eval_episodes=2)
     assert run.begin_evaluation_if_due()
-    run.save()
+    run.saver.save()
     assert checkpoint.load_newest(tmp_path / "checkpoints")[1]["run"]["next_eval"] == 0
     run.close()
 

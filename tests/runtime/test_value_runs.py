@@ -16,10 +16,10 @@ from packtrain.algorithms.q_learning import QLearning
 from packtrain.cli import main
 from packtrain.errors import ConfigError, DivergedError, EnvSetupError
 from packtrain.metrics.console import PlainConsole
-from packtrain.runtime import checkpoint, command, local, serial, together
+from packtrain.runtime import checkpoint, local, multi_seed, preparation, serial
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.loops.ratio import due
-from packtrain.runtime.training import Training
+from packtrain.runtime.training import RunSetup, Training
 from packtrain.testing import chaos
 
 SMALL = {
@@ -40,7 +40,7 @@ def prepare(name, bindings=(), seed=0, **values):
     if name.startswith("dqn"):
         del given["lstm_size"]
     file, _ = knobs.find_config(name)
-    return command.prepare([file], list(bindings), given, seed, True)
+    return preparation.prepare([file], list(bindings), given, seed, True)
 
 
 def training(path, name="r2d2/catch", bindings=(), saved=None, seed=0, **values):
@@ -48,7 +48,8 @@ def training(path, name="r2d2/catch", bindings=(), saved=None, seed=0, **values)
     folder = RunFolder(path)
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
     console = PlainConsole("x", experiment.run.total_steps)
-    return Training(experiment, spec, folder, configuration, torch.device("cpu"), console, saved, exact=True)
+    setup = RunSetup(experiment, spec, folder, configuration, torch.device("cpu"), console, exact=True)
+    return Training(setup, saved)
 
 
 def rows(path, kind="train"):
@@ -58,7 +59,7 @@ def rows(path, kind="train"):
 
 def finish(run):
     serial.run(run)
-    run.save(required=True)
+    run.saver.save(required=True)
     weights = {name: leaf.clone() for name, leaf in run.learning.learners["values"].network.state_dict().items()}
     run.close()
     return weights
@@ -75,7 +76,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_path, case):
-    """Replay, priorities, bandit, novelty and counters come back. Mutations: seats' own state, or keys, not saved;
+    """Replay, priorities, bandit, novelty and counters come back. Mutations: own state, or keys, not saved;
     acting with the learner's weights where they have not been published.
     """
     name, bindings = CASES[case]
@@ -87,7 +88,7 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_pat
             if count == stop:
                 break
             serial.carry_out(run, wish)
-        run.save(required=True)
+        run.saver.save(required=True)
         run.close()
         got = finish(training(path, name, bindings, saved=checkpoint.load_newest(path / "checkpoints")))
         assert all(torch.equal(wanted[leaf], got[leaf]) for leaf in wanted), stop
@@ -133,18 +134,18 @@ def novelty_in_a_loop(path, runtime):
     }
     run = training(path, "ngu/deep_sea", bindings, **values)
     late, versions, episodes = [], [], []
-    for seat in run.acting.actor.seats:
+    for actor_state in run.acting.actor.actor_states:
 
-        def act(row, seat=seat, act=seat.act):
+        def act(row, actor_state=actor_state, act=actor_state.act):
             decision = act(row)
             episode = run.acting.actor.steps // 400
             if episode >= 1:
                 versions.append((episode, run.acting.policy.version))
-                if int(seat._policy.own["number"].min()) > 100 and not row.first.any():
+                if int(actor_state._policy.own["number"].min()) > 100 and not row.first.any():
                     late.extend(decision.row.last_reward["intrinsic"].tolist())
             return decision
 
-        seat.act = act
+        actor_state.act = act
     runtime.run(run)
     run.close()
     episodes = {episode for episode, _ in versions}
@@ -185,7 +186,7 @@ def test_segments_that_nothing_refers_to_are_deleted(tmp_path, monkeypatch):
     for count, wish in enumerate(serial.loop(run)):
         serial.carry_out(run, wish)
         if count % 40 == 39:
-            run.save(required=True)
+            run.saver.save(required=True)
     run.close()
     (folder,) = (tmp_path / "replay").iterdir()
     files = {path.name for path in folder.glob("*.safetensors")}
@@ -211,7 +212,7 @@ def test_updates_follow_steps_and_seeds_differ(tmp_path):
 def test_acting_and_learning_at_once_keep_their_ratio_within_slack(tmp_path):
     """Mutations: an actor that does not wait; a learner that runs ahead of what was acted."""
     run = training(tmp_path, total_steps=4000, slack=4, updates_per_step=0.02, warm_up=200)
-    assert run.experiment.overlaps and not together.can_share(run.experiment)
+    assert run.experiment.overlaps and not multi_seed.can_share(run.experiment)
     behind = []
     learn = run.learn
 
@@ -240,7 +241,7 @@ def test_the_first_turns_are_random_and_none_after_a_resume(tmp_path):
 
         run.acting.actor.turn = turn
         local.run(run)
-        run.save(required=True)
+        run.saver.save(required=True)
         run.close()
         assert all(random == (steps < 400) for steps, random in acted if abs(steps - 400) > 40), acted[:5]
 
@@ -254,20 +255,20 @@ def test_without_a_ratio_both_run_freely(tmp_path):
 
 def test_environments_that_cannot_be_saved_leave_replay_and_bandit(tmp_path, monkeypatch):
     """Mutations: the bandit begins anew; the replay of a run whose episodes are lost is lost with them."""
-    monkeypatch.setattr("packtrain.envs.gymnasium_columns.exact_saving", lambda env: None)
+    monkeypatch.setattr("packtrain.envs.gymnasium_vector_env.exact_saving", lambda env: None)
     name, values = "ngu/key_door", {"env": "CartPole-v1", "total_steps": 300}
     bindings = [*BANDIT, "Environment.kwargs = {}"]
     run = training(tmp_path, name, bindings, **values)
     serial.run(run)
-    run.save(required=True)
-    kept, seat = len(run.learning.memories["replay"]), run.acting.actor.seats[0]
-    assert seat._policy.own["window_number"].min() > 0
+    run.saver.save(required=True)
+    kept, actor_state = len(run.learning.memories["replay"]), run.acting.actor.actor_states[0]
+    assert actor_state._policy.own["window_number"].min() > 0
     run.close()
     again = training(tmp_path, name, bindings, saved=checkpoint.load_newest(tmp_path / "checkpoints"), **values)
-    mine = again.acting.actor.seats[0]._policy.own
+    mine = again.acting.actor.actor_states[0]._policy.own
     assert len(again.learning.memories["replay"]) >= kept
     for leaf in ("window_arm", "window_value", "window_number", "error_mean", "distance_mean"):
-        assert torch.equal(mine[leaf], seat._policy.own[leaf]), leaf
+        assert torch.equal(mine[leaf], actor_state._policy.own[leaf]), leaf
     again.close()
 
 
@@ -302,7 +303,7 @@ def test_kills_lose_nothing(tmp_path):
         ("r2d2/catch", {"replay_size": 30}, [], "Sequences.capacity = 30 is less than a batch of 4 sequences of 10"),
         ("r2d2/catch", {"n_step": 11}, [], "Sequences.n_step = 11 is more than Sequences.sequence_length = 10"),
         ("r2d2/catch", {"stride": 11}, [], "Sequences.stride = 11 is more than Sequences.sequence_length = 10"),
-        ("r2d2/catch", {"env": "Pendulum-v1"}, ["Environment.kwargs = {}"], "QNetwork values a choice of actions"),
+        ("r2d2/catch", {"env": "Pendulum-v1"}, ["Environment.kwargs = {}"], "QNetwork needs discrete actions"),
         ("r2d2/catch", {"slack": 0}, [], "LearnerUse.slack = 0 must be at least 1"),
         ("r2d2/catch", {"updates_per_step": -1.0}, [], "LearnerUse.ratio = -1.0 must be above 0"),
         ("r2d2/catch", {"epsilon_base": 1.5}, [], "Epsilons.base = 1.5 must lie between 0 and 1"),
@@ -319,7 +320,7 @@ def test_kills_lose_nothing(tmp_path):
         ),
         ("r2d2/catch", {}, ["QLearning.discount = None"], "QLearning.discount = None without arms leaves no discount"),
         ("ngu/key_door", {"neighbours": 0}, [], "Novelty.neighbours = 0 must lie between 1 and"),
-        ("r2d2/catch", {}, ["Experiment.policy = @Control()"], "Control and PredictiveControl learn from Replay"),
+        ("r2d2/catch", {}, ["Experiment.policy = @Control()"], "lstm_size is set but not used"),
     ],
 )
 def test_bad_input_is_one_clear_line(name, values, bindings, line):
@@ -344,7 +345,7 @@ def test_a_run_that_was_made_with_an_ignored_discount_goes_on(tmp_path, monkeypa
     argv = ["train", "ngu/deep_sea", "--discount", "0.997", "--output_dir", str(tmp_path / "run")]
     argv += [f"--{name}={value}" for name, value in {**NOVEL, "recurrent": False, "burn_in": 0}.items()]
     with monkeypatch.context() as patch:
-        patch.setattr(QLearning, "refuse_ignored", lambda *_: None)
+        patch.setattr(QLearning, "check_new_run", lambda *_: None)
         assert main([*argv, "--total_steps", "200"]) == 0
     assert main([*argv, "--total_steps", "240"]) == 0 and rows(tmp_path / "run")[-1]["step"] >= 240
     assert main(["eval", str(tmp_path / "run"), "--num_episodes", "1"]) == 0
@@ -367,7 +368,7 @@ def test_priorities_that_are_not_numbers_stop_the_run(tmp_path):
     run = training(tmp_path)
     serial.run(run)
     memory = run.learning.memories["replay"]
-    sample = memory.sample(0)
+    sample = memory.sample()
     with pytest.raises(DivergedError, match="not finite"):
         memory.update_priorities(sample.keys, torch.full((4,), float("nan")))
     run.close()

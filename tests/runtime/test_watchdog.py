@@ -11,7 +11,7 @@ from packtrain.runtime.watchdog import Watchdog, is_in_environment
 
 
 class Busy:
-    """Columns whose call began when they were made."""
+    """VectorEnv whose call began when they were made."""
 
     starting = times_itself = False
 
@@ -90,7 +90,7 @@ def test_columns_that_time_themselves_are_left_to_it_until_the_run_is_asked_to_s
 
 
 def test_a_thread_inside_an_environment_is_told_from_others():
-    from packtrain.envs.functional_columns import FunctionalColumns
+    from packtrain.envs.functional_vector_env import FunctionalVectorEnv
     from packtrain.testing.sleepy import Sleepy
 
     inside, over = threading.Event(), threading.Event()
@@ -101,7 +101,7 @@ def test_a_thread_inside_an_environment_is_told_from_others():
             over.wait()
             return super().initial(n, rng)
 
-    thread = threading.Thread(target=FunctionalColumns(Waiting(), 1, 0, "raise", "Waiting").reset)
+    thread = threading.Thread(target=FunctionalVectorEnv(Waiting(), 1, 0, "raise", "Waiting").reset)
     other = threading.Thread(target=over.wait)
     thread.start()
     other.start()

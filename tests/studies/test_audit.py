@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from packtrain import config, knobs
+from packtrain.acting.sampling import ActorCritic
 from packtrain.envs.atari import Atari
 from packtrain.envs.rewards import Rewards
 from packtrain.equations.divergences import (
     joint_logits,
 )
 from packtrain.errors import ConfigError
-from packtrain.networks.actor_critic import ActorCritic
 from packtrain.networks.distributions import Categorical, Gaussian, MultiCategorical
 from packtrain.networks.perception import Conv
-from packtrain.studies import audit, audited
+from packtrain.studies import audit, audit_rollouts
 from packtrain.types import Row, Spec
 
 # Means and standard deviations: near, apart, both beyond a bound, one beyond each.
@@ -32,7 +32,7 @@ def subject(env="Counterfeit", seed=0, bindings=(), **settings):
     experiment = config.build(config.load([file], list(bindings), given))
     spec = experiment.probe()
     torch.manual_seed(seed)
-    network = experiment.policy.build(spec)
+    network = experiment.policy.build_network(spec)
     with torch.no_grad():
         network.policy.weight.mul_(8)  # decided, so that policies differ
     return audit.Subject(Path("run"), 0, experiment, spec, network.eval())
@@ -53,10 +53,10 @@ def test_two_torques_beyond_the_limit_are_the_same_torque():
     p, q = torch.tensor([[4.0, -2.0]]), torch.tensor([[8.0, -1.0]])  # means, log standard deviations
     made = torch.Generator().manual_seed(0)
     box = gym.spaces.Box(-2, 2, (1,), np.float32)
-    jensen_shannon, hellinger = audited.divergences(Gaussian((1,)), p, q, box, made)
+    jensen_shannon, hellinger = audit_rollouts.divergences(Gaussian((1,)), p, q, box, made)
     assert jensen_shannon.item() < 1e-6 and hellinger.item() < 1e-3
     free = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    assert audited.divergences(Gaussian((1,)), p, q, free, made)[1].item() > 0.99
+    assert audit_rollouts.divergences(Gaussian((1,)), p, q, free, made)[1].item() > 0.99
 
 
 def test_several_choices_are_compared_jointly():
@@ -69,7 +69,7 @@ def test_several_choices_are_compared_jointly():
         for second in range(3):
             want = p[:, :2].log_softmax(-1)[:, first] + p[:, 2:].log_softmax(-1)[:, second]
             torch.testing.assert_close(joint[:, 3 * first + second], want)
-    _, hellinger = audited.divergences(MultiCategorical((2, 3)), p, q, space, made)
+    _, hellinger = audit_rollouts.divergences(MultiCategorical((2, 3)), p, q, space, made)
     parts = [
         (p[:, part].softmax(-1) * q[:, part].softmax(-1)).sqrt().sum(-1) for part in (slice(None, 2), slice(2, None))
     ]
@@ -79,13 +79,13 @@ def test_several_choices_are_compared_jointly():
 def test_who_slips_does_something_random_now_and_then():
     """Mutations: the share of the others; a deviation where a variance should be."""
     logits = torch.tensor([[0.0, -40.0, -40.0, -40.0]])
-    slipped = audited.slipping(Categorical(4), logits, 0.2).softmax(-1)
+    slipped = audit_rollouts.slipping(Categorical(4), logits, 0.2).softmax(-1)
     torch.testing.assert_close(slipped, torch.tensor([[0.85, 0.05, 0.05, 0.05]]))
-    both = audited.slipping(MultiCategorical((2, 2)), torch.tensor([[0.0, -40.0, -40.0, 0.0]]), 0.2)
+    both = audit_rollouts.slipping(MultiCategorical((2, 2)), torch.tensor([[0.0, -40.0, -40.0, 0.0]]), 0.2)
     torch.testing.assert_close(both.exp(), torch.tensor([[0.9, 0.1, 0.1, 0.9]]))
-    gaussian = audited.slipping(Gaussian((1,)), torch.tensor([[0.7, math.log(0.1)]]), 0.3)
+    gaussian = audit_rollouts.slipping(Gaussian((1,)), torch.tensor([[0.7, math.log(0.1)]]), 0.3)
     torch.testing.assert_close(gaussian, torch.tensor([[0.7, 0.5 * math.log(0.7 * 0.01 + 0.1)]]))
-    assert audited.slipping(Categorical(4), logits, 0.0) is logits
+    assert audit_rollouts.slipping(Categorical(4), logits, 0.0) is logits
 
 
 # Playing.
@@ -110,7 +110,7 @@ def test_rows_become_episodes_by_hand():
         "hellinger": 0.1 * np.arange(8.0)[:, None],
         "entropy": np.full((8, 1), math.log(4)),
     }
-    seen = audited._cut(rows, np.array([2]), trusted)
+    seen = audit_rollouts._cut(rows, np.array([2]), trusted)
     nan = math.nan
     np.testing.assert_allclose(seen.features["value"], [[0, 1, nan], [3, 4, 5]])
     np.testing.assert_allclose(seen.features["hellinger"], [[0, 0.1, nan], [0.3, 0.4, 0.5]])
@@ -125,7 +125,7 @@ def test_a_watcher_reads_the_same_in_pieces_and_at_once():
     spec = Spec(gym.spaces.Box(0, 255, (6, 6), np.uint8), gym.spaces.Discrete(3))
     sizes = ActorCritic(Conv(frames=3, channels=(4,), kernels=(3,), strides=(1,)), 8, use_lstm=True, lstm_size=6)
     torch.manual_seed(0)
-    one = replace(subject("Catch"), spec=spec, network=sizes.build(spec))
+    one = replace(subject("Catch"), spec=spec, network=sizes.build_network(spec))
     made, shape = np.random.default_rng(0), (6, 6)
     rows = [
         Row(
@@ -138,8 +138,8 @@ def test_a_watcher_reads_the_same_in_pieces_and_at_once():
         )
         for k in range(9)
     ]
-    whole = audited._Watcher(one, 2, "true").look(rows)
-    watcher = audited._Watcher(one, 2, "true")
+    whole = audit_rollouts._Watcher(one, 2, "true").look(rows)
+    watcher = audit_rollouts._Watcher(one, 2, "true")
     pieces = [watcher.look(rows[a:b]) for a, b in ((0, 1), (1, 2), (2, 6), (6, 9))]
     for place in (0, 1):
         torch.testing.assert_close(torch.cat([piece[place] for piece in pieces]), whole[place])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from packtrain import knobs
-from packtrain.envs.best_play import best_play
+from packtrain.envs.backward_induction import best_play
 from packtrain.envs.counterfeit import Counterfeit
 from packtrain.envs.state_graph import StateGraph
 from packtrain.errors import ConfigError, EnvSetupError, Error, RunFolderError
@@ -151,16 +151,16 @@ def test_no_two_runs_of_a_proxy_share_a_seed_or_a_folder(tmp_path):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"values": (1, 2, 3)}, r"values = \(1, 2, 3\) are 3: to look for a change takes at least 4"),
-        ({"values": (1, 2, 2, 3)}, "values = .* has the same twice"),
+        ({"values": (1, 2, 3)}, r"values = \(1, 2, 3\) are 3 values; at least 4"),
+        ({"values": (1, 2, 2, 3)}, "values = .* contains duplicates"),
         ({"values": (1, 2, 3, "x")}, "--total_steps 'x' is not a whole number"),
-        ({"values": (1, 2, 3, 4), "seeds": 1}, "seeds = 1 makes too few runs"),
+        ({"values": (1, 2, 3, 4), "seeds": 1}, "seeds = 1 gives too few runs"),
         ({"seeds": 0}, "CapabilitySweep.seeds = 0 must be at least 1"),
         ({"episodes": 0}, "CapabilitySweep.episodes = 0 must be at least 1"),
         ({"draws": 0}, "CapabilitySweep.draws = 0 must be at least 1"),
         ({"processes": 0}, "CapabilitySweep.processes = 0 must be at least 1"),
-        ({"proxies": ()}, "names no reward"),
-        ({"proxies": ("coins", "coins")}, "has the same twice"),
+        ({"proxies": ()}, "is empty: name at least one reward"),
+        ({"proxies": ("coins", "coins")}, "contains duplicates"),
         ({"axis": "total_step"}, "no knob 'total_step' .did you mean 'total_steps'"),
         ({"proxy_knob": "reward"}, "no knob 'reward'"),
         ({"knobs": {"widht": 3}}, "no knob 'widht'"),
@@ -263,7 +263,7 @@ def test_an_interrupted_sweep_ends_its_processes_and_goes_on_with_the_rest(tmp_p
 
     monkeypatch.setattr(capability, "_play_all", play_here)
     picture = tried.fill(tmp_path, 5, 1, said.append)
-    assert asked == [(8 - len(done), 2)] and said[0] == f"{len(done)} of 8 runs are finished already"
+    assert asked == [(8 - len(done), 2)] and said[0] == f"{len(done)} of 8 runs are already finished"
     assert all(path.stat().st_mtime_ns == before for path, before in done.items())
     assert picture == tmp_path / "sweep.html" and picture.read_text().startswith("<!doctype html>")
     result = json.loads((tmp_path / "sweep.json").read_text())

@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packtrain.studies.statistics import align, mean_interval, student_t, thin
+from packtrain.studies.statistics import (
+    align,
+    bootstrap_interval,
+    interquartile_mean,
+    mean_interval,
+    performance_profile,
+    probability_of_improvement,
+    student_t,
+    thin,
+)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +110,53 @@ def test_thin_stays_within_the_limit_and_the_range(values, limit):
     assert len(steps) == len(thinned) <= max(limit, 1)
     assert all(before < after for before, after in zip(steps, steps[1:], strict=False))
     assert min(values) - 1e-6 <= min(thinned) and max(thinned) <= max(values) + 1e-6
+
+
+def test_the_interquartile_mean_drops_a_quarter_at_each_end():
+    """Mutation: a quarter of each task by itself, which would keep the 100."""
+    assert interquartile_mean([[1, 2, 3, 100], [4, 5, 6, 7]]) == (3 + 4 + 5 + 6) / 4
+    assert interquartile_mean([[1, 5, 9]]) == 5, "of three scores none is dropped"
+    with pytest.raises(ValueError, match="no scores"):
+        interquartile_mean([[]])
+
+
+@given(
+    st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=6), min_size=1, max_size=3),
+    st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=6), min_size=1, max_size=3),
+)
+def test_the_probability_of_improvement_is_the_share_of_pairs(first, second):
+    """Brute force over all pairs; of the same method it is a half, and turned around it is the rest."""
+    tasks = min(len(first), len(second))
+    first, second = first[:tasks], second[:tasks]
+    shares = [
+        sum((x > y) + 0.5 * (x == y) for x in a for y in b) / (len(a) * len(b))
+        for a, b in zip(first, second, strict=True)
+    ]
+    assert probability_of_improvement(first, second) == pytest.approx(sum(shares) / tasks)
+    assert probability_of_improvement(second, first) == pytest.approx(1 - sum(shares) / tasks)
+    assert probability_of_improvement(first, first) == 0.5
+
+
+def test_a_profile_is_the_share_above_each_threshold_with_equal_tasks():
+    """Mutation: all scores in one pot, 4/6 above 0; at least instead of above."""
+    assert performance_profile([[1, 2, 3, 4], [0, 0]], [0, 1, 4]) == [0.5, 0.375, 0]
+
+
+def test_the_bootstrap_resamples_within_tasks():
+    """Two tasks of constant scores: any resample within them has the same mean. Mutation: one pot."""
+    assert bootstrap_interval(interquartile_mean, [[0, 0, 0], [1, 1, 1]], resamples=50) == (0.5, 0.5)
+    low, high = bootstrap_interval(interquartile_mean, [[1, 2, 3, 4, 5, 6, 7, 8]], resamples=500)
+    assert 1.5 < low < 4.5 < high < 7.5
+    again = bootstrap_interval(interquartile_mean, [[1, 2, 3, 4, 5, 6, 7, 8]], resamples=500)
+    assert again == (low, high), "a page is the same each time"
+
+
+def test_the_bootstrap_covers_the_truth_about_as_often_as_it_says():
+    """The mean of twenty normal seeds, 300 times."""
+    rng, covered = random.Random(1), 0
+    for trial in range(300):
+        low, high = bootstrap_interval(
+            interquartile_mean, [[rng.gauss(5, 2) for _ in range(20)]], resamples=300, seed=trial
+        )
+        covered += low <= 5 <= high
+    assert 0.85 < covered / 300 <= 1

@@ -237,7 +237,7 @@ def test_settings_that_cannot_be_meant(tmp_path):
             Toy(**{name: 0})
     with pytest.raises(ConfigError, match="Toy.noise = 1.5"):
         Toy(noise=1.5)
-    with pytest.raises(ConfigError, match="members = 100000, .* needs 102,000,000 numbers a step"):
+    with pytest.raises(ConfigError, match="members = 100000, .* needs 102,000,000 numbers per step"):
         Toy(members=100_000)
     with pytest.raises(ConfigError, match="last_state = 1000000 .* lower one of them"):
         Toy(last_state=1_000_000)

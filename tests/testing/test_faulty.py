@@ -60,7 +60,7 @@ def test_it_is_registered_and_a_proper_environment():
 SYMPTOMS = {
     "nan_obs": lambda row: np.isnan(row[0][0]) and row[0].dtype == np.float32,
     "inf_obs": lambda row: np.isposinf(row[0][0]) and row[0].dtype == np.float32,
-    "wrong_dtype": lambda row: row[0].dtype == np.float64 and row[0].shape == (3,),
+    "wrong_dtype": lambda row: row[0].dtype == np.int64 and row[0].shape == (3,),
     "wrong_shape": lambda row: row[0].shape == (4,) and row[0].dtype == np.float32,
     "out_of_space": lambda row: np.isfinite(row[0]).all() and row[0].shape == (3,) and row[0].dtype == np.float32,
     "nan_reward": lambda row: np.isnan(row[1]),

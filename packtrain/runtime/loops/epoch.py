@@ -66,8 +66,8 @@ def repeats_left(training: Training, index: int) -> bool:
 def _begin(training: Training) -> None:
     """Note the state before the epoch: until the epoch is over, this is what is saved."""
     acting = training.acting
-    acting.policy.begin_epoch(schedule_epoch(training.experiment, training.counters.repeats), training.epoch)
-    actor = acting.actor.snapshot() if acting.savable else None
+    acting.begin_epoch(schedule_epoch(training.experiment, training.counters.repeats), training.epoch)
+    actor = acting.snapshot() if acting.savable else None
     training.safe_point = (training.step, actor, training.acting_state())
 
 
@@ -75,7 +75,7 @@ def _end(training: Training, index: int) -> None:
     """Count the epoch, clear and renew what the stage says, and write the epoch's rows."""
     counters, learning = training.counters, training.learning
     counters.repeats[index] += 1
-    counters.step = training.acting.actor.steps
+    counters.step = counters.env_steps
     learned = _drain_updates(training)
     stage = training.experiment.schedule[index]
     assert isinstance(stage, Repeat)
@@ -87,11 +87,11 @@ def _end(training: Training, index: int) -> None:
         for name in stage.renew:
             learning.renew(name, training.epoch)
     training.safe_point = None
-    groups = training.acting.policy.epoch_row()
+    groups = training.acting.epoch_row()
     played = training.step > counters.random_steps  # by the planner
     row = planning_row(training.epoch, list(training.log.episodes), learned, groups.pop("agent", {}), played)
     row |= {f"{group}/{name}": value for group, found in groups.items() for name, value in found.items()}
-    if "episode/solved_rate" in row and not training.acting.policy.random:
+    if "episode/solved_rate" in row and not counters.acts_randomly:
         rolling = counters.rolling.add(training.epoch, row["episode/solved_rate"])
         row |= {f"episode_rolling/{name}": value for name, value in rolling.items()}
     training.log.record_episodes()
@@ -105,7 +105,7 @@ def _drain_updates(training: Training) -> dict[str, dict[str, float]]:
     for name, averages in learned.items():
         memory = training.learning.memory_of(name)
         averages |= memory.report()
-        held_out = memory.held_out(VALIDATION_STEPS)
+        held_out = memory.view("held_out", most=VALIDATION_STEPS)
         found = None if held_out is None else training.learning.learners[name].validate(held_out)
         averages |= {f"validation_{metric}": float(value) for metric, value in (found or {}).items()}
     return learned

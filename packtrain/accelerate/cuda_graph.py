@@ -1,0 +1,121 @@
+"""Work on a GPU recorded once and launched as a whole: hundreds of kernels for the price of one call.
+
+Captured work reads and writes the same memory every time, so its inputs are copied into place before each launch. What
+depends on data that only the host could look at (an LSTM cut at resets) cannot be captured.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from packtrain import trees
+from packtrain.trees import Tree
+
+log = logging.getLogger("packtrain")
+WARM_UP = 3  # calls that run as usual, so that libraries have chosen their kernels and optimisers made their state
+_CAPTURING = threading.Lock()  # one at a time in a process
+
+
+class Captured:
+    """A call without arguments that is captured after a few times. On a CPU it stays what it is."""
+
+    def __init__(
+        self,
+        call: Callable[[], None],
+        device: torch.device,
+        name: str,
+        generators: Sequence[torch.Generator] = (),
+        urgent: bool = False,
+    ):
+        """Nothing runs yet.
+
+        Args:
+          call: reads and writes tensors that never move.
+          device: of these tensors.
+          name: for the log.
+          generators: whose numbers it draws.
+          urgent: whether its kernels go before those of others that wait.
+        """
+        self._call, self._name, self._generators = call, name, generators
+        self._left = WARM_UP if device.type == "cuda" else -1
+        # Kernels keep the priority of the stream in which they are captured, wherever they are launched.
+        self._stream = torch.cuda.Stream(device, priority=-urgent) if device.type == "cuda" else None
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        """Run it, captured if it can be."""
+        if self._graph is not None:
+            self._graph.replay()
+        elif self._stream is None or self._left < 0:
+            self._call()
+        elif self._left > 0:  # in the stream that will be captured: gradients remember where they were made
+            self._left -= 1
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self._call()
+            torch.cuda.current_stream().wait_stream(self._stream)
+        else:
+            self._capture()
+            self()
+
+    def _capture(self) -> None:
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        for generator in self._generators:
+            graph.register_generator_state(generator)
+        try:
+            # thread_local: other threads may go on allocating and launching meanwhile.
+            with _CAPTURING, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                self._call()
+        except RuntimeError as error:
+            torch.cuda.set_stream(before)  # a capture that breaks off leaves its own stream behind
+            log.warning("%s runs kernel by kernel: it could not be captured: %s", self._name, str(error).split("\n")[0])
+            self._left = -1
+            return
+        log.info("%s is captured as one launch", self._name)
+        self._graph = graph
+
+
+class CapturedFunction:
+    """A function of tensors that is captured: inputs are copied to where it reads them, results are copies too."""
+
+    def __init__(self, function: Callable[..., dict[str, Tensor]], device: torch.device, name: str):
+        """Nothing runs yet.
+
+        Args:
+          function: (*trees of tensors) → tensors by name. It must not look at values on the host.
+          device: of all tensors.
+          name: for the log.
+        """
+        self._function, self._device, self._name = function, device, name
+        self._inputs: Tree = None  # what the captured function reads
+        self._numbers: list[str] = []  # names of results with one element …
+        self._packed: Tensor | None = None  # … which are copied together
+        self._others: dict[str, Tensor] = {}
+        self.captured: Captured | None = None
+
+    def __call__(self, *inputs: Tree) -> dict[str, Tensor]:
+        """Return what the function returns; results with one element are float32."""
+        if self.captured is None:
+            self._inputs = trees.map(torch.clone, inputs)
+            self.captured = Captured(self._run, self._device, self._name)
+        trees.map(lambda mine, given: mine.copy_(given), self._inputs, inputs)
+        self.captured()
+        assert self._packed is not None
+        numbers = dict(zip(self._numbers, self._packed.clone().unbind(), strict=True))
+        return numbers | {name: leaf.clone() for name, leaf in self._others.items()}
+
+    def _run(self) -> None:
+        results = self._function(*self._inputs)
+        self._numbers = [name for name, leaf in results.items() if leaf.ndim == 0]
+        others = {name: leaf for name, leaf in results.items() if leaf.ndim}
+        packed = torch.stack([results[name].float() for name in self._numbers])
+        if self._packed is None:
+            self._packed, self._others = packed, others
+        self._packed.copy_(packed)
+        for name, leaf in others.items():
+            self._others[name].copy_(leaf)

@@ -1,0 +1,202 @@
+"""Data-parallel updates: the gradient of a batch is the sum of the gradients of its parts, one part for each rank.
+
+A batch is divided by environments (unrolls, sequences), the second axis of a trajectory. A loss that is a sum over the
+batch is the sum of the losses of the parts. A loss that is an average is
+
+    L = Σ_k share_k L_k,   share_k = amount_k / Σ_j amount_j
+
+with the amount of whatever it is an average over: steps that count, sequences, steps that novelty is learned from. So
+the result does not depend on the number of ranks, except for rounding. What else depends on the whole batch, such as
+PPO's advantages and running moments of observations, rank 0 computes before the batch is divided.
+
+The optimisers, and all other state, are rank 0's alone: the other ranks receive weights with each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from packtrain import trees
+from packtrain.equations.boundaries import boundaries
+from packtrain.errors import ConfigError
+from packtrain.types import Trajectory
+
+SUM = "sum"  # in place of an amount's name: a sum over the batch, no average
+Gradients = dict[str, list[Tensor]]
+"""One gradient for each parameter of each optimiser."""
+
+
+class Work(NamedTuple):
+    """A part of a batch, on its way to a rank."""
+
+    inputs: tuple[Any, ...]  # of the loss: a trajectory, then tensors [B] or nothing
+    shares: dict[str, Tensor]  # 0-d, by amount
+
+
+class Part(NamedTuple):
+    """What a rank computed from its part of a batch."""
+
+    gradients: Gradients  # of the loss times its share
+    metrics: dict[str, Tensor]  # 0-d, of this part alone
+    items: dict[str, Tensor]  # [B] one value for each unroll or sequence of the part
+
+
+class Ranks(Protocol):
+    """Processes that compute parts of a batch at the same time; rank 0 is this one."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks K."""
+
+    def compute(self, works: Sequence[Work], own: Callable[[], Part]) -> tuple[Gradients, list[Part]]:
+        """Return the sum of the gradients of all parts; and the parts, of which only rank 0's has gradients.
+
+        Args:
+          works: one for each rank.
+          own: computes the first of them.
+        """
+
+
+def count_steps(trajectory: Trajectory, *_: Any) -> dict[str, Tensor]:
+    """Return the number of steps of a batch that are no filler rows."""
+    rows = trajectory.first[-len(trajectory.reward) - 1 :]
+    return {"steps": boundaries(rows, trajectory.terminated, trajectory.truncated, 1.0).weight_t.sum()}
+
+
+def count_weights(trajectory: Trajectory, *_: Any) -> dict[str, Tensor]:
+    """Return the number of steps of a batch that count, where their weights are among its extras."""
+    return {"steps": trajectory.extras["weight"].sum()}
+
+
+@dataclass(frozen=True)
+class Averages:
+    """What the losses and the metrics of a batch are averages over."""
+
+    amounts: Callable[..., dict[str, Tensor]] = count_steps  # of a part, from the inputs of its loss
+    gradients: Mapping[str, str] = field(default_factory=dict)  # by optimiser; otherwise `main`
+    metrics: Mapping[str, str] = field(default_factory=dict)  # by metric; otherwise `main`
+    main: str = "steps"  # or SUM
+
+    def share_of(self, optimiser: str, shares: Mapping[str, Tensor]) -> Tensor:
+        """Return the factor of an optimiser's loss of a part."""
+        return shares[self.gradients.get(optimiser, self.main)]
+
+
+class SplitBatch:
+    """Computes the gradients of a batch in parts, one for each rank."""
+
+    def __init__(self, ranks: Ranks, averages: Averages, part: Callable[[Work], Part]):
+        """Nothing is computed yet.
+
+        Args:
+          ranks: what computes the parts.
+          averages: how the parts' losses make up the batch's.
+          part: computes rank 0's.
+        """
+        self._ranks, self._averages, self._part = ranks, averages, part
+
+    def __call__(self, *inputs: Any) -> Part:
+        """Return gradients and metrics of the batch, and one value for each of its items.
+
+        Args:
+          inputs: of the loss: a trajectory, then tensors [B].
+        """
+        works = divide(inputs, self._ranks.size, self._averages.amounts)
+        gradients, parts = self._ranks.compute(works, lambda: self._part(works[0]))
+        of_metric, main = self._averages.metrics, self._averages.main
+        metrics = {
+            name: sum_of(
+                part.metrics[name] * work.shares[of_metric.get(name, main)]
+                for part, work in zip(parts, works, strict=True)
+            )
+            for name in parts[0].metrics
+        }
+        return Part(
+            gradients, metrics, {name: torch.cat([part.items[name] for part in parts]) for name in parts[0].items}
+        )
+
+
+def divide(inputs: tuple[Any, ...], ranks: int, amounts: Callable[..., dict[str, Tensor]]) -> list[Work]:
+    """Divide a batch over ranks, as evenly as possible.
+
+    Args:
+      inputs: of the loss: a trajectory, then tensors [B].
+      ranks: number of parts.
+      amounts: of a part, from its inputs.
+    """
+    trajectory, *others = inputs
+    size = trajectory.reward.shape[1]
+    if size < ranks:
+        raise ConfigError(f"--learners {ranks} cannot share {size} unrolls or sequences: each learner needs one")
+    ends = [size * rank // ranks for rank in range(ranks + 1)]
+    parts = [
+        (items_of(trajectory, slice(*span)), *(one[slice(*span)] for one in others))
+        for span in zip(ends[:-1], ends[1:], strict=True)
+    ]
+    found = [amounts(*part) for part in parts]
+    totals = {name: sum_of(each[name] for each in found) for name in found[0]}
+    works = []
+    for part, own in zip(parts, found, strict=True):
+        shares = {name: own[name] / totals[name].clamp(min=1) for name in own}
+        works.append(Work(part, {**shares, SUM: torch.ones_like(trajectory.reward[0, 0])}))
+    return works
+
+
+def items_of(trajectory: Trajectory, items: slice) -> Trajectory:
+    """Return some unrolls or sequences of a batch."""
+    some = trees.map(lambda leaf: leaf[:, items], trajectory._replace(carry=()))
+    found: Trajectory = some._replace(carry=trees.map(lambda leaf: leaf[items], trajectory.carry))
+    return found
+
+
+def sum_of(values: Any) -> Tensor:
+    """Return the sum of 0-d tensors."""
+    return torch.stack(list(values)).sum()
+
+
+class _Deposit(torch.autograd.Function):
+    """A scalar whose gradients have been computed already."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> Any:
+        return (None, None, *(one * scale for one in ctx.gradients))
+
+
+def loss_with_gradients(value: Tensor, gradients: list[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    """Return a loss whose `backward` adds given gradients to those of the parameters.
+
+    Args:
+      value: of the loss, 0-d.
+      gradients: one for each parameter.
+      parameters: leaves that need a gradient.
+    """
+    loss: Tensor = _Deposit.apply(value, gradients, *parameters)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class GradientRecorder:
+    """Stands in for an optimiser where a rank computes its part: it keeps the gradient and makes no step."""
+
+    def __init__(self, parameters: Sequence[Tensor], share: Tensor):
+        """Nothing is recorded yet.
+
+        Args:
+          parameters: of the optimiser.
+          share: 0-d factor of the loss.
+        """
+        self._parameters, self._share = parameters, share
+        self.found: list[Tensor] = []
+
+    def descend(self, loss: Tensor) -> None:
+        """Record the gradients of a loss."""
+        self.found = list(torch.autograd.grad(loss * self._share, self._parameters))

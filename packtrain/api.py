@@ -1,0 +1,297 @@
+"""The Python API: train, load, evaluate and report in three lines of a notebook or a script.
+
+    run = packtrain.train("ppo/cartpole", total_steps=50_000)
+    policy = packtrain.load(run.path)
+    action, state = policy.predict(obs)
+
+Configurations are parsed under a lock, since gin keeps them in one place; trainings in several threads then run at the
+same time. Errors are `packtrain.errors.Error` with the messages of the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from packtrain import config as configurations
+from packtrain import knobs
+from packtrain.envs import user_code
+from packtrain.envs.environment import Environment
+from packtrain.envs.single import make_single
+from packtrain.envs.stream import Episode, Finished
+from packtrain.errors import ConfigError
+from packtrain.metrics.reading import BOOKKEEPING, read_metrics
+from packtrain.metrics.sinks import Sink, trackers
+from packtrain.prediction import Policy, load_policy
+from packtrain.runtime import eval_command, train_command
+from packtrain.runtime.open_run import TrainRequest, open_run
+
+RUN_OPTIONS = {
+    "runtime": "local",
+    "bindings": (),
+    "track": (),
+    "progress": True,
+    "fresh": False,
+    "trust_config": False,
+}
+"""Settings of `train` that are no knobs, with their defaults."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Functions that are called while a run goes on, in the thread that called `train`. False stops the run."""
+
+    on_row: Callable[[dict[str, Any]], Any] | None = None  # each row of training metrics
+    on_evaluation: Callable[[dict[str, Any]], Any] | None = None  # the result of each evaluation
+    on_checkpoint: Callable[[int, Path], Any] | None = None  # step and folder of each checkpoint that is written
+    on_episode: Callable[[Episode], Any] | None = None  # each episode that finished in training
+
+
+class Metrics(dict[str, np.ndarray]):
+    """Metric name → array over rows; NaN where a row does not have the metric. "step" and "wall_s" are among them."""
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame with one line per row."""
+        import pandas
+
+        return pandas.DataFrame(dict(self))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder."""
+
+    path: Path
+    stopped: bool = False  # a callback ended it early
+
+    def metrics(self, kind: str = "train") -> Metrics:
+        """Return the rows of one kind as arrays.
+
+        Args:
+          kind: train, eval, or another kind in metrics.jsonl, such as eval/NAME.
+        """
+        rows = [row for row in read_metrics(self.path) if row["kind"] == kind]
+        names = dict.fromkeys(name for row in rows for name, value in row.items() if _is_number(value))
+        first = [name for name in BOOKKEEPING if name in names]
+        order = [*first, *(name for name in names if name not in first)]
+        return Metrics({name: np.array([_number(row.get(name)) for row in rows]) for name in order})
+
+    def load(self, checkpoint: str = "latest") -> Policy:
+        """Return its policy."""
+        return load(self.path, checkpoint=checkpoint)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> float:
+    return float(value) if _is_number(value) else float("nan")
+
+
+def train(
+    config: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    env: Any = None,
+    env_kwargs: dict[str, Any] | None = None,
+    output_dir: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    device: str = "cpu",
+    callbacks: Callbacks | None = None,
+    **settings: Any,
+) -> Run:
+    """Train an agent, or go on with the run in `output_dir`, and return the run.
+
+    Args:
+      config: a shipped configuration such as "ppo/cartpole", or the path of a .gin file; several are read in order.
+      env: an id, a Gymnasium class, a function that makes an environment, or an instance, which is copied.
+      env_kwargs: arguments of the environment.
+      output_dir: the run folder; None: a new one, runs/CONFIG/TIME.
+      seed: of everything random; None: the configuration's.
+      device: cpu, cuda or cuda:N.
+      callbacks: functions to call while it goes on.
+      settings: knobs of the configuration, such as total_steps=50_000; and runtime ("local" or "serial"), bindings
+        (a list of gin bindings), track (names of trackers), progress (False prints nothing), fresh, trust_config.
+
+    Raises:
+      Error: as on the command line.
+      KeyboardInterrupt: after Ctrl-C, when the run has been saved.
+    """
+    names = [config] if isinstance(config, (str, os.PathLike)) else list(config)
+    if not names:
+        raise ConfigError("train needs a configuration; packtrain.list_configs() returns the shipped ones")
+    options = {name: settings.pop(name, default) for name, default in RUN_OPTIONS.items()}
+    if options["runtime"] not in ("local", "serial"):
+        raise ConfigError(f"runtime = {options['runtime']!r} is not one of local, serial")
+    if isinstance(options["track"], str):
+        options["track"] = options["track"].split(",")
+    if env is not None:
+        settings["env"] = user_code.id_of(env)
+    paths, values = _read(names, settings)
+    bindings = [*options["bindings"]]
+    if env_kwargs is not None:
+        bindings.append(f"Environment.kwargs = {env_kwargs!r}")
+    calls = _CallbackSink(callbacks or Callbacks())
+    named = None if output_dir is None else os.fspath(output_dir)
+    request = TrainRequest(
+        files=paths,
+        bindings=bindings,
+        knobs=values,
+        output=train_command.output_folder(named, None, None, os.fspath(names[-1])),
+        seed=seed,
+        runtime=options["runtime"],
+        device=device,
+        fresh=options["fresh"] or output_dir is None,
+        trust_config=options["trust_config"],
+        quiet=not options["progress"],
+        sinks=(*trackers(options["track"]), calls),
+    )
+    folder, code = _run(request, calls)
+    if code:
+        raise KeyboardInterrupt(f"{folder} was saved; the same call goes on")
+    return Run(folder, calls.stopped)
+
+
+def _read(names: Sequence[str | os.PathLike[str]], settings: dict[str, Any]) -> tuple[list[Path], dict[str, Any]]:
+    """The files of configurations, and values of their knobs; ConfigError for a name that is no knob."""
+    paths = [knobs.find_config(os.fspath(name))[0] for name in names]
+    known = {name: knob for path in paths for name, knob in knobs.read_knobs(path).items()}
+    for name in settings:
+        if name not in known:
+            near = knobs.nearest(name, [*known, *RUN_OPTIONS, "output_dir", "env_kwargs", "callbacks"])
+            raise ConfigError(f"unknown knob {name!r}{near} of {' '.join(str(each) for each in names)}")
+    return paths, {name: known[name].accept(value) for name, value in settings.items()}
+
+
+def _run(request: TrainRequest, calls: _CallbackSink) -> tuple[Path, int]:
+    """Carry a request out; return the run folder and the exit code."""
+    with contextlib.ExitStack() as stack:
+        with configurations.alone(), torch.random.fork_rng(devices=[]):  # weights are drawn from torch's own generator
+            opened = stack.enter_context(open_run(request))
+        if opened is None:  # it was finished already
+            return request.home / request.output, 0
+        calls.training = opened.training
+        code = train_command.carry_out(request, opened)
+        return opened.folder.path, 0 if calls.stopped else code
+
+
+class _StopRequested(Exception):
+    """Why a run ends early: a callback returned False."""
+
+
+class _CallbackSink(Sink):
+    """Calls the functions of `Callbacks`."""
+
+    def __init__(self, callbacks: Callbacks):
+        self._callbacks = callbacks
+        self.training: Any = None
+        self.stopped = False
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Pass a row on."""
+        is_evaluation = row["kind"].partition("/")[0] == "eval"
+        self._call(self._callbacks.on_evaluation if is_evaluation else self._callbacks.on_row, dict(row))
+
+    def episodes(self, finished: Finished) -> None:
+        """Pass episodes on, one by one."""
+        if self._callbacks.on_episode is not None:
+            for episode in finished.episodes():
+                self._call(self._callbacks.on_episode, episode)
+
+    def checkpoint(self, step: int, folder: Path) -> None:
+        """Pass a checkpoint on."""
+        self._call(self._callbacks.on_checkpoint, step, folder)
+
+    def _call(self, function: Callable[..., Any] | None, *arguments: Any) -> None:
+        if function is not None and function(*arguments) is False and self.training is not None:
+            self.stopped, self.training.stop = True, _StopRequested()
+
+
+def load(
+    run: str | os.PathLike[str] | Run,
+    *,
+    checkpoint: str | int = "latest",
+    device: str = "cpu",
+    env: Any = None,
+    trust_config: bool = False,
+) -> Policy:
+    """Return the policy of a run.
+
+    Args:
+      run: the run folder.
+      checkpoint: latest, best, or a step.
+      device: of the network.
+      env: the environment again, for a run of another Python session whose environment had no name to import it by.
+      trust_config: let the run's configuration import any module.
+    """
+    if env is not None:
+        user_code.id_of(env)
+    with configurations.alone(), torch.random.fork_rng(devices=[]):
+        return load_policy(_folder(run), str(checkpoint), device, trust_config)
+
+
+def evaluate(
+    run: str | os.PathLike[str] | Run,
+    num_episodes: int = 100,
+    *,
+    checkpoint: str | int = "latest",
+    seed: int | None = None,
+    device: str = "cpu",
+    greedy: bool | None = None,
+    trust_config: bool = False,
+) -> dict[str, Any]:
+    """Play episodes with a run's policy; return what `packtrain eval --json` prints.
+
+    Args:
+      run: the run folder.
+      num_episodes: of each kind.
+      checkpoint: latest, best, or a step.
+      seed: of the environments; None: the run's.
+      device: of the network.
+      greedy: True or False plays one kind only; None: all kinds that the policy has.
+      trust_config: let the run's configuration import any module.
+    """
+    if num_episodes < 1:
+        raise ConfigError(f"num_episodes = {num_episodes} must be at least 1")
+    request = eval_command.EvalRequest(_folder(run), num_episodes, str(checkpoint), seed, device, trust_config, greedy)
+    with configurations.alone(), torch.random.fork_rng(devices=[]):
+        return eval_command.evaluate(request)
+
+
+def report(
+    *runs: str | os.PathLike[str] | Run, out: str | os.PathLike[str] | None = None, compare: str | None = None
+) -> Path:
+    """Write one HTML page about runs; return its path.
+
+    Args:
+      runs: run folders.
+      out: the page; None: report.html in the first run's folder.
+      compare: a knob or setting; runs of one value are one curve.
+    """
+    from packtrain.studies.report import write_report
+
+    folders = [str(_folder(run)) for run in runs]
+    return Path(write_report(folders, None if out is None else Path(out), compare))
+
+
+def make_env(env: Any, **kwargs: Any) -> gym.Env:
+    """Return one Gymnasium environment by anything that `train` takes: a built-in name, an id, a class, a factory."""
+    with configurations.alone():
+        return make_single(Environment(id=user_code.id_of(env), kwargs=kwargs))
+
+
+def list_configs(*words: str) -> list[str]:
+    """Return the names of the shipped configurations that have all these words in their names."""
+    return [name for name in knobs.shipped() if all(word in name for word in words)]
+
+
+def _folder(run: str | os.PathLike[str] | Run) -> Path:
+    return run.path if isinstance(run, Run) else Path(run).expanduser()

@@ -1,0 +1,80 @@
+"""`packtrain convert`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from packtrain import knobs
+from packtrain.cli.parser import Parser
+from packtrain.errors import ConfigError
+
+
+def run(argv: list[str]) -> int:
+    """Convert a file of an earlier system; return the exit code."""
+    text = "Make a run folder of a TorchBeast checkpoint, or a .gin file of a configuration of STEVE or marltas_core."
+    parser = Parser(prog="packtrain convert", description=text)
+    parser.add_argument("old", metavar="FILE", help="model.tar, or a .json or .yaml file; nothing in it is executed")
+    parser.add_argument(
+        "configs",
+        nargs="*",
+        metavar="CONFIG",
+        help="configurations to build on (default: impala/torchbeast for MonoBeast's network, impala/pong_deep for "
+        "PolyBeast's)",
+    )
+    parser.add_argument(
+        "--output_dir",
+        metavar="DIR",
+        help="run folder to create; for a configuration: folder of NAME.gin",
+    )
+    parser.add_argument("--out", metavar="FILE.gin", help="file to write for a configuration (default: NAME.gin)")
+    parser.add_argument("--env", metavar="ID", help="environment (default: as in the file)")
+    parser.add_argument(
+        "--script",
+        metavar="NAME",
+        help="that a .yaml file is for: async_rnn_train, sync_rnn_train, async_cnn_train, sync_cnn_train "
+        "(default: what its keys say)",
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="BINDING",
+        help="one gin binding, which overrides the file; may repeat",
+    )
+    arguments = parser.parse_intermixed_args(argv)
+    if "" in (arguments.output_dir, arguments.out):
+        raise ConfigError("--output_dir and --out need a name; one of them is empty")
+    is_yaml = arguments.old.lower().endswith((".yaml", ".yml"))
+    if arguments.script is not None and not is_yaml:
+        raise ConfigError(f"--script is for .yaml files of marltas_core, and {arguments.old} is none")
+    if is_yaml or arguments.old.lower().endswith(".json"):
+        return _convert_config(arguments, is_yaml)
+    if arguments.out or not arguments.output_dir:
+        raise ConfigError("a checkpoint becomes a run folder: name it with --output_dir, not with --out")
+    found = [knobs.find_config(name) for name in arguments.configs]
+    for said in filter(None, (said for _, said in found)):
+        print(f"packtrain: {said}", file=sys.stderr)
+    from packtrain.convert import torchbeast
+
+    files = [path for path, _ in found]
+    output = Path(arguments.output_dir).expanduser()
+    print(torchbeast.convert(Path(arguments.old).expanduser(), output, files, arguments.config, arguments.env))
+    return 0
+
+
+def _convert_config(arguments: argparse.Namespace, is_yaml: bool) -> int:
+    path = Path(arguments.old).expanduser()
+    if arguments.configs or arguments.config:
+        raise ConfigError(f"{path} says itself what to build on; CONFIG and --config are for checkpoints")
+    if arguments.out and arguments.output_dir:
+        raise ConfigError("--out names the file and --output_dir its folder; give one or the other")
+    from packtrain.convert import marltas_to_gin, steve_to_gin
+
+    out = Path(arguments.out or Path(arguments.output_dir or "") / f"{path.stem}.gin").expanduser()
+    if is_yaml:
+        print(marltas_to_gin.convert(path, out, arguments.env, arguments.script))
+    else:
+        print(steve_to_gin.convert(path, out, arguments.env))
+    return 0

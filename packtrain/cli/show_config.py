@@ -1,0 +1,16 @@
+"""`packtrain show-config`."""
+
+from __future__ import annotations
+
+from packtrain.cli.train_flags import parse
+
+
+def run(argv: list[str]) -> int:
+    """Print a configuration; return the exit code."""
+    paths, values, arguments, _ = parse(argv, program="show-config")
+    from packtrain import config
+
+    configuration = config.load(paths, arguments.config, values, arguments.trust_config, arguments.seed)
+    config.build(configuration)
+    print(configuration.text(), end="")
+    return 0

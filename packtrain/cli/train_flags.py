@@ -1,0 +1,199 @@
+"""The command line of `train` and `show-config`: configuration names, knobs and flags."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from packtrain import knobs
+from packtrain.cli.parser import Parser, add_configuration_flags, add_trust_flag
+from packtrain.errors import ConfigError
+
+DESCRIPTIONS = {
+    "train": "Train an agent, or resume the run in --output_dir.",
+    "show-config": "Print the configuration that `packtrain train` would run, with every default; nothing is run.",
+}
+
+
+def _parser(known: dict[str, knobs.Knob], title: str, program: str) -> Parser:
+    """The parser of `train` or `show-config`, with the knobs of the given configurations."""
+    usage = f"packtrain {program} {title or 'CONFIG...'} [--KNOB VALUE]... [FLAGS]"
+    epilog = None if title else "With a CONFIG, --help prints its knobs too. `packtrain list` prints the names."
+    parser = Parser(prog=f"packtrain {program}", usage=usage, description=DESCRIPTIONS[program], epilog=epilog)
+    add_configuration_flags(parser)
+    parser.add_argument(
+        "--env_kwargs", metavar="DICT", help="arguments of the environment, such as \"{'size': 5}\" or '{\"size\": 5}'"
+    )
+    if program == "train":
+        _add_run_flags(parser)
+    else:
+        add_trust_flag(parser, "let a configuration in a run folder import anything")
+    if known:
+        group = parser.add_argument_group("knobs")
+        for knob in known.values():
+            text = f"{knob.comment} (default: {knob.default!r})".replace("%", "%%")
+            option = {"nargs": "?", "const": "true"} if knob.type is bool else {}
+            group.add_argument(f"--{knob.name}", metavar=knob.type.__name__, help=text, **option)  # type: ignore[arg-type]
+    return parser
+
+
+def _add_run_flags(parser: Parser) -> None:
+    """Add the flags of `train` alone."""
+    group = parser.add_argument_group("run")
+    group.add_argument("--output_dir", metavar="DIR", help="run folder (default: runs/CONFIG/TIME)")
+    group.add_argument("--savedir", metavar="DIR", help="folder in which run folders are created (default: runs)")
+    group.add_argument("--xpid", metavar="NAME", help="name of the run folder in --savedir")
+    group.add_argument(
+        "--fresh", action="store_true", help="start a new run in a new folder next to the existing one, which is kept"
+    )
+    group.add_argument(
+        "--start_from",
+        metavar="RUN",
+        help="continue from another run's latest checkpoint in a new folder, if its stages so far are the same",
+    )
+    group.add_argument(
+        "--num_seeds",
+        type=int,
+        default=None,
+        metavar="S",
+        help="number of seeds to run, in folders seed_0, seed_1, ... (default: a single run)",
+    )
+    group.add_argument(
+        "--runtime",
+        metavar="local|serial|cluster",
+        help="local: acting and learning overlap; serial: they alternate, bit-exactly repeatable; cluster: acting on "
+        "Ray workers (default: local)",
+    )
+    group.add_argument(
+        "--acting",
+        metavar="thread|process",
+        help="where environments and policy run: in this process, or in processes of their own, which helps Python "
+        "environments that compete with the learner for the interpreter (default: thread)",
+    )
+    group.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="number of acting processes (default: 1 with --acting process, one per NUMA node on a cluster)",
+    )
+    group.add_argument(
+        "--inference",
+        default="worker",
+        metavar="worker|learner",
+        help="where policies act: in the workers, or on the learner's device while workers only step environments "
+        "(default: worker)",
+    )
+    group.add_argument(
+        "--address",
+        metavar="HEAD:PORT",
+        help="address of a cluster started with `packtrain node --head` (default: a private one on this machine)",
+    )
+    group.add_argument("--min_nodes", type=int, metavar="N", help="wait until the cluster has N nodes (default: 1)")
+    group.add_argument(
+        "--learners",
+        type=int,
+        default=1,
+        metavar="K",
+        help="number of processes among which each batch is divided, one per GPU from --device on (default: 1)",
+    )
+    group.add_argument(
+        "--device", default="cpu", metavar="cpu|cuda|cuda:1", help="device of the networks (default: cpu)"
+    )
+    group.add_argument("--tensorboard", action="store_true", help="the same as --track tensorboard")
+    group.add_argument(
+        "--track",
+        metavar="NAME[,NAME]",
+        help="send metrics to tensorboard, wandb, mlflow or trackio too; a tracker that fails is a warning",
+    )
+    add_trust_flag(group, "let a configuration in a run folder import anything")
+    group.add_argument(
+        "--restarts", type=int, metavar="N", help="start the command again up to N times after a fault (default: 0)"
+    )
+    for later in ("--mode", "--num_episodes"):
+        group.add_argument(later, help=argparse.SUPPRESS)
+    group.add_argument("--video", action="store_true", help=argparse.SUPPRESS)
+
+
+def _split_configs(argv: list[str]) -> tuple[list[str], list[str]]:
+    """CONFIG arguments and the rest. A word after a flag is its value, unless it names a configuration."""
+    switches = {"--fresh", "--tensorboard", "--trust-config", "--trust_config", "--video", "--help", "-h"}
+    takes_path = {
+        "--config_file",
+        "--config",
+        "--env_kwargs",
+        "--output_dir",
+        "--savedir",
+        "--xpid",
+        "--start_from",
+        "--agent",
+    }
+    shipped = set(knobs.shipped())
+    configs, rest, index = [], [], 0
+    while index < len(argv):
+        word = argv[index]
+        if not word.startswith("--") and word != "-h":
+            configs.append(word)
+        else:
+            rest.append(word)
+            following = argv[index + 1] if index + 1 < len(argv) else None
+            is_value = following is not None and not following.startswith("--")
+            if is_value and word not in takes_path and (following in shipped or str(following).endswith(".gin")):
+                is_value = False
+            if "=" not in word and word not in switches and is_value:
+                rest.append(str(following))
+                index += 1
+        index += 1
+    return configs, rest
+
+
+def parse(argv: list[str], program: str = "train") -> tuple[list[Path], dict[str, Any], argparse.Namespace, list[str]]:
+    """Files, knob values, flags and configuration names of a `train` or `show-config` command line."""
+    names, rest = _split_configs(argv)
+    files: list[str] = [*names]
+    for index, word in enumerate(rest):
+        if word == "--config_file" and index + 1 < len(rest):
+            files.append(rest[index + 1])
+        elif word.startswith("--config_file="):
+            files.append(word.partition("=")[2])
+    paths, known = [], {}
+    for name in files:
+        path, said = knobs.find_config(name)
+        if said:
+            print(f"packtrain: {said}", file=sys.stderr)
+        paths.append(path)
+        known.update(knobs.read_knobs(path))
+    parser = _parser(known, " ".join(files), program)
+    arguments, unknown = parser.parse_known_args(rest)
+    if unknown:
+        flags = [*known, *knobs.PROGRAM_FLAGS]
+        wrong = unknown[0].partition("=")[0].lstrip("-")
+        where = f"of {' '.join(files)}" if files else "(no CONFIG was given)"
+        near = knobs.nearest(wrong, flags)
+        raise ConfigError(f"unknown flag {unknown[0]!r}{near}: neither a flag of the program nor a knob {where}")
+    if not files:
+        raise ConfigError("no CONFIG was given; `packtrain list` shows the shipped ones")
+    values = {
+        name: knob.parse(getattr(arguments, name))
+        for name, knob in known.items()
+        if getattr(arguments, name) is not None
+    }
+    if arguments.env_kwargs is not None:
+        arguments.config.append(f"Environment.kwargs = {_env_kwargs(arguments.env_kwargs)!r}")
+    return paths, values, arguments, files
+
+
+def _env_kwargs(text: str) -> dict[str, Any]:
+    """The keyword arguments that a text gives as a Python dict or as JSON; ConfigError for anything else."""
+    found: Any = None
+    for read in (ast.literal_eval, json.loads):
+        with contextlib.suppress(ValueError, SyntaxError):
+            found = read(text)
+            break
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise ConfigError(f"--env_kwargs {text!r} is not a dict of names and values, such as \"{{'size': 5}}\"")
+    return found

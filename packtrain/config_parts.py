@@ -1,0 +1,139 @@
+"""Shipped configurations that are put together from parts, as METHOD_TASK and METHOD_TASK_paper are.
+
+A folder of configurations may have a file names.toml, which lists such names:
+
+    [[names]]
+    methods = ["ddpg", "steve"]      # files METHOD.gin
+    tasks = ["ant", "hopper"]        # files tasks/TASK.gin
+    then = ["paper"]                 # files paper.gin
+    title = "{method} on {task} with the networks and numbers of the paper"
+
+This makes ddpg_ant_paper, ddpg_hopper_paper, steve_ant_paper and steve_hopper_paper. Later parts win. A part has
+variations: tasks/sac/hopper.gin follows tasks/hopper.gin if METHOD.gin includes sac.gin, or is sac.gin, and
+paper/hopper.gin follows paper.gin if the task is hopper. `suffix` replaces the last of `then` in the name, `name` is
+the whole name of a single one, and `knobs` sets knobs after all parts.
+
+An entry may also list whole files, from any folder, and then needs a name:
+
+    [[names]]
+    name = "cartpole"
+    parts = ["ppo/base.gin"]
+    knobs = { env = "CartPole", discounting = 0.98 }
+    title = "PPO on CartPole"
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONFIGS = Path(__file__).parent / "configs"
+TABLE = "names.toml"
+MOST_SETTINGS = 3  # knobs that a description spells out
+INCLUDE = re.compile(r"""^include\s+(['"])(.+)\1\s*(#.*)?$""")
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A configuration without a file of its own."""
+
+    title: str
+    parts: tuple[str, ...]  # files below CONFIGS, in the order they are read
+    knobs: tuple[tuple[str, Any], ...] = ()  # set after them
+
+    def text(self) -> str:
+        """Return it as a .gin file would have it."""
+        lines = [f"# {self.title}", *(f"include {part!r}" for part in self.parts)]
+        return "\n".join([*lines, *(f"{name} = {value!r}" for name, value in self.knobs)]) + "\n"
+
+    def description(self) -> str:
+        """Return its parts and knobs in one line; of more than a few knobs, how many."""
+        said = [part.removesuffix(".gin") for part in self.parts]
+        settings = [f"{name} = {value!r}" for name, value in self.knobs]
+        if len(settings) > MOST_SETTINGS:
+            settings = [f"{len(settings)} knobs set for it (`packtrain show-config` prints them)"]
+        return " + ".join([*said, *settings])
+
+
+@functools.cache
+def composed() -> dict[str, Composed]:
+    """Return all composed configurations by name, such as "steve/steve_hopper_paper"."""
+    found: dict[str, Composed] = {}
+    for table in sorted(CONFIGS.glob(f"*/{TABLE}")):
+        folder = table.parent
+        for entry in tomllib.loads(table.read_text(encoding="utf-8"))["names"]:
+            if "parts" in entry:
+                knobs = tuple((name, _value(value)) for name, value in entry.get("knobs", {}).items())
+                found[f"{folder.name}/{entry['name']}"] = Composed(entry["title"], tuple(entry["parts"]), knobs)
+                continue
+            stages = entry.get("then", [])
+            suffix = entry.get("suffix", stages[-1] if stages else "")
+            for method in entry["methods"]:
+                for task in entry["tasks"]:
+                    name = entry.get("name") or "_".join(filter(None, (method, task, suffix)))
+                    titles = {"method": _subject(folder / f"{method}.gin"), "task": _subject(_task(folder, task))}
+                    found[f"{folder.name}/{name}"] = Composed(
+                        entry["title"].format(**titles),
+                        tuple(str(part.relative_to(CONFIGS)) for part in _parts(folder, method, task, stages)),
+                        tuple(entry.get("knobs", {}).items()),
+                    )
+    return found
+
+
+def _value(value: Any) -> Any:
+    """Return a value of a table as a configuration has it: TOML has lists where knobs have tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+@functools.cache
+def parts_of_names() -> frozenset[Path]:
+    """Return the files that are parts only: they are next to runnable configurations and cannot be run."""
+    return frozenset(
+        table.parent / f"{stage}.gin"
+        for table in CONFIGS.glob(f"*/{TABLE}")
+        for entry in tomllib.loads(table.read_text(encoding="utf-8"))["names"]
+        for stage in entry.get("then", [])
+    )
+
+
+def find(path: Path) -> Composed | None:
+    """Return the composed configuration that a path below CONFIGS means; None if there is none."""
+    try:
+        return composed().get(str(path.relative_to(CONFIGS).with_suffix("")))
+    except ValueError:
+        return None
+
+
+def _task(folder: Path, task: str) -> Path:
+    return folder / "tasks" / f"{task}.gin"
+
+
+def _parts(folder: Path, method: str, task: str, stages: list[str]) -> list[Path]:
+    """Return the files of a name in order: method, task and stages, each followed by its variations."""
+    stems = _included(folder / f"{method}.gin")
+    parts = [folder / f"{method}.gin", _task(folder, task)]
+    parts += [folder / "tasks" / stem / f"{task}.gin" for stem in stems]
+    for stage in stages:
+        parts += [folder / f"{stage}.gin", *(folder / stage / f"{stem}.gin" for stem in [*stems, task])]
+    required = {parts[0], parts[1]}
+    return [part for part in parts if part in required or part.is_file()]
+
+
+@functools.cache
+def _included(path: Path) -> tuple[str, ...]:
+    """Return the names, without folders, of all files that a configuration includes, in order, and its own."""
+    stems: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if match := INCLUDE.match(line.strip()):
+            stems += [stem for stem in _included(CONFIGS / match[2]) if stem not in stems]
+    return (*stems, path.stem)
+
+
+@functools.cache
+def _subject(path: Path) -> str:
+    """Return the first comment of a file, up to its colon."""
+    return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ").partition(":")[0].strip()

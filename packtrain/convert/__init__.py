@@ -1,0 +1,1 @@
+"""Read checkpoints and configurations of other projects, and write them as run folders and .gin files."""

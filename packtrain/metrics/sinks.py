@@ -1,0 +1,236 @@
+"""Where metric rows go beside metrics.jsonl: TensorBoard, Weights & Biases, MLflow, trackio, a program's callbacks.
+
+A sink receives everything a run writes. Trackers are optional packages, and a tracker that fails is a warning: the run
+goes on, and metrics.jsonl has every row.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from packtrain import knobs
+from packtrain.envs.stream import Finished
+from packtrain.errors import ConfigError, MissingExtraError, Seldom
+
+BOOKKEEPING = ("step", "wall_s", "kind")  # keys of a row that are no metrics
+
+
+class About(NamedTuple):
+    """What a sink is told of the run before the first row."""
+
+    name: str  # of the run folder, as it was given
+    folder: Path
+    config: str  # the text of config.gin
+    settings: dict[str, Any]  # every parameter of the configuration by its name; values are texts
+
+
+class Sink:
+    """Base of sinks: every method does nothing."""
+
+    def begin(self, about: About) -> None:
+        """Receive the run's name and configuration, before the first row."""
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Receive a row of metrics."""
+
+    def episodes(self, finished: Finished) -> None:
+        """Receive episodes that finished in training."""
+
+    def checkpoint(self, step: int, folder: Path) -> None:
+        """Receive the folder of a checkpoint that has been written."""
+
+    def close(self) -> None:
+        """Flush and close."""
+
+
+def numbers(row: dict[str, Any]) -> dict[str, float]:
+    """Return the finite metrics of a row as "KIND/NAME"."""
+    return {
+        f"{row['kind']}/{name}": float(value)
+        for name, value in row.items()
+        if name not in BOOKKEEPING and isinstance(value, (int, float)) and math.isfinite(value)
+    }
+
+
+class TensorBoard(Sink):
+    """Event files under RUN/tensorboard: scalars, the configuration as text, and hyper-parameters with final scores."""
+
+    package, extra = "tensorboard", "tensorboard"
+
+    def begin(self, about: About) -> None:
+        """Open the event files and write the configuration."""
+        self._path, self._settings = about.folder / "tensorboard", about.settings
+        self._last: dict[str, float] = {}
+        self._writer: Any = self._open()
+        self._writer.add_text("config", "    " + about.config.replace("\n", "\n    "))
+
+    def _open(self) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self._path))
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Add every number of a row as KIND/NAME; after an error of the disk, in another file."""
+        found = numbers(row)
+        try:
+            self._writer = self._writer or self._open()
+            for name, value in found.items():
+                self._writer.add_scalar(name, value, row["step"])
+        except OSError:
+            self._writer = None  # it ended with the error; TensorBoard reads all files of the folder
+            raise
+        self._last = {**self._last, **{f"final/{name}": found[name] for name in found if name.endswith("/return_mean")}}
+
+    def close(self) -> None:
+        """Write hyper-parameters beside the last evaluation, and close the files."""
+        if self._writer is None:
+            return
+        if self._last:
+            from torch.utils.tensorboard.summary import hparams
+
+            settings = {name: str(value)[:200] for name, value in self._settings.items()}
+            for summary in hparams(settings, self._last):
+                self._writer.file_writer.add_summary(summary)
+            for name, value in self._last.items():
+                self._writer.add_scalar(name, value)
+        self._writer.close()
+
+
+class WeightsAndBiases(Sink):
+    """A run of Weights & Biases in the project "packtrain"; WANDB_MODE=offline needs no account."""
+
+    package, extra = "wandb", "wandb"
+
+    def begin(self, about: About) -> None:
+        """Start the run with every parameter as its config."""
+        import wandb
+
+        self._run: Any = wandb.init(
+            project="packtrain", name=about.name, dir=str(about.folder), config=about.settings, reinit="create_new"
+        )
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Log a row at its step."""
+        self._run.log({**numbers(row), "step": row["step"]})
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class MlFlow(Sink):
+    """A run of MLflow in the experiment "packtrain"; MLFLOW_TRACKING_URI says where, and may be a folder."""
+
+    package, extra = "mlflow", "mlflow"
+
+    def begin(self, about: About) -> None:
+        """Start the run with every parameter."""
+        from mlflow.tracking import MlflowClient
+
+        self._client: Any = MlflowClient()
+        experiment = self._client.get_experiment_by_name("packtrain")
+        number = experiment.experiment_id if experiment else self._client.create_experiment("packtrain")
+        self._run: str = self._client.create_run(number, run_name=about.name).info.run_id
+        for name, value in about.settings.items():
+            self._client.log_param(self._run, name.replace("/", "."), str(value)[:500])
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Log every number of a row at its step."""
+        for name, value in numbers(row).items():
+            self._client.log_metric(self._run, name, value, step=row["step"])
+
+    def close(self) -> None:
+        """End the run."""
+        self._client.set_terminated(self._run)
+
+
+class Trackio(Sink):
+    """A run of trackio in the project "packtrain", on this machine."""
+
+    package, extra = "trackio", "trackio"
+
+    def begin(self, about: About) -> None:
+        """Start the run."""
+        import trackio
+
+        self._run: Any = trackio.init(project="packtrain", name=about.name, config=about.settings)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Log a row at its step."""
+        self._run.log(numbers(row), step=row["step"])
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+TRACKERS: dict[str, Any] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MlFlow,
+    "trackio": Trackio,
+}
+
+
+def trackers(names: Sequence[str]) -> list[Sink]:
+    """Return the trackers of these names, not begun.
+
+    Raises:
+      ConfigError: there is no tracker of that name.
+      MissingExtraError: its package is not installed.
+    """
+    found: list[Sink] = []
+    for name in dict.fromkeys(names):
+        if name not in TRACKERS:
+            near = knobs.nearest(name, list(TRACKERS))
+            raise ConfigError(f"--track {name!r} is not one of {', '.join(TRACKERS)}{near}")
+        kind = TRACKERS[name]
+        try:
+            missing = importlib.util.find_spec(kind.package) is None
+        except ValueError:  # a module without a spec, as tests have
+            missing = False
+        if missing:
+            raise MissingExtraError(f"--track {name}", kind.package, kind.extra)
+        found.append(Forgiving(name, kind()))
+    return found
+
+
+class Forgiving(Sink):
+    """A tracker whose failures are warnings, at most one a minute. One that cannot begin is left out."""
+
+    def __init__(self, name: str, inner: Sink):
+        self._name, self._inner = name, inner
+        self._begun, self._warnings = False, Seldom()
+
+    def begin(self, about: About) -> None:
+        """Begin; if that fails, nothing is passed on later."""
+        self._begun = self._try("begin", about)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Pass a row on."""
+        self._begun and self._try("write", row)
+
+    def episodes(self, finished: Finished) -> None:
+        """Pass episodes on."""
+        self._begun and self._try("episodes", finished)
+
+    def checkpoint(self, step: int, folder: Path) -> None:
+        """Pass a checkpoint on."""
+        self._begun and self._try("checkpoint", step, folder)
+
+    def close(self) -> None:
+        """Close it."""
+        self._begun and self._try("close")
+
+    def _try(self, method: str, *arguments: Any) -> bool:
+        try:
+            getattr(self._inner, method)(*arguments)
+        except Exception as error:
+            text = (str(error).splitlines() or [""])[0]
+            self._warnings.warn(f"{self._name}: {type(error).__name__}: {text}; the run goes on without it")
+            return False
+        return True

@@ -1,0 +1,704 @@
+"""The engine that runs workers as Ray actors. No other module of the package imports ray.
+
+Everything that Ray 2.60 does by default and that a run must not have is switched off or checked here: sockets beyond
+loopback in a cluster of one machine, clusters without a token, restarts of its own, silent spilling to disk, a driver
+that is ended when the head is lost, and lines on the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from packtrain.errors import ClusterError, ClusterLostError, MissingExtraError
+from packtrain.runtime.cluster import auth, host, plan
+from packtrain.runtime.cluster.flow import Arrival, Beat, Call, Event, Failure, Started
+from packtrain.runtime.supervise import Session, reap_left_over
+
+log = logging.getLogger("packtrain")
+
+GET_SECS = 10.0  # for a result that is here already
+PROBE_EVERY, PROBE_SECS = 5.0, 20.0  # of the head; at 60 s without it Ray ends the driver
+STORE_EVERY = 30.0  # seconds between two looks at the object stores
+CONNECT_SECS = 2.0
+START_SECS = 90.0  # for a private cluster
+HEAD_CONFIG = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 4,
+    "automatic_object_spilling_enabled": False,
+}
+"""Settings of a head that we start: a lost node is noticed within seconds, and nothing is spilled to disk."""
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""With this variable, which must be set before ray is imported, Ray binds to the loopback interface only."""
+QUIET = {
+    "RAY_BACKEND_LOG_LEVEL": "fatal",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_task_events_report_interval_ms": "0",  # or the head's memory grows with every call
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_worker_niceness": "0",  # 15 by default, which starves workers on a busy machine
+}
+"""Variables that every process of a cluster needs."""
+
+
+def import_ray() -> Any:
+    """Import ray with our settings and the token that the environment names; MissingExtraError without the extra."""
+    require_ray()
+    # Results of workers are read where they lie in the object store; memories copy rows and write into none of them.
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    imported = "ray" in sys.modules
+    os.environ.update(QUIET)
+    ray = importlib.import_module("ray")
+    if imported:  # it has read its settings and a token before
+        raylet = importlib.import_module("ray._raylet")
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
+        constants: Any = importlib.import_module("ray._private.ray_constants")
+        constants.ENABLE_RAY_CLUSTER = any(os.environ.get(name) != value for name, value in LOOPBACK.items())
+    return ray
+
+
+def require_ray() -> None:
+    """MissingExtraError, in one line, unless ray is installed; imports nothing."""
+    if importlib.util.find_spec("ray") is None:
+        raise MissingExtraError("--runtime cluster", "ray", "ray")
+
+
+class Cluster:
+    """A connection of this process to a Ray cluster; to be closed."""
+
+    def __init__(self, ray: Any, address: str, session: Session | None = None):
+        self.ray, self.address = ray, address
+        self._session = session  # of a private cluster
+        self._closed = threading.Event()
+        self._asked: float | None = None  # when the probe under way began
+        self._blind, self._looked = 0.0, time.monotonic()
+        self._overflow = ""
+        self._known: list[dict[str, Any]] = []
+        self._probe = threading.Thread(target=self._probe_head, name="cluster probe", daemon=True)
+
+    # -- begin and end
+
+    @classmethod
+    def start(cls, store_bytes: int, num_cpus: int, num_gpus: int = 0) -> Cluster:
+        """Start a cluster of this machine alone, which listens on the loopback interface only and has its own token."""
+        os.environ.update(LOOPBACK)
+        require_ray()
+        reap_left_over()
+        session = Session()  # its folder has mode 700; Ray makes the folders in it open to all
+        with _environment_of(session.folder):
+            ray = import_ray()
+            try:
+                with _undisturbed():
+                    context = ray.init(
+                        address="local",
+                        num_cpus=num_cpus,
+                        num_gpus=num_gpus,
+                        object_store_memory=store_bytes,
+                        include_dashboard=False,
+                        namespace=secrets.token_hex(8),
+                        log_to_driver=False,
+                        logging_level=logging.CRITICAL,
+                        _temp_dir=str(session.folder / "ray"),
+                        _system_config=HEAD_CONFIG,
+                    )
+                cluster = cls(ray, context.address_info["address"], session)
+                refuse_open_sockets()
+            except ClusterError:
+                _stop(ray, session)
+                raise
+            except Exception as error:  # Ray's own kinds and RuntimeError
+                _stop(ray, session)
+                raise ClusterError(f"no Ray cluster could be started on this machine: {_last_line(error)}") from error
+        cluster._begin()
+        return cluster
+
+    @classmethod
+    def connect(cls, address: str) -> Cluster:
+        """Join the cluster of an explicit address; ClusterError, within seconds, for a wrong address or token."""
+        address = resolve(address)
+        ray = check_head(address)
+        try:
+            with _undisturbed():
+                ray.init(
+                    address=address,
+                    namespace=secrets.token_hex(8),
+                    log_to_driver=False,
+                    logging_level=logging.CRITICAL,
+                )
+        except Exception as error:
+            _stop(ray, None)
+            raise ClusterError(f"the cluster {address} cannot be joined: {_last_line(error)}") from error
+        cluster = cls(ray, address)
+        cluster._begin()
+        return cluster
+
+    def _begin(self) -> None:
+        self._known = self.ray.nodes()
+        self._probe.start()
+
+    def close(self) -> None:
+        """Leave the cluster; a private one ends with it."""
+        if not self._closed.is_set():
+            self._closed.set()
+            _stop(self.ray, self._session)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a private cluster; None for another."""
+        return None if self._session is None else self._session.folder
+
+    # -- what there is
+
+    def nodes(self) -> list[plan.Node]:
+        """Return the nodes that are alive, as of a few seconds ago; never waits."""
+        mine = self.ray.get_runtime_context().get_node_id()
+        return [
+            plan.Node(
+                each["NodeID"],
+                each["NodeManagerAddress"],
+                each["Resources"].get("CPU", 0.0),
+                each["Resources"].get("GPU", 0.0),
+                int(each["Resources"].get("object_store_memory", 0)),
+                plan.roles_of(each["Resources"]),
+                each["NodeID"] == mine,
+                int(each["Resources"].get("packtrain_sockets", 1)),
+            )
+            for each in self._known
+            if each["Alive"]
+        ]
+
+    def wait_for_nodes(self, count: int, secs: float) -> list[plan.Node]:
+        """Return the nodes once there are enough; ClusterError after so many seconds."""
+        deadline = time.monotonic() + secs
+        while len(found := self.nodes()) < count:
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"{len(found)} of {count} nodes have joined {self.address} after {secs:g} s; "
+                    f"start the others with: packtrain node --address {self.address}"
+                )
+            time.sleep(0.2)
+            self._known = self.ray.nodes()
+            self.check()
+        return found
+
+    def check(self) -> None:
+        """ClusterLostError if the head does not answer or an object store has overflowed; never waits.
+
+        Only time in which this is called counts, so that a driver that was stopped does not blame the head.
+        """
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, 1.0), now
+        asked = self._asked
+        self._blind = self._blind + passed if asked is not None and now - asked > 1.0 else 0.0
+        if self._blind > PROBE_SECS:
+            raise ClusterLostError(f"the head of the cluster {self.address} has not answered for {PROBE_SECS:g} s")
+        if self._overflow:
+            raise ClusterLostError(self._overflow)
+
+    def _probe_head(self) -> None:
+        """Ask the head for its nodes again and again; the call blocks for ever once the head is gone."""
+        looked = time.monotonic()
+        while not self._closed.wait(PROBE_EVERY):
+            self._asked = time.monotonic()
+            try:
+                self._known = self.ray.nodes()
+                if time.monotonic() - looked > STORE_EVERY:
+                    looked = time.monotonic()
+                    self._overflow = overflow(self.ray)
+            except Exception as error:  # whatever Ray raises while it is being left
+                if self._closed.is_set():
+                    return
+                log.warning("the cluster %s could not be asked: %s", self.address, _last_line(error))
+                continue
+            self._asked = None
+
+
+def overflow(ray: Any) -> str:
+    """Return one sentence if object stores have put data on disk; empty otherwise, or if Ray does not say."""
+    try:
+        text = importlib.import_module("ray._private.internal_api").memory_summary(stats_only=True)
+    except Exception:  # an internal function of Ray, which may change
+        return ""
+    for line in text.splitlines():
+        words = line.split()
+        amounts = [int(word) for word in words if word.isdigit()]
+        if amounts and amounts[0] > 0 and ("mmap usage" in line or line.startswith("Spilled")):
+            return (
+                f"an object store of the cluster is full and writes to disk ({line.strip().rstrip(',')}); start the "
+                "nodes with a larger --store_gb, or lower unroll_length, num_actors or --workers"
+            )
+    return ""
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether HOST:PORT is on the loopback interface of this machine."""
+    return address.startswith(("127.", "localhost:", "[::1]:"))
+
+
+def resolve(address: str) -> str:
+    """Return HOST:PORT for what --address says: "auto" is the cluster in which Ray runs this job."""
+    if address != "auto":
+        return address
+    if not (found := os.environ.get("RAY_ADDRESS", "").removeprefix("ray://")):
+        raise ClusterError("--address auto needs the variable RAY_ADDRESS, which Ray sets in a job")
+    return found
+
+
+def check_address(address: str) -> tuple[str, int]:
+    """Return host and port of an address where something listens; ClusterError, within 2 s, otherwise."""
+    name, _, port = address.rpartition(":")
+    if not name or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ClusterError(f"--address {address!r} is not HOST:PORT, such as 10.0.0.5:6379")
+    try:
+        with socket.create_connection((name.strip("[]"), int(port)), CONNECT_SECS):
+            return name, int(port)
+    except OSError as error:
+        why = error.strerror or str(error) or type(error).__name__
+        raise ClusterError(
+            f"nothing answers at {address} ({why}); is `packtrain node --head` running there, and its port open?"
+        ) from None
+
+
+def check_head(address: str) -> Any:
+    """Return ray once something answers at an address and takes our token; ClusterError, within seconds, otherwise."""
+    check_address(address)
+    auth.require_token(address)
+    if is_loopback(address):
+        os.environ.update(LOOPBACK)
+    else:
+        for name in LOOPBACK:
+            os.environ.pop(name, None)
+    ray = import_ray()
+    _check_token(ray, address)
+    return ray
+
+
+def _check_token(ray: Any, address: str) -> None:
+    """ClusterError if the cluster refuses the token, or accepts any."""
+    raylet = importlib.import_module("ray._raylet")
+    loader = raylet.AuthenticationTokenLoader.instance()
+    loader.reset_cache()
+    try:
+        with _no_native_lines():
+            raylet.GcsClient(address=address).check_alive([], timeout=CONNECT_SECS)
+    except ray.exceptions.AuthenticationError:
+        raise ClusterError(
+            f"the cluster {address} refuses the token in {auth.token_path()}: copy that of the machine where "
+            "`packtrain node --head` runs"
+        ) from None
+    except Exception as error:
+        raise ClusterError(f"{address} does not answer as the head of a Ray cluster: {_last_line(error)}") from None
+    before = os.environ.get("RAY_AUTH_TOKEN")
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    loader.reset_cache()
+    try:
+        with _no_native_lines():
+            raylet.GcsClient(address=address).check_alive([], timeout=CONNECT_SECS)
+    except ray.exceptions.AuthenticationError:
+        return
+    finally:
+        if before is None:
+            del os.environ["RAY_AUTH_TOKEN"]
+        else:
+            os.environ["RAY_AUTH_TOKEN"] = before
+        loader.reset_cache()
+    raise ClusterError(
+        f"the cluster {address} accepts any token, so anyone who reaches it can run code on it: start it with "
+        "`packtrain node --head`, or with RAY_AUTH_MODE=token on every node"
+    )
+
+
+@contextlib.contextmanager
+def _environment_of(session: Path) -> Iterator[None]:
+    """Around the start of a private cluster: a token of its own, which is forgotten if the start fails."""
+    path = session / "token"
+    auth.create_token(path)
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN", "RAY_ADDRESS")
+    before = {name: os.environ.pop(name, None) for name in names}
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(path))
+    try:
+        yield
+    except BaseException:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        raise
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep Ray from replacing signal handlers, changing the levels of logging and writing on the terminal."""
+    module: Any = importlib.import_module("ray._private.worker")
+    if hasattr(module, "print_to_stdstream"):  # messages of the head about lost nodes and workers
+        module.print_to_stdstream = _log_message
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)} if main else {}
+    try:
+        with _no_native_lines():
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        logging.getLogger("ray").setLevel(logging.CRITICAL)
+
+
+@contextlib.contextmanager
+def _no_native_lines() -> Iterator[None]:
+    """Keep Ray's C++ part from writing to standard error, which no setting of Ray does while it starts."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+def _log_message(data: dict[str, Any], *_: Any, **__: Any) -> None:
+    """Write a message of the cluster to the log of the run."""
+    with contextlib.suppress(Exception):
+        log.info("cluster: %s", " ".join(" ".join(map(str, data["lines"])).split())[:500])
+
+
+def refuse_open_sockets() -> None:
+    """ClusterError if this process or a child of it listens beyond the loopback interface."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            for each in process.net_connections("inet"):
+                ip = str(getattr(each.laddr, "ip", ""))
+                if each.status == psutil.CONN_LISTEN and ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1"):
+                    raise ClusterError(
+                        f"Ray listens on {ip}:{each.laddr.port}, beyond this machine; this version of Ray does not "
+                        "keep to the loopback interface: use another one, or --runtime local"
+                    )
+
+
+def _stop(ray: Any, session: Session | None) -> None:
+    with contextlib.suppress(Exception):
+        ray.shutdown()
+    if session is not None:
+        session.close()
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+# -- workers
+
+
+class Recipe(NamedTuple):
+    """How a worker is built in its own process: `build(*arguments)`, both of which travel there."""
+
+    build: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    import_path: tuple[str, ...] = ()  # folders in which the process looks for modules first
+
+
+@dataclass
+class _Life:
+    actor: Any
+    worker: int
+    life: int
+    role: str
+    node: str
+    recipe: Recipe
+    starting: Any = None  # the answer to `identify`, then to `build`
+    identified: bool = False
+    calls: deque[tuple[int, Any]] = field(default_factory=deque)  # number and result, oldest first
+    status: Any = None
+    pid: int = 0
+    version: int = -1  # of the weights that were sent to it last
+
+
+class RayEngine:
+    """Workers as Ray actors; see `flow.Engine`."""
+
+    def __init__(self, cluster: Cluster, placed: plan.Plan, recipe: Callable[[int, str, int, int], Recipe]):
+        """Nothing is started yet.
+
+        Args:
+          cluster: an open connection.
+          placed: which worker goes where.
+          recipe: of a worker by its index, role, life and seed.
+        """
+        self._cluster, self._plan, self._recipe = cluster, placed, recipe
+        self._ray = cluster.ray
+        self._host = self._ray.remote(concurrency_groups={"status": 1})(host.Host)
+        self._lives: dict[int, _Life] = {}
+        self._events: deque[Event] = deque()
+        self._versions = host.versions()
+        self._first_life: dict[int, int] = {}
+
+    def now(self) -> float:
+        """Return the time in seconds."""
+        return time.monotonic()
+
+    def spawn(self, worker: int, role: str, life: int, seed: int) -> None:
+        """Begin to start a life on the node that the plan names, or on another if that is lost."""
+        placed = self._plan.workers[worker]
+        load = Counter(each.node for each in self._lives.values())
+        node = plan.choose_node(self._cluster.nodes(), role, load, placed.node)
+        self._first_life.setdefault(worker, life)
+        if node is None:
+            self._events.append(Failure(worker, life, f"no node of the cluster can take a worker of role {role!r}"))
+            return
+        strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=True)
+        # A later life may have to share another node, and what the life before it had reserved may not be free yet.
+        cpus = placed.cpus if life == self._first_life[worker] else 0
+        try:
+            actor = self._host.options(
+                num_cpus=cpus, max_restarts=0, max_task_retries=0, scheduling_strategy=strategy
+            ).remote()
+            started = _Life(actor, worker, life, role, node.id, self._recipe(worker, role, life, seed))
+            started.starting = actor.identify.remote(started.recipe.import_path)
+        except Exception as error:
+            self._events.append(Failure(worker, life, _describe(error)))
+            return
+        self._lives[worker] = started
+
+    def call(self, call: Call) -> None:
+        """Send a call; a version of weights travels once per node and is read once per worker."""
+        life = self._lives.get(call.worker)
+        if life is None or life.life != call.life:  # it has failed, and `ready` is about to report that
+            return
+        weights = None if life.version == call.version else call.weights
+        try:
+            life.calls.append((call.number, life.actor.act.remote(call.order, call.version, weights)))
+            life.version = call.version
+        except Exception as error:
+            self._fail(life, error)
+
+    def ask_status(self, worker: int, life: int) -> None:
+        """Request a Beat from a thread of the worker's process that is not busy with orders."""
+        found = self._lives.get(worker)
+        if found is None or found.life != life:
+            return
+        try:
+            found.status = found.actor.status.options(concurrency_group="status").remote()
+        except Exception as error:
+            self._fail(found, error)
+
+    def put(self, version: int, weights: Any) -> Any:
+        """Store weights, owned by this process."""
+        return self._ray.put(weights)
+
+    def kill(self, worker: int, life: int) -> None:
+        """End a life at once, even one whose process is stopped."""
+        found = self._lives.get(worker)
+        if found is None or found.life != life:
+            return
+        del self._lives[worker]
+        with contextlib.suppress(Exception):
+            self._ray.kill(found.actor, no_restart=True)
+
+    def ready(self, timeout: float) -> Sequence[Event]:
+        """Return the events since the last call; ClusterLostError if the head is lost."""
+        deadline = time.monotonic() + timeout
+        while True:
+            self._cluster.check()
+            self._collect()
+            left = deadline - time.monotonic()
+            if self._events or left <= 0:
+                events = list(self._events)
+                self._events.clear()
+                return events
+            self._wait(min(left, 0.5))
+
+    def close(self) -> None:
+        """End all lives, and leave the cluster."""
+        for worker, life in list(self._lives.items()):
+            self.kill(worker, life.life)
+        self._cluster.close()
+
+    def pids(self) -> dict[int, tuple[str, int]]:
+        """Return node id and process id of each worker that runs."""
+        return {worker: (life.node, life.pid) for worker, life in self._lives.items() if life.pid}
+
+    # -- results
+
+    def _references(self) -> dict[Any, _Life]:
+        """Return what is waited for: of each life its start, its oldest result and its status."""
+        found = {}
+        for life in self._lives.values():
+            oldest = life.calls[0][1] if life.calls else None
+            found.update({each: life for each in (life.starting, oldest, life.status) if each is not None})
+        return found
+
+    def _wait(self, secs: float) -> None:
+        references = list(self._references())
+        if not references:
+            time.sleep(secs)
+            return
+        self._ray.wait(references, num_returns=1, timeout=secs, fetch_local=True)
+
+    def _collect(self) -> None:
+        """Turn everything that is here into events; a result makes room for the next of its worker."""
+        while references := self._references():
+            done, _ = self._ray.wait(list(references), num_returns=len(references), timeout=0, fetch_local=True)
+            if not done:
+                return
+            for reference in done:
+                life = references[reference]
+                if self._lives.get(life.worker) is life:
+                    self._receive(life, reference)
+
+    def _receive(self, life: _Life, reference: Any) -> None:
+        try:
+            value = self._ray.get(reference, timeout=GET_SECS)
+        except Exception as error:  # the worker's own error, its death, or an object that is lost
+            self._fail(life, error)
+            return
+        if reference == life.status:
+            life.status = None
+            self._events.append(Beat(life.worker, life.life, value))
+        elif reference == life.starting:
+            self._go_on_starting(life, value)
+        else:
+            number, _ = life.calls.popleft()
+            self._events.append(Arrival(life.worker, life.life, number, *value))
+
+    def _go_on_starting(self, life: _Life, value: Any) -> None:
+        if life.identified:
+            life.starting = None
+            self._events.append(Started(life.worker, life.life))
+            return
+        theirs, life.pid = value
+        life.identified = True
+        if (differ := host.compare(self._versions, theirs, self._address(life.node))) is not None:
+            if life.life == self._first_life[life.worker]:
+                raise ClusterError(differ)
+            self._fail(life, ClusterError(differ))
+            return
+        try:
+            life.starting = life.actor.build.remote(*life.recipe[:2])
+        except Exception as error:
+            self._fail(life, error)
+
+    def _address(self, node: str) -> str:
+        return next((each.address for each in self._cluster.nodes() if each.id == node), node[:12])
+
+    def _fail(self, life: _Life, error: BaseException) -> None:
+        self.kill(life.worker, life.life)
+        self._events.append(Failure(life.worker, life.life, _describe(error)))
+
+
+def _describe(error: BaseException) -> str:
+    """Return a traceback whose last line says in one line what happened."""
+    cause = getattr(error, "cause", None)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    if cause is not None:  # raised by the worker: Ray puts its traceback into the text
+        return f"{text}\n{type(cause).__name__}: {cause}"
+    kind = type(error).__name__
+    sentences = [line.strip() for line in text.splitlines() if line.strip()]
+    last = " ".join(sentences[:1]) if kind.startswith("Actor") else " ".join(sentences[-1:])
+    return f"{text}\n{kind}: {last}"
+
+
+class Inspected(NamedTuple):
+    """What one node answered."""
+
+    node: plan.Node
+    trouble: str  # one sentence; empty if its versions are ours
+
+
+def inspect(cluster: Cluster, secs: float = 60.0) -> list[Inspected]:
+    """Start a process on every node and compare its versions with ours; waits `secs` at most."""
+    ray, ours = cluster.ray, host.versions()
+    affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    started = []
+    for node in cluster.nodes():
+        actor = ray.remote(host.Host).options(
+            num_cpus=0, max_restarts=0, scheduling_strategy=affinity(node.id, soft=False)
+        )
+        started.append((node, handle := actor.remote(), handle.identify.remote(())))
+    found = []
+    deadline = time.monotonic() + secs
+    for node, handle, answer in started:
+        try:
+            theirs, _ = ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
+            found.append(Inspected(node, host.compare(ours, theirs, node.address) or ""))
+        except Exception as error:
+            found.append(Inspected(node, f"{node.address} cannot run packtrain: {_last_line(error)}"))
+        with contextlib.suppress(Exception):
+            ray.kill(handle, no_restart=True)
+    return found
+
+
+_LOOPBACK_START = """
+import sys
+from ray.scripts import scripts
+
+class Constants:
+    ENABLE_RAY_CLUSTER = True  # `ray start` refuses to join where the variable below says False
+    def __getattr__(self, name):
+        return getattr(given, name)
+
+given, scripts.ray_constants = scripts.ray_constants, Constants()
+sys.exit(scripts.main())
+"""
+"""The program `ray start` for nodes that listen on the loopback interface, see `LOOPBACK`."""
+
+
+def node_command(
+    *,
+    head: bool,
+    address: str,
+    port: int,
+    num_cpus: int,
+    store_bytes: int | None,
+    resources: dict[str, float],
+    loopback: bool = False,
+) -> list[str]:
+    """Return the command that starts one node of a cluster in the foreground.
+
+    Args:
+      head: whether it is the first node.
+      address: of the head; for other nodes.
+      port: of the head; for the head.
+      num_cpus: processors that workers may take.
+      store_bytes: of its object store; None: what Ray takes.
+      resources: more that the node offers, by name.
+      loopback: whether it is to listen on the loopback interface only; the environment must have `LOOPBACK` then.
+    """
+    program = ["-c", _LOOPBACK_START] if loopback else ["-m", "ray.scripts.scripts"]
+    command = [sys.executable, *program, "start", "--block", "--disable-usage-stats"]
+    if head:
+        command += ["--head", f"--port={port}", "--include-dashboard=false"]
+        command.append(f"--system-config={json.dumps(HEAD_CONFIG)}")
+    else:
+        command.append(f"--address={address}")
+    command += [f"--num-cpus={num_cpus}", f"--resources={json.dumps(resources)}"]
+    if store_bytes is not None:
+        command.append(f"--object-store-memory={store_bytes}")
+    return command

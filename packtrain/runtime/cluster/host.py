@@ -1,0 +1,65 @@
+"""The process of one life of a worker, as the engine starts it: versions first, then the worker itself."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import packtrain
+from packtrain.runtime.messages import measure
+
+
+class Result(NamedTuple):
+    """What a call returns, with its measures."""
+
+    chunks: Any
+    report: Any
+    size: int  # bytes of the chunks' arrays
+    steps: int  # environment steps in the chunks
+
+
+def versions() -> dict[str, str]:
+    """Return the versions in which a driver and its workers must agree."""
+    return {
+        "packtrain": packtrain.__version__,
+        "Python": ".".join(map(str, sys.version_info[:2])),
+        "torch": ".".join(importlib.metadata.version("torch").split(".")[:2]),
+    }
+
+
+def compare(driver: dict[str, str], worker: dict[str, str], node: str) -> str | None:
+    """Return one sentence that names the versions that differ, or None."""
+    differ = [
+        f"{name} {worker.get(name, 'none')} instead of {driver[name]}"
+        for name in driver
+        if worker.get(name) != driver[name]
+    ]
+    return f"the node {node} has {' and '.join(differ)}; install the same versions on every node" if differ else None
+
+
+class Host:
+    """Holds one worker. It can be created and asked for its versions before anything of packtrain's is unpacked."""
+
+    def __init__(self) -> None:
+        self._worker: Any = None
+
+    def identify(self, import_path: Sequence[str]) -> tuple[dict[str, str], int]:
+        """Look for modules in these folders first; return the versions here, and the process id."""
+        sys.path[:0] = [path for path in import_path if path not in sys.path]
+        return versions(), os.getpid()
+
+    def build(self, build: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        """Build the worker."""
+        self._worker = build(*arguments)
+
+    def act(self, order: Any, version: int, weights: Any) -> Result:
+        """Let the worker act; weights are None if it has this version already."""
+        chunks, report = self._worker.act(order, version, weights)
+        return Result(chunks, report, *measure(chunks))
+
+    def status(self) -> int:
+        """Return a number that changes while the worker makes progress."""
+        return 0 if self._worker is None else int(self._worker.progress)

@@ -1,0 +1,76 @@
+"""Open the cluster of a run: join one, or start one on this machine, and place the run's workers on its nodes."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from packtrain.errors import ClusterError
+from packtrain.runtime.cluster import engine, plan
+from packtrain.runtime.messages import Remote
+
+log = logging.getLogger("packtrain")
+NODES_SECS = 120.0  # that nodes may take to join
+
+
+class Launched(NamedTuple):
+    """An open connection to a cluster, and the places of a run on it."""
+
+    cluster: engine.Cluster
+    plan: plan.Plan
+
+    @property
+    def workers(self) -> int:
+        """Number of workers that act, or step environments where the policy acts in the learner's process."""
+        return sum(placed.role in ("actor", "env") for placed in self.plan.workers)
+
+    @property
+    def store_bytes(self) -> int:
+        """Size of the object store of the learner's machine."""
+        return next((node.store_bytes for node in self.cluster.nodes() if node.driver), 0)
+
+
+def check(remote: Remote) -> None:
+    """ClusterError or MissingExtraError, within seconds, for what cannot work; nothing is started.
+
+    Args:
+      remote: what the command line says.
+    """
+    engine.require_ray()
+    if remote.min_nodes < 1:
+        raise ClusterError(f"--min_nodes {remote.min_nodes} must be at least 1")
+    if remote.address is None and remote.min_nodes > 1:
+        raise ClusterError(
+            f"--min_nodes {remote.min_nodes} needs --address HEAD:PORT: without it, the cluster is this machine alone"
+        )
+    if remote.address is not None:
+        engine.check_head(engine.resolve(remote.address))
+
+
+def launch(remote: Remote, num_envs: int, chunk_bytes: int, weights_bytes: int) -> Launched:
+    """Join or start a cluster and place a run on it; ClusterError, in one sentence, if that cannot be done.
+
+    Args:
+      remote: what the command line says.
+      num_envs: environments of the run.
+      chunk_bytes: of one result of a worker that serves all environments, about.
+      weights_bytes: of one version of the weights.
+    """
+    check(remote)
+    role = "env" if remote.inference == "learner" else "actor"
+    needs = plan.Needs(num_envs, chunk_bytes, weights_bytes, remote.workers, role, min_nodes=remote.min_nodes)
+    if remote.address is None:
+        workers = remote.workers or plan.count_sockets()
+        store = plan.store_to_start(plan.store_needed(chunk_bytes, weights_bytes, workers))
+        cluster = engine.Cluster.start(store, plan.usable_cpus())
+    else:
+        cluster = engine.Cluster.connect(remote.address)
+    try:
+        nodes = cluster.wait_for_nodes(remote.min_nodes, NODES_SECS)
+        placed = plan.make_plan(nodes, needs)
+    except BaseException:
+        cluster.close()
+        raise
+    for note in placed.notes:
+        log.info("cluster %s: %s", cluster.address, note)
+    return Launched(cluster, placed)

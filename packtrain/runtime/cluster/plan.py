@@ -1,0 +1,261 @@
+"""What runs where: workers, evaluator, learner ranks and replay shards on the nodes of a cluster, and their bytes.
+
+A node offers roles. `packtrain node --role R` states them as a Ray resource; a node that states none, as those of
+Slurm or Kubernetes, takes every role but "head" if it has processors.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from packtrain.errors import ClusterError
+
+ROLES = ("actor", "env", "head")
+"""What `packtrain node --role` accepts: acting with a policy, environments alone, or neither."""
+RESOURCE = "packtrain_role_"
+"""Beginning of the name of the Ray resource by which a node states a role."""
+SMALLEST_STORE = 80 * 2**20
+"""Bytes; Ray refuses less than 75 MiB."""
+_PLACES = {"actor": "actor", "evaluator": "actor", "replay": "actor", "env": "env"}
+
+
+class Node(NamedTuple):
+    """One machine of a cluster, or one simulated machine."""
+
+    id: str
+    address: str
+    cpus: float
+    gpus: float
+    store_bytes: int
+    roles: frozenset[str]
+    driver: bool = False  # whether the learner runs there
+    sockets: int = 1  # NUMA nodes
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run asks of a cluster."""
+
+    num_envs: int
+    chunk_bytes: int  # of one result of one worker that serves all environments
+    weights_bytes: int
+    workers: int | None = None  # None: one per NUMA node of every machine that may act
+    role: str = "actor"  # of the workers; "env": they step environments and have no policy
+    evaluator: bool = False
+    env_servers: int = 0
+    replay_shards: int = 0
+    learners: int = 1  # ranks, all on the driver's machine
+    min_nodes: int = 1
+
+
+class Placed(NamedTuple):
+    """One worker of a plan."""
+
+    role: str
+    node: str  # id; a wish, since another node takes over if this one is lost
+    cpus: float
+    envs: range  # global indices of its environments; empty if it has none
+
+
+class Plan(NamedTuple):
+    """Where everything of a run goes."""
+
+    workers: tuple[Placed, ...]
+    chunk_bytes: int  # of the largest result of one worker
+    store_bytes: dict[str, int]  # needed per node id
+    notes: tuple[str, ...]  # one sentence each, for the log
+
+
+def roles_of(resources: dict[str, float]) -> frozenset[str]:
+    """Return the roles that a node's Ray resources state."""
+    stated = {role for role in ROLES if f"{RESOURCE}{role}" in resources}
+    if stated:
+        return frozenset(stated - {"head"})
+    return frozenset({"actor", "env"}) if resources.get("CPU", 0) > 0 else frozenset()
+
+
+def make_plan(nodes: Sequence[Node], needs: Needs) -> Plan:
+    """Place a run on nodes; ClusterError, in one sentence, if it cannot be."""
+    if len(nodes) < needs.min_nodes:
+        raise ClusterError(
+            f"the cluster has {len(nodes)} of the {needs.min_nodes} nodes that --min_nodes asks for; "
+            "start the others with `packtrain node --address`"
+        )
+    _check_learners(nodes, needs)
+    acting = [node for node in nodes if _PLACES[needs.role] in node.roles]
+    if not acting:
+        what, more = ("act", "") if needs.role == "actor" else ("run environments alone", " --role env")
+        raise ClusterError(
+            f"no node of the cluster may {what}; start one with `packtrain node --address HEAD:PORT{more}`"
+        )
+    count = needs.workers if needs.workers is not None else min(needs.num_envs, sum(node.sockets for node in acting))
+    blocks = split(needs.num_envs, count)
+    chunk = math.ceil(needs.chunk_bytes * len(blocks[0]) / needs.num_envs)
+    roles = [needs.role] * count + ["evaluator"] * needs.evaluator + ["replay"] * needs.replay_shards
+    roles += ["env"] * needs.env_servers
+    load: Counter[str] = Counter()
+    chosen = []
+    for role in roles:
+        node = choose_node(nodes, role, load)
+        if node is None:
+            raise ClusterError(f"no node of the cluster has the role {_PLACES[role]!r}, which this run needs")
+        load[node.id] += 1
+        chosen.append(node)
+    cpus = {node.id: _share(node, load[node.id]) for node in nodes}
+    workers = tuple(
+        Placed(role, node.id, cpus[node.id], blocks[index] if index < count else range(0))
+        for index, (role, node) in enumerate(zip(roles, chosen, strict=True))
+    )
+    actors = Counter(node.id for role, node in zip(roles, chosen, strict=True) if role == needs.role)
+    store = {node.id: store_needed(chunk, needs.weights_bytes, actors[node.id]) for node in nodes if load[node.id]}
+    for node in nodes:
+        if node.driver:  # all results come here
+            store[node.id] = store_needed(chunk, needs.weights_bytes, count)
+    _check_stores(nodes, store, chunk, needs)
+    notes = [f"{count} worker{'s' * (count != 1)} on {len(actors)} node{'s' * (len(actors) != 1)}"]
+    crowded = [node.address for node in nodes if load[node.id] > node.cpus]
+    if crowded:
+        notes.append(f"more workers than processors on {', '.join(crowded)}: they share them")
+    return Plan(workers, chunk, store, tuple(notes))
+
+
+def split(num_envs: int, workers: int) -> list[range]:
+    """Divide environments into contiguous blocks whose sizes differ by one at most; ClusterError if that cannot be."""
+    if workers < 1:
+        raise ClusterError(f"--workers {workers} must be at least 1")
+    if workers > num_envs:
+        raise ClusterError(
+            f"{num_envs} environments cannot be divided over {workers} workers; lower --workers or raise num_actors"
+        )
+    size, more = divmod(num_envs, workers)
+    ends = [0]
+    for index in range(workers):
+        ends.append(ends[-1] + size + (index < more))
+    return [range(begin, end) for begin, end in zip(ends, ends[1:], strict=False)]
+
+
+def choose_node(nodes: Sequence[Node], role: str, load: Counter[str], wish: str | None = None) -> Node | None:
+    """Return the node for one more worker: the wished-for one if it is there, else the one with the most room.
+
+    Args:
+      nodes: those that are alive.
+      role: "actor", "evaluator", "replay" or "env".
+      load: workers on each node id so far.
+      wish: a node id.
+    """
+    fitting = [node for node in nodes if _PLACES[role] in node.roles]
+    for node in fitting:
+        if node.id == wish:
+            return node
+    return max(fitting, key=lambda node: node.cpus / (load[node.id] + 1), default=None)
+
+
+def store_needed(chunk_bytes: int, weights_bytes: int, workers: int) -> int:
+    """Return the bytes that an object store must hold: 4 results per worker and 3 versions of weights."""
+    return 4 * chunk_bytes * workers + 3 * weights_bytes
+
+
+def store_to_start(needed: int) -> int:
+    """Return the size of the object store of a cluster of this machine alone, with a quarter to spare."""
+    return max(SMALLEST_STORE, math.ceil(1.25 * needed))
+
+
+def expected_lag(workers: int, calls_per_worker: int, updates_per_chunk: float) -> int:
+    """Return the versions by which results are behind if all workers are equally fast."""
+    return math.ceil(max(0, workers * calls_per_worker - 1) * updates_per_chunk)
+
+
+def check_lag(workers: int, updates_per_chunk: float, max_lag: int | None) -> str | None:
+    """Return one sentence if the limit of policy lag would keep workers idle, or None.
+
+    Args:
+      workers: number of workers.
+      updates_per_chunk: versions that one result causes.
+      max_lag: the limit in versions; None: no limit.
+    """
+    if max_lag is None or (lag := expected_lag(workers, 1, updates_per_chunk)) <= max_lag:
+        return None
+    return (
+        f"{workers} workers with one result in flight each cause a policy lag of {lag} versions, and the limit is "
+        f"{max_lag}: some will wait; raise batch_size, or lower --workers or unroll_length"
+    )
+
+
+def place_runs(nodes: Sequence[Node], count: int, cpus: float = 1.0, gpus: float = 0.0) -> list[str]:
+    """Place whole runs, as those of a sweep, one per worker; the rest waits until one of them ends.
+
+    Args:
+      nodes: those that are alive.
+      count: number of runs.
+      cpus: processors that a run takes.
+      gpus: GPUs that a run takes.
+
+    Returns:
+      Node ids of the runs that may start now, in turn over the nodes with the most room; `count` of them at most.
+    """
+    free = {node.id: [node.cpus, node.gpus] for node in nodes if "actor" in node.roles}
+    placed: list[str] = []
+    while len(placed) < count:
+        fitting = [name for name, (some_cpus, some_gpus) in free.items() if some_cpus >= cpus and some_gpus >= gpus]
+        if not fitting:
+            break
+        name = max(fitting, key=lambda name: (free[name][1], free[name][0]))
+        free[name][0] -= cpus
+        free[name][1] -= gpus
+        placed.append(name)
+    if not placed:
+        raise ClusterError(f"no node has {cpus:g} processors and {gpus:g} GPUs for a run")
+    return placed
+
+
+def count_sockets(folder: Path = Path("/sys/devices/system/node")) -> int:
+    """Return the number of NUMA nodes of this machine that have processors; 1 if it is not known."""
+    try:
+        lists = [(node / "cpulist").read_text().strip() for node in folder.glob("node[0-9]*")]
+    except OSError:
+        return 1
+    return max(1, sum(bool(text) for text in lists))
+
+
+def usable_cpus() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_learners(nodes: Sequence[Node], needs: Needs) -> None:
+    here = next((node for node in nodes if node.driver), None)
+    if needs.learners > 1 and here is not None and 0 < here.gpus < needs.learners:
+        raise ClusterError(
+            f"--learners {needs.learners} needs as many GPUs on the learner's machine, which has {here.gpus:g}"
+        )
+
+
+def _share(node: Node, workers: int) -> float:
+    """Return the processors of one of a node's workers; the learner's own machine keeps one for the learner."""
+    if not workers:
+        return 0.0
+    left = node.cpus - 1 if node.driver and node.cpus > workers else node.cpus
+    share = left / workers
+    return float(math.floor(share)) if share >= 1 else math.floor(100 * share) / 100
+
+
+def _check_stores(nodes: Sequence[Node], store: dict[str, int], chunk: int, needs: Needs) -> None:
+    for node in nodes:
+        needed = store.get(node.id, 0)
+        if needed > node.store_bytes:
+            raise ClusterError(
+                f"the object store of {node.address} holds {_mib(node.store_bytes)} and this run needs {_mib(needed)} "
+                f"there (4 results of {_mib(chunk)} for each worker and 3 versions of weights of "
+                f"{_mib(needs.weights_bytes)}); start the node with --store_gb {math.ceil(needed / 2**30 * 10) / 10:g}"
+                ", or lower unroll_length or num_actors"
+            )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

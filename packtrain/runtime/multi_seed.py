@@ -1,0 +1,335 @@
+"""Several seeds of one experiment in one process: each run has its own folder and networks, and all share the work.
+
+Runs that plan share a search, runs that replay share their updates: the networks of all lie side by side, and one
+launch updates them together. With `slack` environments step on while a GPU is at the updates that were launched last.
+
+A run that diverges is left out, and the others go on without it. Its folder keeps its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from packtrain.envs.exits import exits_are_faults
+from packtrain.errors import CheckpointError, DivergedError, EnvError, Error, FolderLostError
+from packtrain.interfaces import SeedGroup, learn
+from packtrain.runtime import checkpoint, serial
+from packtrain.runtime.acting import local_side
+from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.loops import Act, Learn, Loop
+from packtrain.runtime.seeds import seed_for
+from packtrain.runtime.training import Training
+from packtrain.runtime.watchdog import Watchdog, save_and_exit
+
+log = logging.getLogger("packtrain")
+_MARK = "diverged.json"  # in the folder of a run that the others have left behind
+
+
+def can_share(experiment: Experiment) -> bool:
+    """Return whether several seeds of an experiment can run in one loop.
+
+    Planners share one search if their policy allows it. Runs that replay share launches if all learners can be joined
+    and make a fixed number of updates for each step.
+    """
+    if experiment.by_ratio:
+        return all(use.ratio is not None and use.joins_seeds for use in experiment.learners.values())
+    return experiment.policy.joins_seeds
+
+
+def run(runs: Sequence[Training | None], overlaps: bool = True) -> dict[int, DivergedError]:
+    """Run all to their ends, or until `stop` is set in them. Run k has the seed of the first plus k, and is else equal.
+
+    Args:
+      runs: None stands in the place of a run that has ended before: the others draw what they would have drawn beside
+        it.
+      overlaps: whether those that have slack may use it.
+
+    Returns:
+      Why runs have diverged, by their places. These are not to be saved.
+
+    Raises:
+      DivergedError: all have.
+    """
+    trainings = {place: training for place, training in enumerate(runs) if training is not None}
+    place, first = next(iter(trainings.items()))
+    environment = first.experiment.streams.environment
+
+    def on_hang(error: EnvError) -> None:
+        save_and_exit(list(trainings.values()), error)
+
+    columns = [each for training in trainings.values() for each in training.columns()]
+    deadlines = environment.step_deadline_secs, environment.start_deadline_secs
+    with Watchdog(columns, *deadlines, on_hang, lambda: first.stop is not None):
+        try:
+            if first.experiment.by_ratio:
+                diverged = _replay(trainings, overlaps and first.experiment.overlaps)
+            else:
+                seed = seed_for(first.experiment.seed - place, "actions")
+                diverged = _plan(trainings, _joint(runs, first, seed))
+            for other, training in trainings.items():
+                if other not in diverged:
+                    training.settle()
+            return diverged
+        except (EnvError, FolderLostError) as error:
+            with contextlib.suppress(FolderLostError):
+                save_all(trainings, with_actor=not isinstance(error, EnvError))
+            raise
+
+
+def save_all(
+    trainings: Mapping[int, Training], with_actor: bool = True, required: bool = False
+) -> dict[int, DivergedError]:
+    """Save every run; return those whose weights are not finite, which are not saved.
+
+    Raises:
+      FolderLostError: the folder of a run is no longer where it was; all others are saved.
+    """
+    lost: list[FolderLostError] = []
+    diverged: dict[int, DivergedError] = {}
+    for place, training in trainings.items():
+        try:
+            training.saver.save(with_actor=with_actor, required=required)
+        except FolderLostError as error:
+            lost.append(error)
+        except DivergedError as error:
+            diverged[place] = error
+    if lost:
+        raise lost[0]
+    return diverged
+
+
+def _replay(trainings: Mapping[int, Training], overlaps: bool) -> dict[int, DivergedError]:
+    """Act with each, and learn with all at once: they request the same updates in the same order."""
+    _join(trainings.values())
+    for training in trainings.values():
+        training.saver.decides = False
+        training.learning.weights.waits = not overlaps
+    launched = _Launched(next(iter(trainings.values())) if overlaps else None)
+    try:
+        return _take_turns(dict(trainings), launched)
+    finally:
+        for training in trainings.values():
+            training.learning.weights.waits = True
+
+
+def _join(trainings: Iterable[Training]) -> None:
+    """Let runs update together from now on, whoever they were joined with before."""
+    joined = list(trainings)
+    names = list(joined[0].learning.learners)
+    each = [[training.learning.learners[name] for name in names] for training in joined]
+    each[0][0].join(each)
+    for training in joined:
+        training.learning.moved()
+
+
+def _take_turns(trainings: dict[int, Training], launched: _Launched) -> dict[int, DivergedError]:
+    """Until the runs end. Those that diverge are taken out of `trainings`."""
+    under_way = {place: serial.loop(training) for place, training in trainings.items()}
+    diverged: dict[int, DivergedError] = {}
+    while True:
+        launched.wait()
+        wished: dict[int, Learn | None] = {}
+        for place in list(trainings):
+            try:
+                wished[place] = _act_until_it_learns(trainings[place], under_way[place])
+            except DivergedError as error:
+                diverged[place] = error
+        _leave_out(trainings, diverged)
+        if None in wished.values():  # the end, or a signal that reached some before they wished
+            return diverged
+        (wish,) = set(wished.values())
+        assert wish is not None
+        learners = [training.learning.learners[wish.learner] for training in trainings.values()]
+        memories = [training.learning.memory_of(wish.learner) for training in trainings.values()]
+        results = learn(learners, memories, wish.updates)
+        assert results is not None
+        for training, result in zip(trainings.values(), results, strict=True):
+            training.note_update(wish.learner, result)
+        launched.add(wish)
+        if next(iter(trainings.values())).saver.due:
+            diverged |= save_all(trainings)
+            _leave_out(trainings, diverged)
+
+
+def _leave_out(trainings: dict[int, Training], diverged: Mapping[int, DivergedError]) -> None:
+    """Take diverged runs out, and join the others anew; DivergedError if none is left."""
+    gone = {place: trainings.pop(place) for place in diverged if place in trainings}
+    if not gone:
+        return
+    if not trainings:
+        raise next(iter(diverged.values()))
+    for place, training in gone.items():
+        _say_diverged(training, diverged[place])
+        mark = {"step": training.step, "error": str(diverged[place])}
+        (training.folder.path / _MARK).write_text(json.dumps(mark) + "\n", encoding="utf-8")
+    _join(trainings.values())
+
+
+def _say_diverged(training: Training, error: DivergedError) -> None:
+    line = f"{training.folder.path} has diverged, and the other seeds go on: {error}"
+    print(line, flush=True)
+    log.error("%s", line)
+
+
+def left_behind(folder: Path) -> bool:
+    """Whether the others of its seeds have gone on without the run in a folder."""
+    return (folder / _MARK).exists()
+
+
+def take_up(folder: Path) -> None:
+    """The run in a folder goes on."""
+    (folder / _MARK).unlink(missing_ok=True)
+
+
+class _Launched:
+    """Updates that a GPU may not be done with: as many as there is slack for.
+
+    Without slack those who act wait for the newest weights, and so for all updates.
+    """
+
+    def __init__(self, training: Training | None):
+        on_gpu = training is not None and training.device.type == "cuda"
+        uses = training.experiment.learners if training is not None and on_gpu else {}
+        self._slack = {name: use.slack for name, use in uses.items() if use.slack is not None}
+        self._counts = dict.fromkeys(self._slack, 0)
+        self._queue: collections.deque[tuple[Learn, torch.cuda.Event]] = collections.deque()
+
+    def add(self, wish: Learn) -> None:
+        """These were launched last."""
+        if wish.learner in self._slack:
+            done = torch.cuda.Event()
+            done.record()
+            self._queue.append((wish, done))
+            self._counts[wish.learner] += wish.updates
+
+    def wait(self) -> None:
+        """Until no more of any learner are left than it has slack."""
+        while any(self._counts[name] > slack for name, slack in self._slack.items()):
+            wish, done = self._queue.popleft()
+            done.synchronize()
+            self._counts[wish.learner] -= wish.updates
+
+
+def same_updates(folders: Sequence[Path]) -> list[tuple[int, dict[str, Any]] | None]:
+    """The newest checkpoint of each run at which all had made the same updates; None for each if none has any.
+
+    A kill between saving two of them leaves some a checkpoint ahead.
+
+    Raises:
+      CheckpointError: there are checkpoints, and none that fit together.
+    """
+    saved = [checkpoint.load_newest(folder) for folder in folders]
+    while True:
+        counts = [0 if one is None else _updates(one[1]) for one in saved]
+        if len(set(counts)) == 1:
+            return saved
+        ahead = counts.index(max(counts))
+        step = saved[ahead][0]  # type: ignore[index]
+        older = [other for other in checkpoint.steps(folders[ahead]) if other < step]
+        if not older:
+            if min(counts) == 0 and all(len(checkpoint.steps(folder)) <= 1 for folder in folders):
+                return [None] * len(saved)  # killed while the first of all were written
+            raise CheckpointError(
+                f"the runs beside {folders[0].parent} have no checkpoints of the same update; "
+                "go on with each of them alone, or --fresh starts anew beside them"
+            )
+        saved[ahead] = (older[-1], checkpoint.load(folders[ahead] / str(older[-1])))
+
+
+def _updates(state: dict[str, Any]) -> int:
+    return sum(learner["updates"] for learner in state["learners"].values())
+
+
+def _act_until_it_learns(training: Training, loop: Loop) -> Learn | None:
+    """Make the actor steps that are due; return the updates that are due next, None at the end of the run.
+
+    Raises:
+      DivergedError: learning has diverged, or the environment has failed on actions that are not finite.
+    """
+    try:
+        for due in loop:
+            if isinstance(due, Learn):
+                return due
+            training.act()
+    except EnvError as error:
+        if _has_finite_weights(training):
+            raise
+        raise DivergedError(f"the weights are not finite at step {training.step}: {error}") from error
+    return None
+
+
+def _has_finite_weights(training: Training) -> bool:
+    networks = [learner.network for learner in training.learning.learners.values()]
+    return all(bool(leaf.isfinite().all()) for network in networks for leaf in network.parameters())
+
+
+def _learn_until_it_acts(training: Training, loop: Loop) -> bool:
+    """Make the updates that are due; return whether an actor step is due next, False at the end of the run."""
+    for due in loop:
+        if isinstance(due, Act):
+            return True
+        serial.carry_out(training, due)
+    return False
+
+
+def _joint(runs: Sequence[Training | None], first: Training, seed: int) -> SeedGroup:
+    """Return what acts for all runs."""
+    sides = [local_side((training or first).acting) for training in runs]
+    actors = [None if training is None else side.actor for training, side in zip(runs, sides, strict=True)]
+    policies: list[Any] = [side.policy for side in sides]
+    return first.experiment.policy.join_seeds(actors, policies, [side.streams[0] for side in sides], seed)
+
+
+def _plan(trainings: Mapping[int, Training], joint: SeedGroup) -> dict[int, DivergedError]:
+    """Let each run go on until it wants a turn, make the turns of all that do at once, and again.
+
+    Runs begin every epoch together: those that have finished one wait for those that have not.
+    """
+    under_way = {place: serial.loop(training) for place, training in trainings.items()}
+    diverged: dict[int, DivergedError] = {}
+    waiting: set[int] = set()  # for a turn
+    epoch = -1
+    while True:
+        for place in sorted(set(under_way) - waiting):
+            try:
+                over = not _learn_until_it_acts(trainings[place], under_way[place])
+            except DivergedError as error:
+                diverged[place] = error
+                if len(diverged) == len(trainings):
+                    raise
+                _say_diverged(trainings[place], error)
+                over = True
+            except Error:  # the others are between two turns, and go on from here when the cause is gone
+                with contextlib.suppress(FolderLostError):
+                    save_all({other: trainings[other] for other in set(under_way) - {place}})
+                raise
+            if over:
+                del under_way[place]
+            else:
+                waiting.add(place)
+        if not waiting:
+            return diverged
+        earliest = min(trainings[place].epoch for place in waiting)
+        if earliest != epoch:
+            epoch = earliest
+            joint.begin_epoch(epoch)
+        served = sorted(place for place in waiting if trainings[place].epoch == epoch)
+        sides = {place: local_side(trainings[place].acting) for place in served}
+        groups = [side.actor.next_group for side in sides.values()]
+        try:
+            with exits_are_faults(columns for training in trainings.values() for columns in training.columns()):
+                joint.turn(served)
+        except DivergedError:  # in a search that all share: the others are saved as their epochs began
+            save_all(trainings)
+            raise
+        for place, group in zip(served, groups, strict=True):
+            trainings[place].note_report(sides[place].report(group))
+        waiting.difference_update(served)

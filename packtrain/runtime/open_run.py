@@ -1,0 +1,287 @@
+"""From a parsed `train` command line to a run that is ready to start; all checks come before anything is written."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from packtrain import __version__, own_runs
+from packtrain.accelerate.compilation import refuse_unless_possible
+from packtrain.config import Configuration
+from packtrain.envs.exits import exits_are_faults
+from packtrain.errors import ConfigError, Error
+from packtrain.files import refuse_links, write_whole
+from packtrain.metrics.console import SilentConsole, amount, duration, open_console
+from packtrain.metrics.sinks import Sink
+from packtrain.runtime import checkpoint, multi_seed
+from packtrain.runtime.central_acting import refuse_central
+from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.folder import RunFolder, point_latest
+from packtrain.runtime.learner_group import refuse_learners
+from packtrain.runtime.messages import Remote
+from packtrain.runtime.preflight import describe_plan, plan_memory, refuse_too_large
+from packtrain.runtime.preparation import find_device, finished, prepare, refuse_no_run
+from packtrain.runtime.regrouping import saved_envs
+from packtrain.runtime.remote_acting import check_remote
+from packtrain.runtime.reward_summary import say_rewards
+from packtrain.runtime.saved_state import log_changes, refuse_ill_formed, refuse_other, restoring
+from packtrain.runtime.training import RunSetup, Training
+from packtrain.runtime.warm_start import branch
+from packtrain.types import Spec
+
+log = logging.getLogger("packtrain")
+MANY_GAMES = 32  # number of games from which on opening them takes long enough to announce it
+Saved = tuple[int, dict[str, Any]]
+"""The step and the state of a checkpoint."""
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """A `train` command line, parsed."""
+
+    files: list[Path]
+    bindings: list[str]
+    knobs: dict[str, Any]
+    output: Path
+    seed: int | None = None
+    num_seeds: int | None = None
+    runtime: str = "local"
+    remote: Remote | None = None  # processes that act; None: a thread of this one
+    learners: int = 1  # processes that learn, each from its part of a batch
+    device: str = "cpu"
+    fresh: bool = False
+    start_from: Path | None = None  # a run to begin from; with several seeds, a folder of them
+    sinks: tuple[Sink, ...] = ()  # where rows go beside metrics.jsonl
+    quiet: bool = False  # print nothing but warnings
+    trust_config: bool = False  # a configuration of a run folder may import anything
+    alone: bool = True  # no other run prints to the terminal
+    latest_in: Path | None = None  # the folder whose link `latest` should point to this run
+    home: Path = field(default_factory=Path.cwd)  # what paths are relative to, wherever an environment goes
+
+
+@dataclass
+class OpenRun:
+    """A run that is ready to start."""
+
+    training: Training
+    folder: RunFolder
+    console: Any
+    quiet: bool = False  # print nothing
+
+    def close(self, received: list[signal.Signals]) -> int:
+        """Print how the run ended, and return the exit code.
+
+        Args:
+          received: signals that asked the run to stop.
+        """
+        training = self.training
+        self.console.close()
+        say = (lambda _: None) if self.quiet else print
+        if received:
+            say(
+                f"stopped by {received[0].name}: {self.folder.shown} saved at step {training.step:,}; the same command "
+                "goes on"
+            )
+            log.info("stopped by %s at step %d", received[0].name, training.step)
+            return 128 + int(received[0])
+        log.info("finished at step %d", training.step)
+        rate = f"{amount(training.step / max(1e-9, training.log.wall_s()))} steps/s"
+        say(f"finished {training.step:,} steps in {duration(training.log.wall_s())} ({rate}): {self.folder.shown}")
+        return 0
+
+
+def prepare_request(request: TrainRequest) -> tuple[Configuration, Experiment, Spec]:
+    """Load and try what a command line describes, with paths relative to where it was typed."""
+    with contextlib.chdir(request.home):
+        return prepare(request.files, request.bindings, request.knobs, request.seed, request.trust_config)
+
+
+@contextlib.contextmanager
+def open_run(request: TrainRequest, saved: Saved | str | None = "newest") -> Iterator[OpenRun | None]:
+    """Open the folder of a run and build the run; yield None if it is finished already.
+
+    Args:
+      request: the command line.
+      saved: the checkpoint to go on from, None to begin; or the "newest" in the run's folder.
+    """
+    source = _load_source(request)
+    configuration, experiment, spec = prepare_request(request)
+    device = find_device(request.device)
+    folder = _check_start(request, experiment, spec, device)
+    begun = None
+    if source is not None and (request.fresh or not checkpoint.steps(folder.checkpoints)):
+        assert request.start_from is not None
+        with contextlib.chdir(request.home):
+            begun = _branch(request.start_from, source, configuration)
+    folder.open()
+    console = None
+    try:
+        if isinstance(saved, str):
+            saved = checkpoint.load_newest(folder.checkpoints)
+        saved = _find_start(request, folder, configuration, experiment, saved, begun)
+        if saved is _FINISHED:
+            yield None
+            return
+        folder.write_config(configuration.text())
+        own_runs.remember(configuration.text(), configuration.names_code())
+        multi_seed.take_up(folder.path)
+        if request.latest_in is not None:
+            point_latest(request.home / request.latest_in, folder.path)
+        _announce(request, configuration, experiment, spec, device)
+        console = (
+            SilentConsole()
+            if request.quiet
+            else open_console(str(folder.shown), experiment.total_steps, experiment.epochs, alone=request.alone)
+        )
+        with restoring(folder.path, saved is not None), exits_are_faults():
+            parts = (experiment, spec, folder, configuration, device, console)
+            exact = request.runtime == "serial"
+            training = Training(RunSetup(*parts, request.sinks, exact, request.remote, request.learners), saved)
+        with contextlib.closing(training):
+            yield OpenRun(training, folder, console, request.quiet)
+    except BaseException as error:
+        _raise_logged(error, folder, device)
+    finally:
+        if console is not None:
+            console.close()
+        folder.close()
+
+
+def _load_source(request: TrainRequest) -> Experiment | None:
+    """Return the experiment of the run that `--start_from` names; None without that flag."""
+    if request.start_from is None:
+        return None
+    with contextlib.chdir(request.home):
+        refuse_no_run(request.start_from)
+        return prepare([request.start_from / "config.gin"], [], {}, None, request.trust_config)[1]
+
+
+def _check_start(request: TrainRequest, experiment: Experiment, spec: Spec, device: torch.device) -> RunFolder:
+    """Raise an error if the run cannot start; return its folder, not opened. Nothing is written."""
+    refuse_too_large(experiment, spec, device)
+    for use in experiment.learners.values():
+        refuse_unless_possible(device, getattr(use.learner, "compile", None))
+    refuse_learners(request.learners, experiment, device)
+    if request.remote is not None:
+        check_remote(request.remote, experiment)
+        if request.remote.inference == "learner":
+            refuse_central(experiment)
+    folder = RunFolder(request.output, request.home, request.fresh)
+    folder.check_writable()
+    refuse_links(folder.path)
+    folder.refuse_other_kind(folder.study)
+    if not checkpoint.steps(folder.checkpoints):  # a run made before something was refused may go on
+        for use in experiment.learners.values():
+            use.check_new_run(experiment.policy)
+    return folder
+
+
+def _branch(run: Path, source: Experiment, configuration: Configuration) -> tuple[Saved, bytes]:
+    """Return another run's checkpoint to begin from, and its metrics, which become the beginning of this run's."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.gin"
+        path.write_text(configuration.text(), encoding="utf-8")
+        _, written, _ = prepare([path], [], {}, None, trust_config=True)  # defaults spelt out, as in the other's
+    with restoring(run):
+        step, state, metrics = branch(run, source, written, configuration)
+    return (step, state), metrics
+
+
+_FINISHED: Saved = (-1, {})
+
+
+def _find_start(
+    request: TrainRequest,
+    folder: RunFolder,
+    configuration: Configuration,
+    experiment: Experiment,
+    saved: Saved | None,
+    begun: tuple[Saved, bytes] | None,
+) -> Saved | None:
+    """Return the checkpoint to go on from, None to begin, or `_FINISHED`; print which it is.
+
+    Args:
+      request: the command line.
+      folder: of the run.
+      configuration: of the run.
+      experiment: built from the configuration.
+      saved: the run's own checkpoint.
+      begun: another run's checkpoint and metrics, where the run has none of its own.
+    """
+    if saved is not None:
+        refuse_ill_formed(folder.path, saved[1])
+        refuse_other(folder.shown, saved[1], configuration)
+        if (end := finished(experiment, saved[1]["run"])) is not None:
+            _say(request, f"{folder.shown} is finished: {end}")
+            return _FINISHED
+        log_changes(saved[1]["run"]["values"], configuration)
+        new_episodes = "" if "actor" in saved[1] else "; the environments begin new episodes"
+        _say(request, f"{folder.shown}: going on from step {saved[0]:,}{new_episodes}")
+        before, envs = saved_envs(saved[1]), experiment.streams.num_actors
+        if before is not None and before != envs:
+            line = f"num_actors: {before} -> {envs}; the environments begin new episodes"
+            _say(request, line)
+            log.info("%s", line)
+        return saved
+    if begun is not None:
+        saved, metrics = begun
+        write_whole(folder.metrics, metrics)
+        _say(request, f"{folder.shown}: beginning from step {saved[0]:,} of {request.start_from}")
+    return saved
+
+
+def _announce(
+    request: TrainRequest, configuration: Configuration, experiment: Experiment, spec: Spec, device: torch.device
+) -> None:
+    """Print and log what is about to start, and what of the command line has no effect."""
+    versions = f"packtrain {__version__}, torch {torch.__version__}"
+    text = "%s, %s runtime on %s, configuration %s"
+    log.info(text, versions, request.runtime, device, configuration.hash()[:12])
+    line = describe_plan(plan_memory(experiment, spec, device))
+    log.info("%s", line)
+    if request.alone:
+        _say(request, line)
+    for line in say_rewards(experiment):
+        _say(request, line)
+        log.info("%s", line)
+    if request.runtime == "serial" and any(use.slack is not None for use in experiment.learners.values()):
+        _warn("slack is not used: in the serial runtime acting and learning take turns")
+    total, warm_up = experiment.total_steps, experiment.warm_up
+    if experiment.by_ratio and warm_up >= total:
+        _warn(f"nothing is learned: all {total:,} steps are random, of a warm-up of {warm_up:,}")
+    if spec.frames_per_step > 1 and experiment.streams.num_actors >= MANY_GAMES:
+        _say(request, f"opening {experiment.streams.num_actors} games, about a tenth of a second each")
+
+
+def _say(request: TrainRequest, line: str) -> None:
+    if not request.quiet:
+        print(line, flush=True)
+
+
+def _warn(line: str) -> None:
+    print(line, flush=True)
+    log.warning(line)
+
+
+def _raise_logged(error: BaseException, folder: RunFolder, device: torch.device) -> None:
+    """Write an error to the run's log, and raise it again; a full memory becomes a ConfigError."""
+    if isinstance(error, Error):
+        log.error("%s", error, exc_info=error.__cause__)  # an environment's own traceback is the cause
+    elif isinstance(error, torch.OutOfMemoryError):
+        log.error("%s", error)
+        raise ConfigError(
+            f"the memory of {device} is full: {str(error).splitlines()[0]} "
+            "Lower batch_size, unroll_length or num_actors; a checkpoint that was written stands"
+        ) from error
+    elif isinstance(error, Exception):
+        log.error("the run failed", exc_info=error)
+        setattr(error, "logged_in", folder.path / "log.txt")  # noqa: B010  (mypy)
+    raise error

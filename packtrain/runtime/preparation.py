@@ -1,0 +1,81 @@
+"""From what a command line names to an experiment that has been tried: configuration, device, run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from packtrain import config, knobs
+from packtrain.accelerate.hw_queues import use_all_queues
+from packtrain.errors import ConfigError, RunFolderError
+from packtrain.files import refuse_links
+from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.preflight import check_parts
+from packtrain.types import Spec
+
+
+def prepare(
+    files: list[Path], bindings: list[str], values: dict[str, Any], seed: int | None, trust_config: bool = False
+) -> tuple[config.Configuration, Experiment, Spec]:
+    """Load, build and try a configuration: after this, its environment has been reset once and its network built."""
+    configuration = config.load(files, bindings, values, trust_config, seed)
+    if configuration.root == "Study":
+        raise ConfigError(
+            f"{knobs.shown(files[-1])} is a study: it has no agent and no checkpoint; "
+            "`packtrain report` shows what a finished one has found"
+        )
+    experiment = config.build(configuration)
+    spec = experiment.probe()
+    try:
+        check_parts(experiment, spec)
+    except RuntimeError as error:  # torch's word for a size that does not fit
+        raise ConfigError(f"the network cannot be built: {str(error).splitlines()[0]}; lower hidden_size") from error
+    return configuration, experiment, spec
+
+
+def finished(experiment: Experiment, run: dict[str, Any]) -> str | None:
+    """Why a run that was saved like this has nothing left to do; None if it has."""
+    if run["step"] >= experiment.total_steps:
+        return f"{run['step']:,} of {experiment.total_steps:,} steps"
+    if experiment.by_epochs and experiment.epochs is not None and sum(run["repeats"]) >= experiment.epochs:
+        return f"{sum(run['repeats']):,} of {experiment.epochs:,} epochs"
+    if experiment.run.until_solved and run.get("solved_at") is not None:
+        return f"solved at step {run['solved_at']:,}"
+    return None
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device; ConfigError if it is not there or does not open."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device {name!r} is not one of cpu, cuda, cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {name!r} is not one of cpu, cuda, cuda:N")
+    if device.type == "cuda":
+        use_all_queues()
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ConfigError(f"--device {name!r}: torch sees {count} CUDA devices here; try --device cpu")
+        try:
+            torch.cuda.set_device(device.index or 0)  # events and streams that name no device mean this one
+        except RuntimeError as error:  # full, broken, or lent to somebody else alone
+            why = str(error).strip().split("\n")[0]
+            raise ConfigError(f"--device {name!r} does not open: {why}; nvidia-smi shows who uses it") from None
+        return torch.device("cuda", device.index or 0)  # "cuda" alone is not equal to the device of a tensor on it
+    return device
+
+
+def refuse_no_run(run: Path) -> None:
+    """RunFolderError, with a hint, unless a folder is that of a run and none of its parts is a link."""
+    if not run.is_dir():
+        raise RunFolderError(f"{run} is not a run folder: it does not exist")
+    seeds = sorted(run.glob("seed_*"), key=lambda path: path.name)
+    if not (run / "config.gin").is_file():
+        hint = f"it holds {len(seeds)} seeds: name one of them, such as {seeds[0]}" if seeds else "it has no config.gin"
+        if (run / "model.tar").is_file():
+            hint = f"it holds a TorchBeast checkpoint: packtrain convert {run / 'model.tar'} --output_dir ... makes one"
+        raise RunFolderError(f"{run} is not a run folder: {hint}")
+    refuse_links(run)

@@ -1,0 +1,195 @@
+"""Workers as processes of this machine, for `--acting process`: an `Engine` of the flow control without Ray.
+
+Each worker is a spawned process with one pipe. It answers calls in order, and status requests at once from a second
+thread. Messages on the pipe come from this program's own processes only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from packtrain.envs.gymnasium_vector_env import die_with_parent
+from packtrain.runtime.cluster.flow import Arrival, Beat, Call, Event, Failure, Started
+from packtrain.runtime.messages import measure
+
+
+class Setup(Protocol):
+    """What a worker is built from: a value that travels to its process."""
+
+    @property
+    def import_path(self) -> tuple[str, ...]:
+        """Folders in which the process looks for modules first."""
+
+    def build(self) -> Any:
+        """Return the worker, with `act`, `progress` and `close`."""
+
+
+END_SECS = 5.0  # that a worker has to close its environments
+
+
+class ProcessEngine:
+    """Starts and calls workers, each in a process of its own."""
+
+    def __init__(self, setup: Callable[[int, int], Setup]):
+        """Nothing starts.
+
+        Args:
+          setup: returns what a worker is built from, for its index and life.
+        """
+        self._setup = setup
+        self._context = multiprocessing.get_context("spawn")
+        self._lives: dict[tuple[int, int], _Life] = {}
+        self._sent: dict[tuple[int, int], int] = {}  # version of the weights that a life has
+        atexit.register(self.close)  # before multiprocessing waits for its children
+
+    def now(self) -> float:
+        """Return the time in seconds, from a clock that never goes back."""
+        return time.monotonic()
+
+    def spawn(self, worker: int, role: str, life: int, seed: int) -> None:
+        """Begin to start a process."""
+        here, there = self._context.Pipe()
+        arguments = (there, self._setup(worker, life))
+        process = self._context.Process(target=_serve, args=arguments, name=f"{role} {worker}", daemon=False)
+        process.start()
+        there.close()
+        self._lives[worker, life] = _Life(process, here)
+
+    def call(self, call: Call) -> None:
+        """Send a call; weights only if the process does not have this version yet."""
+        life = self._lives.get((call.worker, call.life))
+        if life is None:
+            return
+        key = call.worker, call.life
+        leaves = None if self._sent.get(key) == call.version else call.weights
+        self._sent[key] = call.version
+        life.send(("call", call.number, call.order, call.version, leaves))
+
+    def ask_status(self, worker: int, life: int) -> None:
+        """Request the number of steps a worker has made."""
+        if (found := self._lives.get((worker, life))) is not None:
+            found.send(("status",))
+
+    def ready(self, timeout: float) -> Sequence[Event]:
+        """Return the events since the last call; wait at most `timeout` seconds for the first one."""
+        pipes = {life.pipe: key for key, life in self._lives.items()}
+        if not pipes:
+            time.sleep(timeout)
+            return []
+        events: list[Event] = []
+        for pipe in multiprocessing.connection.wait(list(pipes), timeout):
+            key = pipes[pipe]
+            try:
+                events.append(_event(*key, self._lives[key].pipe.recv()))
+            except (EOFError, OSError):
+                life = self._lives.pop(key)
+                life.process.join(END_SECS)
+                events.append(Failure(*key, f"the process ended with exit code {life.process.exitcode}"))
+        return events
+
+    def kill(self, worker: int, life: int) -> None:
+        """End a process at once."""
+        if (found := self._lives.pop((worker, life), None)) is not None:
+            found.end(0.0)
+
+    def put(self, version: int, weights: Any) -> Any:
+        """Return the weights: they travel with the first call that needs them."""
+        return weights
+
+    def close(self) -> None:
+        """End all processes; they close their environments first."""
+        atexit.unregister(self.close)
+        lives, self._lives = list(self._lives.values()), {}
+        for life in lives:
+            life.send(("close",))
+        for life in lives:
+            life.end(END_SECS)
+
+
+@dataclass
+class _Life:
+    process: Any
+    pipe: Any
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        """Send a message; a process that has ended is noticed by `ready`."""
+        with contextlib.suppress(OSError):
+            self.pipe.send(message)
+
+    def end(self, patience: float) -> None:
+        """Let the process end by itself for some seconds, then kill it."""
+        if patience:
+            self.process.join(patience)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(END_SECS)
+        self.pipe.close()
+
+
+def _event(worker: int, life: int, message: tuple[Any, ...]) -> Event:
+    kind, *content = message
+    if kind == "started":
+        return Started(worker, life)
+    if kind == "failure":
+        return Failure(worker, life, content[0])
+    if kind == "beat":
+        return Beat(worker, life, content[0])
+    number, chunks, report = content
+    return Arrival(worker, life, number, chunks, report, *measure(chunks))
+
+
+# -- in the worker's process
+
+
+def _serve(pipe: Any, setup: Setup) -> None:
+    """Build a worker and answer calls until the pipe is closed."""
+    die_with_parent(started_by_main_thread=False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the learner's process, which ends this one
+    sys.path[:0] = [path for path in setup.import_path if path not in sys.path]
+    lock, orders = threading.Lock(), queue.SimpleQueue[tuple[Any, ...]]()
+    workers: list[Any] = []
+
+    def send(*message: Any) -> None:
+        with lock:
+            pipe.send(message)
+
+    def receive() -> None:
+        while True:
+            try:
+                message = pipe.recv()
+            except (EOFError, OSError):
+                message = ("close",)
+            if message[0] == "status":
+                send("beat", workers[0].progress if workers else 0)
+            else:
+                orders.put(message)
+            if message[0] == "close":
+                return
+
+    threading.Thread(target=receive, name="receiver", daemon=True).start()
+    try:
+        worker = setup.build()
+        workers.append(worker)
+        send("started")
+        while (message := orders.get())[0] == "call":
+            _, number, order, version, leaves = message
+            chunks, report = worker.act(order, version, leaves)
+            send("result", number, chunks, report)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            send("failure", traceback.format_exc())
+    finally:
+        for worker in workers:
+            worker.close()

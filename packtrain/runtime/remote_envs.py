@@ -1,0 +1,276 @@
+"""Groups of environments that servers step in other processes, seen from the process that acts.
+
+Answers are taken first come, first served, so a slow server delays its own groups alone. A server that ends, raises or
+does not answer in time is started again with new episodes, after a pause that doubles with each failure in a row; its
+groups are skipped meanwhile. After `FAILURES` in a row it is left out for the rest of the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from packtrain.envs.validation import Boundary
+from packtrain.envs.vector_env import Outcome, Unsaved
+from packtrain.errors import EnvError, EnvSetupError, one_line, warn
+from packtrain.runtime.cluster.flow import Arrival, Call, Engine, Event, Failure, Started
+from packtrain.runtime.env_server import EnvAnswer, EnvOrder
+from packtrain.trees import Tree
+from packtrain.types import Spec
+
+log = logging.getLogger("packtrain")
+FAILURES = 5  # in a row, after which a server is left out
+GOOD_ANSWERS = 100  # of a life, after which its failure is the first in a row again
+FIRST_DELAY, LAST_DELAY = 1.0, 30.0  # seconds before a server is started again
+LONGEST_GAP = 5.0  # seconds between two polls that count at most: this process was stopped, and no server is to blame
+LOOK_SECS = 0.2  # that a poll waits at most
+
+Phase = Literal["waiting", "starting", "ready", "left_out"]
+
+
+@dataclass
+class _Server:
+    index: int
+    groups: tuple[int, ...]
+    phase: Phase = "waiting"
+    life: int = -1
+    since: float = 0.0  # when the phase began; of a ready one, when it last answered or began to be waited for
+    due: float = 0.0  # when the next life starts
+    number: int = 0  # of the next call
+    in_flight: set[int] = field(default_factory=set)
+    answers: int = 0  # of this life
+    failures: int = 0  # in a row
+    error: str = ""
+
+
+class EnvServers:
+    """Starts servers of environments, sends actions, and collects outcomes. To be used from one thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        blocks: Sequence[tuple[int, ...]],
+        *,
+        start_secs: float,
+        step_secs: float,
+    ):
+        """Nothing starts before the first `poll`.
+
+        Args:
+          engine: starts and calls the servers.
+          blocks: the groups of each server.
+          start_secs: that a server may take to start.
+          step_secs: that a reset or a step may take.
+        """
+        self._engine, self._start_secs, self._step_secs = engine, start_secs, step_secs
+        self._servers = [_Server(index, tuple(block)) for index, block in enumerate(blocks)]
+        self._server_of = {group: server for server in self._servers for group in server.groups}
+        self._answered: dict[int, EnvAnswer] = {}  # by group, first come first
+        self._new: set[int] = set()  # groups whose next outcome is the first of new episodes
+        self._counts: dict[int, tuple[int, int]] = {}  # (dropped, clipped) of lives that ended, by group
+        self._latest: dict[int, tuple[int, int]] = {}  # the same of this life
+        self._time, self._last = 0.0, engine.now()
+        self.restarts = 0
+        self.first_error = ""
+
+    # -- what the acting side uses
+
+    @property
+    def answered(self) -> list[int]:
+        """Groups whose outcome is here, first come first."""
+        return list(self._answered)
+
+    @property
+    def lost(self) -> list[int]:
+        """Groups that are left out for the rest of the run."""
+        return [group for server in self._servers if server.phase == "left_out" for group in server.groups]
+
+    def send(self, group: int, actions: Tree) -> None:
+        """Start a step of a group; ignored if its server has ended, which begins new episodes soon."""
+        server = self._server_of[group]
+        if server.phase == "ready" and group not in self._new:
+            self._call(server, EnvOrder(group, actions))
+
+    def is_new(self, group: int) -> bool:
+        """Return whether the outcome of a group that is here is the first one of new episodes."""
+        return group in self._new
+
+    def take(self, group: int) -> Outcome:
+        """Return the outcome of a group; waits until it is here.
+
+        Raises:
+          EnvError: the group was left out.
+        """
+        while group not in self._answered:
+            if self._server_of[group].phase == "left_out":
+                raise EnvError(f"environments of group {group} were left out: {self._server_of[group].error}")
+            self.poll(LOOK_SECS)
+        self._new.discard(group)
+        answer = self._answered.pop(group)
+        self._latest[group] = answer.dropped, answer.clipped
+        return answer.outcome
+
+    def counts(self, group: int) -> tuple[int, int]:
+        """Return how many episodes of a group were dropped, and how many values clipped, since the run began."""
+        before, now = self._counts.get(group, (0, 0)), self._latest.get(group, (0, 0))
+        return before[0] + now[0], before[1] + now[1]
+
+    def row(self) -> dict[str, float]:
+        """Return metrics of the servers."""
+        return {
+            "env_servers_ready": sum(server.phase == "ready" for server in self._servers),
+            "env_servers_left_out": sum(server.phase == "left_out" for server in self._servers),
+            "env_server_restarts": self.restarts,
+        }
+
+    def poll(self, timeout: float) -> None:
+        """Start and replace servers as due, and wait at most `timeout` seconds for an outcome.
+
+        Raises:
+          EnvError: all servers are left out.
+        """
+        self._tick(0.0)
+        self._advance()
+        events = self._engine.ready(timeout)
+        self._tick(timeout)
+        for event in events:
+            self._receive(event)
+
+    def close(self) -> None:
+        """End all servers."""
+        for server in self._servers:
+            if server.phase in ("starting", "ready"):
+                self._engine.kill(server.index, server.life)
+            server.phase = "left_out"
+        self._engine.close()  # type: ignore[attr-defined]
+
+    # -- the life of a server
+
+    def _tick(self, waited: float) -> None:
+        now = self._engine.now()
+        self._time += min(max(0.0, now - self._last), waited + LONGEST_GAP)
+        self._last = now
+
+    def _advance(self) -> None:
+        for server in self._servers:
+            if server.phase == "waiting" and server.due <= self._time:
+                server.life += 1
+                server.phase, server.since = "starting", self._time
+                server.number, server.answers, server.in_flight = 0, 0, set()
+                self._engine.spawn(server.index, "env", server.life, 0)
+            elif server.phase == "starting" and self._time - server.since > self._start_secs:
+                self._give_up(server, f"it did not start within {self._start_secs:g} s")
+            elif server.in_flight and self._time - server.since > self._step_secs:
+                self._give_up(server, f"it did not answer within {self._step_secs:g} s")
+
+    def _give_up(self, server: _Server, why: str) -> None:
+        self._engine.kill(server.index, server.life)
+        self._end_life(server, why)
+
+    def _receive(self, event: Event) -> None:
+        server = self._servers[event.worker]
+        if event.life != server.life or server.phase not in ("starting", "ready"):
+            return  # of a life that was given up
+        match event:
+            case Started() if server.phase == "starting":
+                server.phase, server.since = "ready", self._time
+                for group in server.groups:
+                    self._new.add(group)
+                    self._call(server, EnvOrder(group, None))
+            case Arrival() if event.number in server.in_flight:
+                server.in_flight.remove(event.number)
+                server.since = self._time
+                server.answers += 1
+                if server.answers == GOOD_ANSWERS:
+                    server.failures = 0
+                self._answered[event.report.group] = event.report
+            case Failure():
+                self._end_life(server, event.error)
+
+    def _call(self, server: _Server, order: EnvOrder) -> None:
+        if not server.in_flight:
+            server.since = self._time
+        server.in_flight.add(server.number)
+        self._engine.call(Call(server.index, server.life, server.number, 0, None, order, 0))
+        server.number += 1
+
+    def _end_life(self, server: _Server, error: str) -> None:
+        server.error = one_line((error.strip().splitlines() or ["no reason given"])[-1])
+        self.first_error = self.first_error or error
+        log.info("the error of environment server %d:\n%s", server.index, error)
+        server.failures += 1
+        server.in_flight = set()
+        for group in server.groups:
+            self._answered.pop(group, None)
+            self._new.discard(group)
+            self._counts[group], self._latest[group] = self.counts(group), (0, 0)
+        name = f"environment server {server.index} (groups {', '.join(map(str, server.groups))})"
+        if server.failures >= FAILURES:
+            server.phase = "left_out"
+            warn(f"{name} ended: {server.error}; left out after {FAILURES} failures in a row")
+            if all(each.phase == "left_out" for each in self._servers):
+                first = one_line((self.first_error.strip().splitlines() or ["no reason given"])[-1])
+                raise EnvError(f"all environment servers failed {FAILURES} times in a row; the first error: {first}")
+            return
+        self.restarts += 1
+        delay = min(LAST_DELAY, FIRST_DELAY * 2.0 ** (server.failures - 1))
+        server.phase, server.due = "waiting", self._time + delay
+        warn(f"{name} ended: {server.error}; it is started again in {delay:g} s with new episodes")
+
+
+class RemoteGroup(Unsaved):
+    """One group of environments that a server steps, as a vector environment."""
+
+    overlaps = True
+    rows_last = True
+    starting = False
+    times_itself = True
+    busy_since: float | None = None
+
+    def __init__(self, servers: EnvServers, group: int, spec: Spec, name: str):
+        """Describe the group; nothing is sent.
+
+        Args:
+          servers: that step it.
+          group: its number.
+          spec: of the environment.
+          name: of the environment, for messages.
+        """
+        self._servers, self._group, self._name = servers, group, name
+        self.observation_space, self.action_space = spec.obs, spec.action
+        self.reward_channels = spec.reward_channels
+        # Values are checked on the server's side; this one counts what happened there.
+        self.boundary = Boundary(spec.obs, "raise", lambda column: f"environment {column} of group {group} ({name})")
+
+    def reset(self) -> Outcome:
+        """Return the first rows of new episodes, which the server sends by itself."""
+        return self.recv()
+
+    def send(self, actions: Tree) -> None:
+        """Start one step."""
+        self._servers.send(self._group, actions)
+
+    def recv(self) -> Outcome:
+        """Wait for that step."""
+        outcome = self._servers.take(self._group)
+        self.boundary.dropped, self.boundary.clipped = self._servers.counts(self._group)
+        return outcome
+
+    def describe_busy(self) -> str:
+        """Return the name of the group."""
+        return f"group {self._group} of {self._name}"
+
+    def picture(self, column: int) -> np.ndarray:
+        """Raise an error: pictures are drawn where the environments are."""
+        raise EnvSetupError(f"{self._name} cannot be drawn from another process")
+
+    def pictures_per_second(self) -> float:
+        """Return a usual number."""
+        return 30.0
+
+    def close(self) -> None:
+        """Do nothing: the servers are closed together."""

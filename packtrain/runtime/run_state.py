@@ -1,0 +1,82 @@
+"""What a checkpoint of a run holds: collected from its parts, and given back to them after a resume."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from packtrain.runtime.acting import settle_gpu
+from packtrain.runtime.regrouping import leave_environments
+
+if TYPE_CHECKING:
+    from packtrain.runtime.training import Training
+
+log = logging.getLogger("packtrain")
+
+
+def collect(training: Training, with_actor: bool) -> dict[str, Any]:
+    """Return everything that must survive, as a tree of tensors, arrays and JSON values; acting must be held.
+
+    Args:
+      training: the run.
+      with_actor: include environments and policy, if they can be saved; else a resume begins new episodes.
+    """
+    settle_gpu()
+    state = training.learning.state()
+    # Episodes in progress are played again after a resume; an epoch's updates go on where they stand.
+    safe_point = training.safe_point if training.epoch_updates is None else None
+    step, actor, counted = safe_point or (training.step, None, training.acting_state())
+    if with_actor and safe_point is None:
+        actor = training.acting.snapshot()
+    if with_actor and actor is not None:
+        state["actor"] = actor
+    elif lasting := training.acting.lasting_state():
+        state["seats"] = lasting
+    if memories := training.learning.memory_states(with_episodes="actor" in state):
+        state["memories"] = memories
+    settle_gpu()
+    state["run"] = {
+        "step": step,
+        "repeats": list(training.counters.repeats),
+        "groups": list(training.acting.group_sizes),
+        "wall_s": training.log.wall_s(),
+        "metrics_bytes": training.log.bytes,
+        **training.evaluations.snapshot(),
+        "env_steps": step if safe_point else training.acting.settled_steps,
+        "identity": training.setup.configuration.identity(),
+        "values": dict(training.setup.configuration.values),
+        **{name: value for name, value in counted.items() if name != "exploration"},
+    }
+    state["recorder"] = training.log.recorder.state_dict()
+    if "exploration" in counted:
+        state["exploration"] = counted["exploration"]
+    if training.epoch_updates is not None:
+        place, made = training.epoch_updates
+        episodes = [finished._asdict() for finished in training.log.episodes]
+        state["epoch"] = {"updating": place, "updates": made, "learned": training.log.epoch_updates()}
+        state["epoch"] |= {"episodes": episodes, **training.acting.epoch_state()}
+    return state
+
+
+def restore(training: Training, step: int, state: dict[str, Any]) -> int:
+    """Load a checkpoint into a run; return how many bytes of metrics.jsonl belong to it.
+
+    Args:
+      training: the run, just built.
+      step: of the checkpoint.
+      state: from `collect`.
+    """
+    leave_environments(state, training.acting.layout)
+    training.learning.restore(state, same_episodes="actor" in state)
+    exact = training.acting.restore(state)
+    run = state["run"]
+    training.counters.restore(run)
+    training.evaluations.restore(run)
+    training.log.restore(state["recorder"], training.step, run["wall_s"])
+    if "epoch" in state and (exact or "left" in state):
+        epoch = state["epoch"]
+        training.epoch_updates = epoch["updating"], epoch["updates"]
+        training.log.restore_epoch(epoch["learned"], epoch["episodes"])
+        training.acting.load_epoch_state(epoch)
+    log.info("resumed at step %d%s", step, "" if exact else "; the environments begin new episodes")
+    return int(run["metrics_bytes"])

@@ -1,0 +1,187 @@
+"""`packtrain train`: one seed, or several, from a parsed command line to an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from packtrain import knobs
+from packtrain.errors import DivergedError
+from packtrain.files import refuse_links
+from packtrain.metrics.console import never_failing_terminal
+from packtrain.runtime import checkpoint, local, multi_seed, serial
+from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.folder import RunFolder, claim, point_latest
+from packtrain.runtime.open_run import OpenRun, Saved, TrainRequest, open_run, prepare_request
+from packtrain.runtime.preparation import finished
+from packtrain.runtime.saved_state import refuse_ill_formed
+from packtrain.runtime.training import Training
+
+RUNTIMES = {"local": local.run, "serial": serial.run, "cluster": local.run}
+
+
+def output_folder(output_dir: str | None, savedir: str | None, xpid: str | None, config_name: str) -> Path:
+    """Return the run folder that a command line names."""
+    if output_dir is not None:
+        return Path(output_dir).expanduser()
+    root = Path(savedir or "runs").expanduser()
+    if xpid is not None:
+        return root / xpid
+    path = Path(config_name)
+    name = str(path.with_suffix("")) if config_name in knobs.shipped() else path.stem
+    return root / name / time.strftime("%Y%m%d-%H%M%S")
+
+
+def train(request: TrainRequest) -> int:
+    """Train one seed, or several; return the exit code."""
+    with never_failing_terminal():
+        return _train(request)
+
+
+def _train(request: TrainRequest) -> int:
+    if request.num_seeds is not None:
+        return _train_seeds(request, request.num_seeds)
+    with open_run(request) as opened:
+        if opened is None:
+            return 0
+        return carry_out(request, opened)
+
+
+def carry_out(request: TrainRequest, opened: OpenRun) -> int:
+    """Train a run that is open to its end, or until it is asked to stop; return the exit code."""
+    with _signals([opened.training]) as received:
+        RUNTIMES[request.runtime](opened.training)
+        opened.training.saver.save(required=True)
+    opened.training.report_checkpoints()
+    return opened.close(received)
+
+
+def _train_seeds(request: TrainRequest, num_seeds: int) -> int:
+    """Train several seeds, at once where they can share the work, else one after another."""
+    _, experiment, _ = prepare_request(request)
+    root = request.output
+    if request.fresh:
+        root = root.with_name(claim(request.home / root).name)
+    refuse_links(request.home / root)
+    shared = _shares(request, experiment)
+    requests = []
+    for k in range(num_seeds):
+        output, start = root / f"seed_{k}", request.start_from and request.start_from / f"seed_{k}"
+        one = replace(request, output=output, start_from=start, seed=experiment.seed + k, alone=not shared)
+        requests.append(replace(one, num_seeds=None, latest_in=None, fresh=False))
+    if shared:
+        code = _train_together(requests)
+    else:
+        numbered = enumerate(requests)
+        code = next(filter(None, (_train_one_of(one, num_seeds) for one in numbered)), 0)  # stops at a failure
+        if code:
+            return code
+    if request.latest_in is not None and not code:
+        point_latest(request.home / request.latest_in, request.home / root)
+    return code
+
+
+def _train_one_of(numbered: tuple[int, TrainRequest], num_seeds: int) -> int:
+    """Train one of several seeds, one after another; return the exit code."""
+    number, request = numbered
+    if not request.quiet:
+        print(f"seed {number + 1} of {num_seeds}: {request.output}", flush=True)
+    return _train(request)
+
+
+def _shares(request: TrainRequest, experiment: Experiment) -> bool:
+    """Return whether several seeds run in one loop, which needs their environments and learners in this process."""
+    return request.remote is None and request.learners == 1 and multi_seed.can_share(experiment)
+
+
+def _train_together(requests: list[TrainRequest]) -> int:
+    """Train several seeds at once in this process; return the exit code."""
+    with contextlib.ExitStack() as stack:
+        found = _together_from(requests)
+        each = [None if one is None else stack.enter_context(open_run(*one)) for one in found]
+        opened = [one for one in each if one is not None]
+        if not opened:
+            return 0
+        with _signals([one.training for one in opened]) as received:
+            runs = [None if one is None else one.training for one in each]
+            diverged = multi_seed.run(runs, overlaps=requests[0].runtime == "local")
+            left = {place: one.training for place, one in enumerate(each) if one is not None and place not in diverged}
+            diverged |= multi_seed.save_all(left, required=True)
+        codes = [one.close(received) for place, one in enumerate(each) if one is not None and place not in diverged]
+        for place, why in diverged.items():
+            print(f"packtrain: error: {requests[place].output}: {why}", file=sys.stderr, flush=True)
+        behind = [one.output for one, known in zip(requests, found, strict=True) if known is None]
+        for output in behind:
+            line = f"{output} diverged before and was left out; the same command goes on with it"
+            print(f"packtrain: error: {line} when the others are finished", file=sys.stderr, flush=True)
+        incomplete = DivergedError.exit_code if diverged or behind else 0
+        return next(iter(codes), 0) or incomplete
+
+
+def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Saved | None] | None]:
+    """Return the checkpoint that each of several seeds goes on from: of the same update where they learn together.
+
+    None stands for a run that diverged before while others, which are not finished yet, went on.
+    """
+    folders = [RunFolder(one.output, one.home).checkpoints for one in requests]
+    newest = [checkpoint.load_newest(folder) if folder.is_dir() else None for folder in folders]
+    for folder, saved in zip(folders, newest, strict=True):
+        if saved is not None:
+            refuse_ill_formed(folder.parent, saved[1])
+    _, experiment, _ = prepare_request(requests[0])
+    under_way = [k for k, saved in enumerate(newest) if saved is None or finished(experiment, saved[1]["run"]) is None]
+    behind = [k for k in under_way if multi_seed.left_behind(folders[k].parent)]
+    if len(behind) == len(under_way):
+        behind = []
+    under_way = [k for k in under_way if k not in behind]
+    if experiment.by_ratio and under_way:
+        for k, saved in zip(under_way, multi_seed.same_updates([folders[k] for k in under_way]), strict=True):
+            newest[k] = saved
+    pairs = zip(requests, newest, strict=True)
+    return [None if k in behind else pair for k, pair in enumerate(pairs)]
+
+
+@contextlib.contextmanager
+def _signals(trainings: list[Training]) -> Iterator[list[signal.Signals]]:
+    """Save and end the runs at the first SIGINT, SIGTERM or SIGHUP, and end the process at once at the second.
+
+    A closed terminal sends SIGHUP, and its shell may send a second one, which is ignored. Where SIGHUP is ignored from
+    the start, as under `nohup`, it stays ignored.
+    """
+    received: list[signal.Signals] = []
+    if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread alone
+        yield received
+        return
+
+    def handle(number: int, _: Any) -> None:
+        if received and number == signal.SIGHUP:
+            return
+        if received:
+            os.write(2, b"\npacktrain: left at once: nothing was saved since the last checkpoint\n")
+            os._exit(128 + number)
+        received.append(signal.Signals(number))
+        for training in trainings:
+            training.stop = KeyboardInterrupt()
+        print(
+            f"\n{signal.Signals(number).name}: saving, then leaving; once more leaves at once, without saving",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,165 @@
+"""Sinks: what trackers receive, that their failures are warnings, and that a tracker without its package is refused."""
+
+import errno
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from packtrain.cli import main
+from packtrain.errors import ConfigError, MissingExtraError
+from packtrain.metrics import sinks
+from packtrain.metrics.sinks import About, Forgiving, Sink, TensorBoard, numbers, trackers
+
+SMALL = ["--total_steps", "300", "--num_actors", "2", "--batch_size", "2", "--unroll_length", "5", "--log_every", "100"]
+
+
+def row(step, **values):
+    return {"step": step, "wall_s": 1.0, "kind": "train", "x": 0.5, **values}
+
+
+def about(tmp_path):
+    return About("run", tmp_path, "env = 'Catch'\n", {"Impala.entropy_cost": "0.01"})
+
+
+def test_numbers_are_the_finite_metrics():
+    assert numbers(row(3, nan=float("nan"), text="a", flag=2)) == {"train/x": 0.5, "train/flag": 2.0}
+
+
+def test_tensorboard_on_a_full_disk_is_a_warning_and_goes_on_in_another_file(tmp_path, monkeypatch, capsys):
+    """Its own writer never recovers from an error. Mutation: the same writer again."""
+    made = []
+
+    class Events:
+        def __init__(self):
+            self.full, self.rows = not made, []
+            made.append(self)
+
+        def add_scalar(self, name, value, step):
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.rows.append((name, value, step))
+
+        def add_text(self, *_):
+            pass
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(TensorBoard, "_open", lambda self: Events())
+    sink = Forgiving("tensorboard", TensorBoard())
+    sink.begin(about(tmp_path))
+    for step in (1, 2):
+        sink.write(row(step))
+    sink.close()
+    assert len(made) == 2 and made[1].rows == [("train/x", 0.5, 2)]
+    assert capsys.readouterr().err.count("No space left on device; the run goes on") == 1
+
+
+def test_tensorboard_has_scalars_the_configuration_and_hyper_parameters(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (sink,) = trackers(["tensorboard"])
+    sink.begin(about(tmp_path))
+    sink.write(row(1))
+    sink.write({"step": 2, "wall_s": 2.0, "kind": "eval", "return_mean": 7.0})
+    sink.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"tensors": 0}).Reload()
+    assert {"train/x", "eval/return_mean", "final/eval/return_mean"} <= set(events.Tags()["scalars"])
+    assert any("config" in tag for tag in events.Tags()["tensors"])
+    assert "_hparams_/session_start_info" in events.summary_metadata
+
+
+def test_a_tracker_that_fails_is_a_warning_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
+    """Mutations: a tracker that could not begin gets rows; an error ends the run."""
+
+    class Broken(Sink):
+        package, extra = "json", "wandb"
+        calls: list = []
+
+        def begin(self, about):
+            raise ConnectionError("no network")
+
+        def write(self, row):
+            self.calls.append(row)
+
+    monkeypatch.setitem(sinks.TRACKERS, "wandb", Broken)
+    assert main(["train", "impala/catch", "--output_dir", str(tmp_path / "run"), "--track", "wandb", *SMALL]) == 0
+    assert "wandb: ConnectionError: no network; the run goes on without it" in capsys.readouterr().err
+    assert not Broken.calls
+
+
+FAKES = {
+    "wandb": ["init", "log", "finish"],
+    "trackio": ["init", "log", "finish"],
+    "mlflow": ["create_run", "log_param", "log_metric", "set_terminated"],
+}
+
+
+class Recorder:
+    """Stands for a tracker's module, client and run at once, and notes the calls."""
+
+    def __init__(self):
+        self.calls = []
+        self.info = types.SimpleNamespace(run_id="7")
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*given, **named):
+            self.calls.append((name, given, named))
+            return None if name == "get_experiment_by_name" else self
+
+        return call
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_each_tracker_gets_configuration_and_rows(name, tmp_path, monkeypatch):
+    """Against a stand-in of its module: what a run calls, in order."""
+    fake = Recorder()
+    module = types.ModuleType(name)
+    module.init = fake.init
+    if name == "mlflow":
+        module.tracking = types.ModuleType("mlflow.tracking")
+        module.tracking.MlflowClient = lambda: fake
+        monkeypatch.setitem(sys.modules, "mlflow.tracking", module.tracking)
+    monkeypatch.setitem(sys.modules, name, module)
+    run = tmp_path / "run"
+    assert main(["train", "impala/catch", "--output_dir", str(run), "--track", name, *SMALL]) == 0
+    called = [call[0] for call in fake.calls]
+    for wanted in FAKES[name]:
+        assert wanted in called, called
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    if name != "mlflow":
+        logged = [call for call in fake.calls if call[0] == "log"]
+        assert len(logged) == len(rows) and logged[-1][1][0]
+        assert "Impala.entropy_cost" in fake.calls[0][2]["config"]
+    else:
+        params = {call[1][1] for call in fake.calls if call[0] == "log_param"}
+        assert "Impala.entropy_cost" in params
+
+
+def test_unknown_trackers_and_missing_packages_are_refused():
+    with pytest.raises(ConfigError, match="--track 'wandv' is not one of .*did you mean 'wandb'"):
+        trackers(["wandv"])
+    missing = [name for name, kind in sinks.TRACKERS.items() if not _is_installed(kind.package)]
+    for name in missing:
+        with pytest.raises(MissingExtraError, match=rf"packtrain\[{name}\]"):
+            trackers([name])
+
+
+def _is_installed(package):
+    try:
+        __import__(package)
+    except ImportError:
+        return False
+    return True
+
+
+def test_sinks_get_episodes_and_checkpoints():
+    assert Sink().episodes(None) is None and Sink().checkpoint(1, None) is None
+    assert np.isfinite(list(numbers(row(1)).values())).all()

@@ -1,0 +1,40 @@
+"""Every family trains on a cluster of three simulated nodes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("cluster")
+PLAN = ["--n_envs", "4", "--n_epochs", "2", "--n_steps_per_epoch", "5", "--batch_size", "8"]
+SHORT = {
+    "impala/catch": ["--workers", "2", "--total_steps", "5000"],
+    "r2d2/catch": ["--workers", "2", "--total_steps", "900", "--warm_up", "300"],
+    "planning/mcts_hanoi": ["--workers", "2", *PLAN, "--episode_time_limit", "15", "--eval_period", "1"],
+    "steve/steve_pendulum": ["--total_steps", "600"],
+}
+LONGER = {
+    "impala/cartpole": ["--workers", "2", "--total_steps", "5000"],
+    "ppo/cartpole": ["--workers", "2", "--total_steps", "3000"],
+    "tbv/rnd_hanoi": ["--workers", "2", "--disks", "3", "--total_steps", "3000"],
+    "tbv/frontier_hanoi": ["--disks", "4"],
+    "ngu/key_door": ["--workers", "2", "--total_steps", "2000", "--warm_up", "1000"],
+    "dqn/cartpole": ["--total_steps", "1500"],
+    "td3/pendulum": ["--total_steps", "600", "--warm_up", "200"],
+}
+
+
+def rows_of(folder, kind="train"):
+    rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == kind]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in LONGER)])
+def test_every_family_trains_on_a_cluster(simulated, tmp_path, name):
+    words = (SHORT | LONGER)[name]
+    done = simulated.train(name, *words, "--output_dir", str(tmp_path / "run"))
+    noise = [line for line in done.stderr.splitlines() if not line.startswith(f"packtrain: {name} is ")]
+    assert done.returncode == 0 and not noise, done.stderr
+    assert "finished" in done.stdout
+    assert rows_of(tmp_path / "run")[-1]["workers/workers_ready"] == (2 if "--workers" in words else 1)
