@@ -254,6 +254,8 @@ class LearnerGroup:
         with _transfers():
             _join(self._backend, Path(self._folder) / "store", 0, self.size)
         self._connected = True
+        for rank in self._ranks:
+            rank.receive("joined", TRANSFER_SECS)  # until then a rank reads the file
         if self._backend == "gloo":  # NCCL needs the file again for its first transfers
             self._forget_folder()
 
@@ -376,6 +378,7 @@ def _serve(pipe: Any, setup: RankSetup) -> None:
         learners, device = _build(setup)
         pipe.send(("started",))
         _join(setup.backend, Path(setup.store), setup.rank, setup.size)
+        pipe.send(("joined",))
         staging = device if setup.backend == "nccl" else torch.device("cpu")
         while (message := pipe.recv())[0] == "part":
             _, name, layout, weights_size, work_size = message

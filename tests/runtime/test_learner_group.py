@@ -109,6 +109,21 @@ def test_a_learner_that_is_stopped_is_replaced(tmp_path, monkeypatch):
     assert stopped and rows_of(tmp_path / "run")[-1]["learner_restarts"] == 1
 
 
+def test_a_slow_rank_still_finds_the_file_it_joins_by(tmp_path, monkeypatch):
+    """Rank 1 is stopped while rank 0 has joined already. Mutation: rank 0 removes the file without waiting."""
+    join = learner_group._join
+
+    def stop_the_other_rank(*args):
+        join(*args)
+        (rank,) = ranks()
+        os.kill(rank.pid, signal.SIGSTOP)
+        threading.Timer(0.5, os.kill, (rank.pid, signal.SIGCONT)).start()
+
+    monkeypatch.setattr(learner_group, "_join", stop_the_other_rank)
+    assert train(tmp_path / "run", 2, **CATCH, total_steps=160) == 0
+    assert rows_of(tmp_path / "run")[-1]["learner_restarts"] == 0
+
+
 def test_learners_that_always_die_end_the_run_saved(tmp_path, monkeypatch):
     """Exit code 3, and the same command goes on. Mutation: no checkpoint is written."""
     monkeypatch.setattr(learner_group, "MOST_FAILURES", 1)
