@@ -409,13 +409,19 @@ def test_values_that_cannot_be_meant_are_refused(text, binding, message):
     "bindings, message",
     [
         (["Hanoi.disks = 0"], "Hanoi"),
-        (["SupervisedTrainer.targets = {'quality': 'value'}"], "names head 'quality'; the planner asks for value"),
+        (
+            ["SupervisedTrainer.targets = {'quality': 'value'}"],
+            "names head 'quality', which the planner does not use; it uses value",
+        ),
         (
             ["SupervisedTrainer.targets = {'value': 'valeu'}"],
             "'valeu' is to be learned, and the planner does not say it",
         ),
         (["SupervisedTrainer.targets = {'value': 'qualities'}"], "its target 'qualities' has 6"),
-        (["ExpertIteration.network = 'model'"], "ExpertIteration.network = 'model'; the planner asks ['agent']"),
+        (
+            ["ExpertIteration.network = 'model'"],
+            "ExpertIteration.network = 'model' is not one of the planner's networks ['agent']",
+        ),
         (["Runner.env_class = @PointMass"], "is set but not used"),
         (["DeterministicMCTSAgent.n_passes = 0"], "DeterministicMCTSAgent.n_passes = 0 must be at least 1"),
     ],

@@ -1,1 +1,1 @@
-"""What a device needs beyond torch's own calls: one-copy transfers, work compiled, captured and taped, precision."""
+"""Device-specific code beyond torch's own calls: transfers, compilation, CUDA graphs, CPU replay, precision."""

@@ -1,4 +1,4 @@
-"""Keeping memory that will be wanted again in a moment."""
+"""Settings of the C allocator that keep freed memory for reuse."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LARGEST = 2**30  # bytes of a block that is kept
 
 
 def keep_large_blocks() -> bool:
-    """Let the C allocator keep freed blocks of up to a gigabyte instead of giving each back to the system.
+    """Let the C allocator keep freed blocks of up to one gigabyte instead of returning each to the system.
 
     An update on a CPU makes and frees the same tens of megabytes of activations every time. By default each such block
     comes fresh from the system, page by page, zeroed: a quarter of the time of an AtariNet update on the machine this

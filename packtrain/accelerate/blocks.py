@@ -1,4 +1,4 @@
-"""Trees of arrays laid into one block of bytes, so that a row crosses between host and device in one copy."""
+"""Trees of arrays packed into one block of bytes, so that a row is copied between host and device in one transfer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ALIGNMENT = 64  # bytes; every leaf begins on a cache line
 
 
 class Block:
-    """One block of bytes, and the leaves in it as tensors that are views of it."""
+    """One block of bytes, and its leaves as tensors that are views of it."""
 
     def __init__(self, example: Tree, device: torch.device, pinned: bool = False):
-        """A block for trees like `example`.
+        """Allocate a block for trees like `example`.
 
         Args:
           example: arrays or tensors of the shapes and dtypes to hold.
@@ -36,7 +36,7 @@ class Block:
 
 
 class Upload:
-    """Trees of arrays to a device, one copy each. What it returns is overwritten by the next call."""
+    """Copies trees of arrays to a device, with one transfer each; the next call overwrites the returned tensors."""
 
     def __init__(self, example: Tree, device: torch.device):
         self._host = Block(example, torch.device("cpu"), pinned=device.type == "cuda")
@@ -44,7 +44,7 @@ class Upload:
         self._arrays = [leaf.numpy() for leaf in trees.flatten(self._host.views)]
 
     def __call__(self, tree: Tree) -> Tree:
-        """The tree on the device, in the order of the current stream; the caller waits before it calls again."""
+        """Return the tree on the device, copied in the order of the current stream, after waiting for the last copy."""
         for array, leaf in zip(self._arrays, trees.flatten(tree), strict=True):
             array[...] = leaf
         self._device.bytes.copy_(self._host.bytes, non_blocking=True)
@@ -52,7 +52,7 @@ class Upload:
 
 
 class Download:
-    """Trees of tensors from a device, one copy each. What it returns is overwritten by the next call."""
+    """Copies trees of tensors from a device, with one transfer each; the next call overwrites the returned arrays."""
 
     def __init__(self, example: Tree, device: torch.device):
         self._device = Block(example, device)
@@ -61,12 +61,12 @@ class Download:
         self._arrived = torch.cuda.Event() if device.type == "cuda" else None
 
     def put(self, tree: Tree) -> None:
-        """Lay a tree into the block on the device; may be captured."""
+        """Pack a tree into the block on the device; can be part of a captured CUDA graph."""
         for view, leaf in zip(trees.flatten(self._device.views), trees.flatten(tree), strict=True):
             view.copy_(leaf)
 
     def fetch(self) -> Tree:
-        """What was put last, as NumPy arrays; waits for it, and so for all the current stream did before."""
+        """Return the latest packed tree as NumPy arrays; waits for the current stream."""
         self._host.bytes.copy_(self._device.bytes, non_blocking=True)
         if self._arrived is not None:
             self._arrived.record()

@@ -1,4 +1,4 @@
-"""Work that torch compiles: what stands between two products becomes one kernel, on a GPU by Triton, on a CPU by C++.
+"""Functions compiled by torch: elementwise operations are fused into one kernel (Triton on a GPU, C++ on a CPU).
 
 The first call takes a minute; what was compiled once is kept in a folder of the user's and found again. Compiled work
 can be captured like any other (`accelerate/cuda_graph.py`).
@@ -31,7 +31,7 @@ class Compiled(Generic[P, T]):
     """A function of tensors without side effects, compiled as a whole when it is first called, for those shapes."""
 
     def __init__(self, call: Callable[P, T], device: torch.device, wanted: bool | None):
-        """Nothing is compiled yet.
+        """Store the function; it is compiled at the first call.
 
         Args:
           call: the function.
@@ -42,7 +42,7 @@ class Compiled(Generic[P, T]):
         self._chosen: Callable[P, T] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """What the function returns.
+        """Return what the function returns.
 
         Raises:
           ConfigError: it is wanted compiled, and cannot be.
@@ -87,13 +87,13 @@ class Compiler:
 
 
 def refuse_unless_possible(device: torch.device, wanted: bool | None) -> None:
-    """ConfigError if somebody wants work compiled where it cannot be."""
+    """Raise a ConfigError if `compile` is True on a device where torch cannot compile."""
     if wanted and (lacking := lacks(device)):
         raise ConfigError(f"compile = True needs {lacking}, which is not here; packtrain doctor says more")
 
 
 def lacks(device: torch.device) -> str | None:
-    """What compiling for a device needs and this machine does not have."""
+    """Return what this machine lacks to compile for a device; None if nothing is missing."""
     if None in find_compilers():
         return "a C and a C++ compiler (gcc and g++, or CC and CXX)"
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
@@ -122,7 +122,7 @@ def _compiled(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def _private_folder() -> Path:
-    """Where torch keeps what it compiled, and runs it from: its own choice is a folder that others may have made."""
+    """Return a private folder for compiled code: torch's default folder could have been created by another user."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "packtrain" / "compiled"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

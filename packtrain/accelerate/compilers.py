@@ -1,4 +1,4 @@
-"""Where torch finds compilers. Nothing but the standard library: the doctor asks where torch does not import."""
+"""Search for compilers as torch does; standard library only, since the doctor also runs where torch does not import."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ class Compilers(NamedTuple):
 
 
 def find_compilers() -> Compilers:
-    """Those of this machine: what CC and CXX name, else gcc or clang, and g++."""
+    """Return the compilers of this machine: those that CC and CXX name, else gcc or clang, and g++."""
     c = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("clang")
     return Compilers(c, shutil.which(os.environ.get("CXX", "g++")))

@@ -1,4 +1,4 @@
-"""Work on a CPU recorded and repeated: an update's operations without what stands around them.
+"""Recorded CPU replay: the tensor operations of an update are recorded once and repeated without Python overhead.
 
 An update of small networks is a hundred operations of microseconds, and half as much again passes in Python, in
 autograd and in making views. A tape notes what torch dispatches while the work runs, drops what nobody uses, gives
@@ -56,28 +56,28 @@ _SHORTER = {
 
 
 class Spare:
-    """Memory that nobody uses at the moment. Tapes that never run at the same time may share it."""
+    """A pool of unused memory. Recordings that never run at the same time may share it."""
 
     def __init__(self) -> None:
         self._blocks: list[torch.UntypedStorage] = []
 
     def take(self, size: int) -> torch.UntypedStorage:
-        """A block of so many bytes, or up to twice as many."""
+        """Return a block of this many bytes, or up to twice as many."""
         fits = [place for place, block in enumerate(self._blocks) if size <= block.nbytes() <= 2 * size]
         if not fits:
             return torch.empty(size, dtype=torch.uint8).untyped_storage()
         return self._blocks.pop(min(fits, key=lambda place: self._blocks[place].nbytes()))
 
     def give(self, block: torch.UntypedStorage) -> None:
-        """It may be used again."""
+        """Return a block to the pool."""
         self._blocks.append(block)
 
 
 class Taped:
-    """A call without arguments, on a CPU, that is noted in two runs, tried in a third and repeated after that."""
+    """A call without arguments on a CPU: recorded in two runs, checked in a third, and replayed after that."""
 
     def __init__(self, call: Callable[[], None], name: str, spare: Spare | None = None):
-        """Nothing runs yet.
+        """Store the call; nothing runs yet.
 
         Args:
           call: reads and writes tensors that never move.
@@ -92,7 +92,7 @@ class Taped:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Run it, from the tape if there is one."""
+        """Run the call, by replay if it has been recorded."""
         if self._calls is not None:
             for call in self._calls:
                 call()
@@ -104,7 +104,7 @@ class Taped:
             self._run()
 
     def _run(self) -> None:
-        """Without a tape."""
+        """Run the call without a recording."""
         with torch.enable_grad():
             self._call()
 
@@ -126,7 +126,7 @@ class Taped:
             self._give_up("it was not the same twice")
 
     def _try(self, tape: _Tape) -> None:
-        """One run both ways, from the same state; what is left is what the work itself leaves."""
+        """Run the call and its replay from the same state and compare them; the plain call's state is kept."""
         before = [leaf.clone() for leaf in tape.there]
         self._run()
         plain = [leaf.clone() for leaf in tape.there]
@@ -151,7 +151,7 @@ class Taped:
 
 
 class _Tape(NamedTuple):
-    """The calls that repeat a run."""
+    """The operations that replay a call."""
 
     calls: list[Callable[[], Any]]
     there: list[Tensor]  # all memory that was there before, as bytes
@@ -176,7 +176,7 @@ class _Noted(NamedTuple):
 
     @property
     def written(self) -> list[Tensor]:
-        """Those of its arguments that it changes."""
+        """Return the arguments that the operation changes."""
         places = self.function._schema.arguments
         named = {place.name for place in places if _is_written(place)}
         by_place = [value for place, value in zip(places, self.args, strict=False) if place.name in named]
@@ -184,17 +184,17 @@ class _Noted(NamedTuple):
 
     @property
     def adds_memory(self) -> bool:
-        """Whether something it makes does not lie in the memory of what it is given."""
+        """Return whether a result lies outside the memory of the arguments."""
         return not _memories(self.made) <= _memories(self.given)
 
     @property
     def looks(self) -> bool:
-        """Whether it is a view. What makes and changes nothing is a check, and stays."""
+        """Return whether the operation is a view. An operation without results and changes is a check, and stays."""
         return bool(self.made) and not self.written and not self.adds_memory
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes every operation; all tensors stay alive until it is gone, so that memory tells them apart."""
+    """Records every operation; keeps all tensors alive meanwhile, so that each has memory of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class _Unseen(TorchFunctionMode):
-    """Notices what looks at numbers, or exchanges memory, without a word to the dispatcher."""
+    """Detects accesses to numbers or memory that bypass torch's dispatcher."""
 
     def __init__(self, recorder: _Recorder):
         super().__init__()
@@ -243,7 +243,7 @@ class _Unseen(TorchFunctionMode):
 
 
 class _Outline:
-    """What was called with which numbers and on which memory: two runs that are the same have the same `steps`.
+    """The operations of a run, with their numbers and memory: two equal runs have the same `steps`.
 
     `there` is all memory that was there before, as bytes; while it is held, nobody else gets it.
     """
@@ -267,7 +267,7 @@ class _Outline:
 
 
 def _played(noted: list[_Noted], spare: Spare) -> list[Callable[[], Any]]:
-    """The calls that repeat what was noted."""
+    """Return the operations that replay a recording."""
     noted = _without_constants(noted)
     own = _made_here(noted)
     needed = [one for one in _needed(noted, own) if not one.looks and _name(one) not in _EMPTY]
@@ -283,7 +283,7 @@ def _played(noted: list[_Noted], spare: Spare) -> list[Callable[[], Any]]:
 
 
 def _without_constants(noted: list[_Noted]) -> list[_Noted]:
-    """Without making what is always the same and nobody writes to, of Python's numbers alone: it stays where it is."""
+    """Remove operations that create constants from Python numbers alone, if nothing writes to them."""
     written = {memory for one in noted for memory in _memories(one.written)}
     constants = {memory for one in noted if _is_literal(one) for memory in _memories(one.made)}
     kept = []
@@ -298,7 +298,7 @@ def _without_constants(noted: list[_Noted]) -> list[_Noted]:
 
 
 def _made_here(noted: list[_Noted]) -> set[int]:
-    """The memory of what was made in the course of this; everything else was there before."""
+    """Return the memory that was allocated during the recording; all other memory existed before."""
     before: set[int] = set()
     own: set[int] = set()
     for one in noted:
@@ -308,7 +308,7 @@ def _made_here(noted: list[_Noted]) -> set[int]:
 
 
 def _needed(noted: list[_Noted], own: set[int]) -> list[_Noted]:
-    """Without what makes or changes only memory that is not looked at afterwards."""
+    """Remove operations whose results and changes are not read afterwards."""
     found, live = [], set[int]()
     for one in reversed(noted):
         touched = _memories(one.written or one.made)
@@ -319,14 +319,14 @@ def _needed(noted: list[_Noted], own: set[int]) -> list[_Noted]:
 
 
 class _Places:
-    """Where what is made in the course of a tape lies."""
+    """Assigns memory to the tensors that a recording allocates."""
 
     def __init__(self, own: set[int], spare: Spare):
         self._own, self._spare = own, spare
         self._taken: dict[int, torch.UntypedStorage] = {}
 
     def at(self, leaf: Tensor) -> Tensor:
-        """Where a tensor lies whenever the tape runs."""
+        """Return the address of a tensor during a replay."""
         memory = _memory(leaf)
         if memory not in self._own:
             return leaf.detach()
@@ -336,7 +336,7 @@ class _Places:
         return place.set_(self._taken[memory], leaf.storage_offset(), leaf.size(), leaf.stride())
 
     def free(self, memory: int) -> None:
-        """Nobody looks there again."""
+        """Release memory that is not read again."""
         if memory in self._taken:
             self._spare.give(self._taken.pop(memory))
 
@@ -358,7 +358,7 @@ def _call(one: _Noted, places: _Places) -> Callable[[], Any]:
 
 
 def _copied(one: _Noted, args: tuple[Any, ...]) -> Tensor | None:
-    """The tensor whose numbers an operation gives as they are, in the shape of its result; None if it does not."""
+    """Return the tensor that an operation copies unchanged, in the shape of its result; None if it is no copy."""
     if _name(one) in _COPIES:
         return args[0]
     given, made = _tensors(args), one.made
@@ -367,7 +367,7 @@ def _copied(one: _Noted, args: tuple[Any, ...]) -> Tensor | None:
 
 
 def _writes_into(function: Any, results: tuple[Any, ...], given: set[str]) -> tuple[Any, list[str]] | None:
-    """The same operation that writes its results where it is told, and the names of its arguments for that.
+    """Return the variant of an operation that writes to given output tensors, and the names of its output arguments.
 
     Args:
       function: the operation.
@@ -396,7 +396,7 @@ def _signature(function: Any, without: list[str]) -> list[tuple[str, str]]:
 
 
 def _wanted(function: Any) -> set[str]:
-    """Arguments that it must have by name."""
+    """Return the arguments that an operation needs by name."""
     places = function._schema.arguments
     return {place.name for place in places if place.kwarg_only and not place.has_default_value()}
 

@@ -1,4 +1,4 @@
-"""Work on a GPU recorded once and launched as a whole: hundreds of kernels for the price of one call.
+"""CUDA graphs: GPU work captured once and launched as a whole, so that hundreds of kernels cost one launch.
 
 Captured work reads and writes the same memory every time, so its inputs are copied into place before each launch. What
 depends on data that only the host could look at (an LSTM cut at resets) cannot be captured.
@@ -22,7 +22,7 @@ _CAPTURING = threading.Lock()  # one at a time in a process
 
 
 class Captured:
-    """A call without arguments that is captured after a few times. On a CPU it stays what it is."""
+    """A call without arguments, captured as a CUDA graph after a few calls. On a CPU it is called as usual."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Captured:
         generators: Sequence[torch.Generator] = (),
         urgent: bool = False,
     ):
-        """Nothing runs yet.
+        """Store the function; nothing runs yet.
 
         Args:
           call: reads and writes tensors that never move.
@@ -48,7 +48,7 @@ class Captured:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        """Run it, captured if it can be."""
+        """Run the call, as a CUDA graph where that is possible."""
         if self._graph is not None:
             self._graph.replay()
         elif self._stream is None or self._left < 0:
@@ -81,10 +81,10 @@ class Captured:
 
 
 class CapturedFunction:
-    """A function of tensors that is captured: inputs are copied to where it reads them, results are copies too."""
+    """A function of tensors, captured as a CUDA graph: inputs are copied to fixed tensors, and results are copies."""
 
     def __init__(self, function: Callable[..., dict[str, Tensor]], device: torch.device, name: str):
-        """Nothing runs yet.
+        """Store the function; nothing runs yet.
 
         Args:
           function: (*trees of tensors) → tensors by name. It must not look at values on the host.

@@ -1,4 +1,4 @@
-"""How many of a GPU's hardware queues a process uses."""
+"""The number of hardware queues of a GPU that a process uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOST = "32"
 
 
 def use_all_queues() -> None:
-    """Let streams have hardware queues of their own. Before the first call to CUDA: later it does nothing.
+    """Let streams use separate hardware queues. Has an effect only before the first CUDA call.
 
     A process has 8 queues by default, captured work takes several, and streams that share one wait for each other: a
     decision of an actor for the updates that are in the queue before it. A value that the user has set stays.

@@ -1,4 +1,4 @@
-"""Which precision convolutions and fully connected layers compute in: bfloat16 where the device has it and it pays."""
+"""Choice of precision of convolutions and fully connected layers: bfloat16 if the device supports it and it pays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORTH = 1.1  # how much faster bfloat16 must be
 def choose_precision(
     wanted: Precision | None, network: ActorCriticNetwork | ActionValuesNetwork, spec: Spec, device: torch.device
 ) -> torch.dtype | None:
-    """The dtype to compute in, None for float32, and a line in the log that says why.
+    """Return the dtype to compute in, None for float32, and a line for the log that gives the reason.
 
     Args:
       wanted: by the configuration; None: bfloat16 on a GPU that has it; on a CPU that has it, if a trial is faster.
@@ -56,7 +56,7 @@ def choose_precision(
 
 
 def use_tf32(wanted: Precision | None, device: torch.device) -> None:
-    """Let a GPU round the factors of large products to 10 bits, unless the configuration wants float32.
+    """Allow TF32 in large products on a GPU (factors rounded to 10 bits), unless the configuration demands float32.
 
     Sums of products are kept in float32 either way, those of float16 factors too (`StackedNetwork.pack`).
     """
@@ -84,7 +84,7 @@ def without_tf32() -> Iterator[None]:
 
 
 def _seconds(network: ActorCriticNetwork | ActionValuesNetwork, spec: Spec, dtype: torch.dtype | None) -> float:
-    """One forward and backward pass over rows of noise."""
+    """Return the seconds of one forward and backward pass over random rows."""
     network.precision = dtype
     asked = network if isinstance(network, ActorCriticNetwork) else network.acting.values
     rows = asked.context + ROWS

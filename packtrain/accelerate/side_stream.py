@@ -1,4 +1,4 @@
-"""Work that a GPU may do at the same time as what follows it."""
+"""Side streams: GPU work that may run concurrently with what is launched after it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Beside:
-    """A second stream that begins where the current one stands. On a CPU, one thing comes after another.
+    """A second CUDA stream that begins after the work of the current one. On a CPU, calls run one after another.
 
         other = Beside(device)
         with other.work():
@@ -26,7 +26,7 @@ class Beside:
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """What is launched here may run beside what comes after."""
+        """Launch work inside this context on the second stream, concurrently with later launches."""
         if self._stream is None:
             yield
             return
@@ -35,12 +35,12 @@ class Beside:
             yield
 
     def join(self) -> None:
-        """What is launched from now on comes after both."""
+        """Let the current stream wait for the second one."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
 
 @functools.cache
 def _second_stream(device: torch.device) -> torch.cuda.Stream:
-    """Always the same one: memory is kept for each stream."""
+    """Return the same second stream in each call, since torch caches memory for each stream."""
     return torch.cuda.Stream(device)

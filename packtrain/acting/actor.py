@@ -51,7 +51,7 @@ class Actor:
         self.respond(self.actor_states[self._next].act(row), version)
 
     def serve(self, groups: Sequence[int]) -> None:
-        """Make an actor step for each of these groups, whose rows are here, in one batch where that is possible."""
+        """Make an actor step for each of these groups, whose rows have arrived, in one batch where that is possible."""
         self._started = True
         rows = []
         for group in groups:
@@ -132,7 +132,7 @@ class Actor:
                     self._early[group] = stream.steps - before
 
     def look(self) -> None:
-        """Continue from the streams' current rows, after other code has stepped them; no actions may be pending."""
+        """Read the current rows of the streams again after other code has stepped them; no actions may be pending."""
         self._rows = [stream.start() for stream in self._streams]
         self._early = [int(stream.acted.sum()) for stream in self._streams]
         self._started = True

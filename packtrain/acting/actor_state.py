@@ -42,7 +42,7 @@ class RowActor(Protocol):
         """Clear `own`."""
 
     def adopt(self, own: Sequence[dict[str, Tensor]], sizes: Sequence[int], envs: Any) -> None:
-        """Go on with what outlives episodes in `own` of other groups, see `ActorState.adopt`."""
+        """Take over the state that outlives episodes from `own` of other groups; see `ActorState.adopt`."""
 
     def snapshot(self, episodes: bool = True) -> dict[str, Any]:
         """Return a copy of `own`; per-episode state is left out if `episodes` is False."""
@@ -79,13 +79,13 @@ class RowPolicy(Policy):
         return RowActorState(self, stream.size)
 
     def begin(self) -> None:
-        """Clear `own`: there is nothing."""
+        """Do nothing: this policy has no `own` state to clear."""
 
     def adopt(self, own: Sequence[dict[str, Tensor]], sizes: Sequence[int], envs: Any) -> None:
-        """Go on with what outlives episodes in `own` of other groups: there is nothing."""
+        """Do nothing: this policy has no `own` state to take over."""
 
     def snapshot(self, episodes: bool = True) -> dict[str, Any]:
-        """Return a copy of `own`: there is nothing."""
+        """Return an empty copy: this policy has no `own` state."""
         return {}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ class RowActorState(ActorState):
         return Decision(trees.map(to_array, action), {n: to_array(x) for n, x in extras.items()}, row, before)
 
     def act_together(self, others: Sequence[ActorState], rows: Sequence[Row]) -> list[Decision]:
-        """Choose actions for several groups in one batch; on a GPU each group's decision is a captured launch."""
+        """Choose actions for several groups in one batch; on a GPU, each group's decision is one CUDA graph."""
         states = [self, *(other for other in others if isinstance(other, RowActorState))]
         plain = type(self).act is RowActorState.act and not self._policy.own
         shared = plain and all(state._policy is self._policy for state in states)
@@ -156,7 +156,7 @@ class RowActorState(ActorState):
         return own
 
     def adopt(self, lasting: Sequence[dict[str, Any]], sizes: Sequence[int], envs: Any) -> None:
-        """Go on, with new episodes, from the policy's own state in other groups of environments."""
+        """Begin new episodes with the policy's own lasting state of other groups of environments."""
         self.begin()
         if self._policy.own and all(lasting):
             self._policy.adopt(lasting, sizes, envs)

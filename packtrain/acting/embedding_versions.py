@@ -1,4 +1,4 @@
-"""Versions of an embedding that unfinished episodes use: novelty is measured with the weights the episode began with.
+"""Versions of an embedding that unfinished episodes use: an episode's novelty uses the weights at its start.
 
 NGU (Badia et al. 2020, arXiv:2002.06038) compares an observation with the earlier ones of its episode. Embeddings made
 with different weights differ even for equal observations, so an episode must not change weights. A group of
@@ -118,7 +118,7 @@ class EmbeddingVersions:
         return found
 
     def _embed_by_all(self, obs: Tree, first: Tensor) -> Tensor:
-        """Compute the same with every version for every row: in a captured decision no shape may depend on data."""
+        """Compute every version's embedding of every row: in a captured decision, no shape may depend on data."""
         with without_tf32():
             each = torch.stack([network.embed(obs, first)[0] for network in self._networks])  # [V, B, D]
         return each[self._slot, torch.arange(len(self._slot), device=first.device)]

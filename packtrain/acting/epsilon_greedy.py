@@ -292,7 +292,7 @@ class GroupPolicy:
     # -- arms
 
     def _keep_score(self, first: Tensor, reward: Tensor) -> None:
-        """Sum returns; at the first row of an episode, update the bandit with the last return and choose a new arm."""
+        """Sum up returns; at an episode's first row, update the bandit with the last return and choose a new arm."""
         own = self.own
         if self._bandit is not None and (self.device.type != "cpu" or bool(first.any())):
             self._change_arms(first, self._bandit)
@@ -316,7 +316,7 @@ class GroupPolicy:
     # -- novelty
 
     def _judge(self, rows: Row, first: Tensor) -> Tensor:
-        """Return the intrinsic reward of the last row, [B], 0 after a reset, and store the row's embedding."""
+        """Compute the intrinsic reward of the last row, [B], 0 after a reset, and store the row's embedding."""
         own, acting = self.own, self._acting
         novelty = self._policy.description.novelty
         assert novelty is not None
@@ -382,7 +382,7 @@ class GroupPolicy:
         return {name: leaf.clone() for name, leaf in kept.items()}
 
     def adopt(self, own: Sequence[dict[str, Tensor]], sizes: Sequence[int], envs: Any) -> None:
-        """Continue with bandits and novelty scales of other groups; arms that follow from an index follow the new one.
+        """Take over bandits and novelty scales of other groups; arms that depend on the env index are recomputed.
 
         Args:
           own: of each of these groups.

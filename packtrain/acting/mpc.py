@@ -41,7 +41,7 @@ class PredictiveControl(PolicySettings):
             )
 
     def build_network(self, spec: Spec) -> ControlNetwork:
-        """Return the networks; policy and critics are used if `Predictive` says so."""
+        """Return the networks; policy and critics are used if the settings of `Predictive` need them."""
         return self.control.build_network(spec)
 
     def acting_network(self, network: ControlNetwork) -> nn.Module:

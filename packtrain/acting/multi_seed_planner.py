@@ -55,7 +55,7 @@ class _JoinedStream:
 
     @property
     def columns(self) -> _JoinedStream:
-        """Return itself: only the states are read."""
+        """Return this object itself as the only group of columns: only its states are read."""
         return self
 
     @property
@@ -81,14 +81,14 @@ class _SharedState(ActorState):
 
     def begin(self) -> None:
         """Raise a TypeError: the runs of a joint search begin together."""
-        raise TypeError("one run's part of a joint search cannot begin by itself")
+        raise TypeError("the runs of a joint search must be started together, not one by one")
 
     def act(self, row: Row) -> Decision:
         """Choose the actions of one run."""
         return self._joint.decide([self._run], [row])[0]
 
     def evaluation_state(self) -> dict[str, Any]:
-        """Return everything an evaluation could use."""
+        """Return the state that evaluations copy."""
         return self.snapshot()
 
     def snapshot(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Joint:
                 actor.actor_states[0].restore(saved)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch for the runs that are served next: their random numbers are counted from its beginning."""
+        """Begin an epoch for the runs that are served next: their random numbers are counted from here."""
         self.actor_state.planner.decisions = self.actor_state.at_random.decisions = epoch << 32
         self._policy.trace_epoch = epoch
 

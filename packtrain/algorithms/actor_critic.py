@@ -37,7 +37,7 @@ class PolicyStep(NamedTuple):
 
 
 class NextAction(NamedTuple):
-    """An action in the state that a step led to."""
+    """An action in the state that follows a step."""
 
     action: Tensor  # [R, M, B, A]
     entropy_cost: Tensor | None = None  # [R, M, B] temperature · log π(action); None where entropy does not count
@@ -48,15 +48,15 @@ class Numbers(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """Transitions in an update."""
+        """Transitions per update."""
 
     @property
     def discount(self) -> float:
-        """γ of a step."""
+        """Discount factor γ per step."""
 
     @property
     def reward_scale(self) -> float:
-        """Factor of rewards."""
+        """Factor applied to rewards."""
 
     @property
     def learning_rate(self) -> float:
@@ -64,7 +64,7 @@ class Numbers(Protocol):
 
     @property
     def rows(self) -> Rows:
-        """Which critics learn from a row."""
+        """Which critics are trained on a row."""
 
     @property
     def target_period(self) -> int | None:
@@ -72,15 +72,15 @@ class Numbers(Protocol):
 
     @property
     def publish_period(self) -> int | None:
-        """Updates between copies into the policy that acts; None: one at the end of every call."""
+        """Updates between copies into the policy that acts; None: one copy at the end of every call."""
 
     @property
     def policy_delay(self) -> int:
-        """Updates of the critics for each of the policy."""
+        """Critic updates per policy update."""
 
     @property
     def compile(self) -> bool | None:
-        """Whether the functions of an update are compiled; None: on a GPU."""
+        """Whether the functions of an update are compiled; None: only on a GPU."""
 
 
 class ActorCritic(Numbers, Protocol):
@@ -110,13 +110,13 @@ class ActorCritic(Numbers, Protocol):
     def step_policy(
         self, network: ControlNetwork, optimisers: Optimisers, batch: Batch, compiled: Compiler
     ) -> PolicyStep:
-        """Make a step of the policy, and of what is learned with it."""
+        """Make one optimiser step of the policy, and of the parameters that are trained with it."""
 
     def follow(self, network: ControlNetwork, moved_policy: bool) -> None:
-        """Move the target networks after an update, where they have no period."""
+        """Move the target networks after an update by Polyak averaging, where no period is set."""
 
     def temperature_of(self, network: ControlNetwork) -> Tensor:
-        """Return the temperature [R], detached; 0 where entropy does not count."""
+        """Return the entropy temperature [R], detached; 0 for algorithms without an entropy term."""
 
 
 class Algorithm(Protocol):
@@ -191,7 +191,7 @@ def critic_losses(network: ControlNetwork, numbers: Numbers, batch: Batch, targe
 
 
 def critic_values(network: ControlNetwork, rows: Rows, batch: Batch, obs: Tensor, action: Tensor) -> Tensor:
-    """Return Q of P pairs for each row of a batch, by the critics that learn from the row.
+    """Return Q of P pairs for each row of a batch, by the critics that are trained on the row.
 
     Args:
       network: of R runs.
@@ -222,7 +222,7 @@ def rows_of_critics(network: ControlNetwork, rows: Rows, numbers: Tensor) -> Ten
 
 
 def mean_value(network: ControlNetwork, obs: Tensor, action: Tensor) -> Tensor:
-    """Return the mean of all critics' values of pairs [R, B, ...], [R, B]; only actions have a gradient."""
+    """Return the mean of all critics' values of pairs [R, B, ...], [R, B]; gradients reach the actions only."""
     value = network.value(network.critic, obs, action, learns=False)
     return value.squeeze(1) if value.shape[1] == 1 else value.mean(1)
 
@@ -321,7 +321,7 @@ def build_learner(
 
 
 class ActorCriticRule(Rule):
-    """Updates of an actor–critic algorithm, with the copies of weights between them."""
+    """Updates of an actor–critic algorithm, and the periodic copies of weights between them."""
 
     def __init__(
         self,
@@ -343,7 +343,7 @@ class ActorCriticRule(Rule):
         self._copies.append(Copy(actor_critic.publish_period, publish, False))
 
     def draws(self, count: int, generator: torch.Generator) -> Batch:
-        """Return noise, and which critic learns from a row where that is random."""
+        """Return random noise, and the critic that is trained on each row where that is random."""
         drawn = self.algorithm.draws(self.network, count, generator)
         if self._actor_critic.rows == "random":
             shape, critics = (count, self.batch_size), self.network.sizes.critics
@@ -351,7 +351,7 @@ class ActorCriticRule(Rule):
         return drawn
 
     def kind(self, update: int) -> bool:
-        """Return whether the policy moves too."""
+        """Return whether the update includes the policy."""
         return (update + 1) % self._actor_critic.policy_delay == 0
 
     def step(self, batch: Batch, kind: bool) -> Tensor:
@@ -383,7 +383,7 @@ class ActorCriticRule(Rule):
 
     @torch.no_grad()
     def end(self) -> None:
-        """Make the copies that have no period."""
+        """Make the copies that are made at the end of every call."""
         for copy in self._copies:
             if copy.period is None:
                 copy.make()
@@ -406,7 +406,7 @@ class ActorCriticRule(Rule):
 
 
 def check_replay(settings: Any, numbers: Numbers, memory: MemorySettings, policy: PolicySettings) -> Replay:
-    """Return the memory as what it is; ConfigError if settings, memory and policy do not fit.
+    """Return the memory with its concrete type; ConfigError if settings, memory and policy do not fit.
 
     Args:
       settings: of the learner, for its name.
@@ -422,7 +422,7 @@ def check_replay(settings: Any, numbers: Numbers, memory: MemorySettings, policy
 
 
 def check_network(settings: Any, actor_critic: ActorCritic, network: ControlNetwork) -> None:
-    """Raise a ConfigError if the policy acts in another way than learned, or rows cannot be split between critics."""
+    """Raise a ConfigError if policy and algorithm do not fit, or rows cannot be split between critics."""
     sizes, name = network.sizes, type(settings).__name__
     if actor_critic.stochastic != sizes.stochastic:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Agent57: NGU with a network for each of two returns, of rewards and of novelty (Badia et al. 2020, arXiv:2003.13350).
+"""Agent57: NGU with separate Q networks for extrinsic and intrinsic returns (Badia et al. 2020, arXiv:2003.13350).
 
 Both are evaluated under the greedy policy of the combined values of their arm j:
 
@@ -83,14 +83,16 @@ class Agent57(LearnerSettings):
 
     @property
     def double(self) -> bool:
-        """The online networks choose the action that the target networks value."""
+        """Whether the online networks choose the action that the target networks evaluate."""
         return True
 
     def check(self, memory: MemorySettings, policy: PolicySettings) -> None:
-        """Raise a ConfigError unless the policy has a network for each of two rewards."""
+        """Raise a ConfigError unless the policy has separate networks for the two rewards."""
         _, values = check_sequences(self, memory, policy)
         if not values.network.separate_intrinsic:
-            raise ConfigError("Agent57 values rewards and novelty apart: set QNetwork.separate_intrinsic = True")
+            raise ConfigError(
+                "Agent57 has separate Q networks for rewards and novelty: set QNetwork.separate_intrinsic = True"
+            )
 
     def check_new_run(self, policy: PolicySettings) -> None:
         """Raise a ConfigError if a setting would be ignored."""

@@ -1,4 +1,4 @@
-"""Many small updates, of one run or of several at once: laid out in advance, launched together on a GPU.
+"""Many small updates of one or several runs: their inputs are staged in advance and launched together on a GPU.
 
 A `Rule` is one update as a pure step over tensors that stay in place: R runs in front, everything random among its
 inputs. `Launches` takes the inputs of K updates, and steps through them; on a GPU groups of steps are captured and
@@ -102,7 +102,7 @@ class Rule(abc.ABC):
 
 
 class Launches:
-    """Steps through the inputs of many updates."""
+    """Runs recorded updates over the inputs of many updates."""
 
     def __init__(self, rule: Rule, runs: int, device: torch.device, capture: bool = True):
         self.rule, self.runs, self._device = rule, runs, device
@@ -116,7 +116,7 @@ class Launches:
         self._recorded: dict[tuple[Any, ...], Callable[[], None]] = {}  # by the kinds of updates
 
     def update(self, given: Sequence[Batch], done: int) -> Tensor:
-        """Updates on inputs [count, ...] of each run, after `done` earlier ones; mean metrics [R, M]."""
+        """Make updates on inputs [count, ...] of each run, after `done` earlier ones; return mean metrics [R, M]."""
         count = len(next(iter(given[0].values())))
         assert count <= ROOM, f"{count} updates at once"
         self._sum.zero_()
@@ -137,7 +137,7 @@ class Launches:
         return self._sum / count
 
     def _record(self, kinds: tuple[Any, ...]) -> Callable[[], None]:
-        """Updates of these kinds as one call, which is recorded when it runs."""
+        """Return updates of these kinds as one call, which is recorded when it runs."""
         steps, runs = self._stepper(kinds), f"{self.runs} run{'s' * (self.runs > 1)}"
         if not self._records:
             return steps
@@ -166,7 +166,7 @@ class Launches:
 
 
 class ReplayLearner(Learner):
-    """What one run sees of its updates: its weights, its optimisers' state, its random numbers, its counters."""
+    """One run's view of shared updates: its weights, optimiser state, random numbers and counters."""
 
     max_updates = ROOM
 
@@ -178,7 +178,7 @@ class ReplayLearner(Learner):
         seed: int = 0,
         capture: bool = True,
     ):
-        """A learner at its first update.
+        """Build a learner at its first update.
 
         Args:
           network: has runs in front of every parameter, here one; learners of a run share it.
@@ -202,7 +202,7 @@ class ReplayLearner(Learner):
 
     @property
     def capture(self) -> bool:
-        """Whether updates are captured on a GPU, and taped on a CPU."""
+        """Return whether updates are captured on a GPU, and recorded on a CPU."""
         return self._capture
 
     @capture.setter
@@ -213,21 +213,21 @@ class ReplayLearner(Learner):
         self._launches.learners = (self,)
 
     def reseed(self, seed: int) -> None:
-        """Draw other numbers from now on."""
+        """Draw from another random stream from now on."""
         self._generator.manual_seed(seed)
 
     @property
     def publish_due(self) -> bool:
-        """Whether the updates of the last call changed the weights that actors should use."""
+        """Return whether the last call's updates changed the weights that actors should use."""
         return self._launches.rule.publishes(self.updates - self._latest, self.updates)
 
     @property
     def rule(self) -> Rule:
-        """Its rule; with others, that of all."""
+        """Return the run's update rule; for joined runs, the rule of all of them."""
         return self._launches.rule
 
     def draw(self, memory: Memory, count: int) -> Batch | None:
-        """Return inputs of the next updates, [count, B, ...] each; None if the memory has too little."""
+        """Return the inputs of the next updates, [count, B, ...] each; None if the memory holds too little."""
         rule = self._launches.rule
         if not memory.ready():
             return None
@@ -236,7 +236,7 @@ class ReplayLearner(Learner):
         return None if sample is None else {**transitions(sample), **rule.draws(count, self._generator)}
 
     def apply(self, works: Sequence[Batch]) -> list[UpdateResult]:
-        """Make updates on inputs [count, ...] of every seed that was joined, in their order; means of their metrics."""
+        """Make updates on inputs [count, ...] of every joined seed, in their order; return mean metrics."""
         learners, count = self._launches.learners, len(next(iter(works[0].values())))
         assert len(works) == len(learners), "joined runs update together"
         means = self._launches.update(works, self.updates)
@@ -249,11 +249,11 @@ class ReplayLearner(Learner):
         return results
 
     def update(self, batch: Batch) -> dict[str, Any]:
-        """Make updates on inputs [count, ...] of this run alone; the means of their metrics as 0-d tensors."""
+        """Make updates on inputs [count, ...] of this run alone; return mean metrics as 0-d tensors."""
         return self.apply([batch])[0].metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser state, random numbers and counters."""
+        """Return weights, optimiser state, random numbers and counters."""
         return {
             "network": {
                 name: leaf.detach().clone()
@@ -269,7 +269,7 @@ class ReplayLearner(Learner):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The reverse of state_dict."""
+        """Load what `state_dict` returned."""
         self.network.load_state_dict({**self.network.state_dict(), **state["network"]})
         self._load_moments(state["optimisers"])
         if len(state["generator"]) == len(self._generator.get_state()):  # else it was another kind of device's
@@ -279,7 +279,7 @@ class ReplayLearner(Learner):
         self._found = {name: value.to(self._device) for name, value in state["found"].items()}
 
     def _moments(self) -> dict[str, dict[str, Tensor]]:
-        """This run's part of the optimisers' state."""
+        """Return this run's part of the optimisers' state."""
         optimisers = self._launches.rule.optimisers.items()
         return {name: {key: self._mine(leaf).clone() for key, leaf in one.state.items()} for name, one in optimisers}
 
@@ -290,7 +290,7 @@ class ReplayLearner(Learner):
                 self._mine(leaf).copy_(states[name][key])
 
     def _mine(self, leaf: Tensor) -> Tensor:
-        """A run's part of a tensor of all runs; how often an optimiser has stepped is the same for all."""
+        """Return a run's part of a tensor of all runs; an optimiser's step count is the same for all."""
         return leaf if leaf.ndim == 0 else leaf.chunk(self._launches.runs)[self._run]
 
     def _enter(self, launches: Launches, run: int) -> None:
@@ -309,7 +309,9 @@ class ReplayLearner(Learner):
         for same in together:
             if len({learner.updates for learner in same}) > 1:
                 counts = ", ".join(f"{learner.updates:,}" for learner in same)
-                raise CheckpointError(f"runs that have made {counts} updates cannot go on together")
+                raise CheckpointError(
+                    f"runs can be trained together only from the same number of updates; they have made {counts}"
+                )
         network = join_modules([learners[0].network for learners in runs])
         for same in together:
             first = same[0]

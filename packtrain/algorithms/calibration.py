@@ -1,4 +1,4 @@
-"""How good a world model is, and whether it knows: on stretches of real steps, with the actions that were really taken.
+"""Accuracy and calibration of a world model, measured on sequences of real steps with the actions that were taken.
 
 Rolled out from where a real step led, the members of a model say where the next steps lead and what a critic would be
 told at each depth. Both are known: the replay has the real states and rewards. So, for depths d = 1 … H:
@@ -24,7 +24,7 @@ from packtrain.types import Trajectory
 def calibration(
     network: ControlNetwork, stretches: Trajectory, discount: float, reward_scale: float = 1.0
 ) -> dict[str, Tensor]:
-    """The four numbers of each depth, by name, as 0-d tensors.
+    """Return the four metrics of each depth, by name, as 0-d tensors.
 
     Args:
       network: of one run; its frozen model is asked, and its target critics.
@@ -64,7 +64,7 @@ def calibration(
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
-    """Spearman's, of two vectors [N]; 0 where one of them is all the same."""
+    """Return Spearman's rank correlation of two vectors [N]; 0 if one of them is constant."""
     ranks = [leaf.argsort().argsort().double() for leaf in (a, b)]
     x, y = (rank - rank.mean() for rank in ranks)
     same = (a == a[0]).all() | (b == b[0]).all()

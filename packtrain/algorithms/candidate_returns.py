@@ -33,7 +33,7 @@ Metrics = dict[str, Tensor]
 
 
 class Rollouts(NamedTuple):
-    """H steps of the model under the policy, from the states that real steps led to."""
+    """H model steps under the policy, from the states that follow the batch's real steps."""
 
     obs: list[Tensor]  # H + 1 of [R, M, B, D]
     action: list[Tensor]  # H + 1 of [R, M, B, A]
@@ -48,7 +48,7 @@ class ModelSettings(Protocol):
 
     @property
     def actor_critic(self) -> ActorCritic:
-        """The algorithm that acts and learns."""
+        """The actor–critic algorithm that MVE, STEVE or MBPO extends."""
 
     @property
     def model_period(self) -> int | None:
@@ -56,7 +56,7 @@ class ModelSettings(Protocol):
 
     @property
     def augmentation(self) -> ModelRollouts | None:
-        """Model steps in each batch; None: real steps alone."""
+        """Replacement of part of each batch by model steps; None: real steps only."""
 
 
 class ExpansionSettings(ModelSettings, Protocol):
@@ -64,25 +64,25 @@ class ExpansionSettings(ModelSettings, Protocol):
 
     @property
     def horizon(self) -> int:
-        """H, steps of the model."""
+        """Rollout horizon H in model steps."""
 
     @property
     def calibration_period(self) -> int:
-        """Updates between two calibrations; 0: none."""
+        """Updates between two calibration measurements; 0: none."""
 
 
 class ModelExpansion(ExpansionSettings, Protocol):
-    """MVE or STEVE."""
+    """Base class of MVE and STEVE."""
 
     def draws(self, network: ControlNetwork, count: int, generator: torch.Generator) -> Batch:
         """Return the random inputs of updates."""
 
     def targets(self, network: ControlNetwork, batch: Batch) -> tuple[Rollouts, Targets]:
-        """Return the rollouts after the steps of a batch, and the targets."""
+        """Return the rollouts after the steps of a batch, and the critics' targets."""
 
 
 def rollouts(network: ControlNetwork, actor_critic: ActorCritic, horizon: int, batch: Batch) -> Rollouts:
-    """Follow the policy through the model from the states that the steps of a batch led to.
+    """Roll out the policy in the model from the states that follow the steps of a batch.
 
     Args:
       network: of R runs.
@@ -177,7 +177,7 @@ def tdk_critic_losses(
 
 
 def _finite_pairs(found: Rollouts, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first imagined pairs, [R, S-1, M, B, ...] each, with 0 for those that are not finite; and which are.
+    """Return the first imagined pairs, [R, S-1, M, B, ...] each, with non-finite ones set to 0; and which are finite.
 
     A pair for which a target critic is not finite is not: its gradient would not be finite either.
     """
@@ -207,7 +207,7 @@ def copies_of_model(settings: ModelSettings, network: ControlNetwork) -> Sequenc
 
 
 def copy_first_model(network: ControlNetwork, memory: Memory, updates: int, prepared: dict[str, int]) -> Metrics:
-    """Copy the model before the first update: it may have been trained before."""
+    """Copy the model before the first update, since it may have been pretrained."""
     if updates == 0:
         _copy_model(network)
     return {}
@@ -216,7 +216,7 @@ def copy_first_model(network: ControlNetwork, memory: Memory, updates: int, prep
 def calibrate(
     settings: ExpansionSettings, network: ControlNetwork, memory: Memory, updates: int, prepared: dict[str, int]
 ) -> Metrics:
-    """Do what `copy_first_model` does; measure the model on held-out steps when that is due, and return the metrics.
+    """Do what `copy_first_model` does; when a calibration is due, measure the model on held-out steps; return metrics.
 
     Without held-out steps nothing is measured: on steps that it was trained on, a model seems better than it is.
 

@@ -32,14 +32,14 @@ Gradients = dict[str, list[Tensor]]
 
 
 class Work(NamedTuple):
-    """A part of a batch, on its way to a rank."""
+    """A part of a batch that is sent to a rank."""
 
     inputs: tuple[Any, ...]  # of the loss: a trajectory, then tensors [B] or nothing
     shares: dict[str, Tensor]  # 0-d, by amount
 
 
 class Part(NamedTuple):
-    """What a rank computed from its part of a batch."""
+    """The results of a rank for its part of a batch."""
 
     gradients: Gradients  # of the loss times its share
     metrics: dict[str, Tensor]  # 0-d, of this part alone
@@ -63,19 +63,19 @@ class Ranks(Protocol):
 
 
 def count_steps(trajectory: Trajectory, *_: Any) -> dict[str, Tensor]:
-    """Return the number of steps of a batch that are no filler rows."""
+    """Return the number of steps of a batch without filler rows."""
     rows = trajectory.first[-len(trajectory.reward) - 1 :]
     return {"steps": boundaries(rows, trajectory.terminated, trajectory.truncated, 1.0).weight_t.sum()}
 
 
 def count_weights(trajectory: Trajectory, *_: Any) -> dict[str, Tensor]:
-    """Return the number of steps of a batch that count, where their weights are among its extras."""
+    """Return the number of steps of nonzero weight in a batch whose extras contain the weights."""
     return {"steps": trajectory.extras["weight"].sum()}
 
 
 @dataclass(frozen=True)
 class Averages:
-    """What the losses and the metrics of a batch are averages over."""
+    """The denominators of the averages in a batch's losses and metrics."""
 
     amounts: Callable[..., dict[str, Tensor]] = count_steps  # of a part, from the inputs of its loss
     gradients: Mapping[str, str] = field(default_factory=dict)  # by optimiser; otherwise `main`
@@ -83,7 +83,7 @@ class Averages:
     main: str = "steps"  # or SUM
 
     def share_of(self, optimiser: str, shares: Mapping[str, Tensor]) -> Tensor:
-        """Return the factor of an optimiser's loss of a part."""
+        """Return the weight of a part's loss in the loss of the whole batch."""
         return shares[self.gradients.get(optimiser, self.main)]
 
 
@@ -91,7 +91,7 @@ class SplitBatch:
     """Computes the gradients of a batch in parts, one for each rank."""
 
     def __init__(self, ranks: Ranks, averages: Averages, part: Callable[[Work], Part]):
-        """Nothing is computed yet.
+        """Store the arguments; nothing is computed yet.
 
         Args:
           ranks: what computes the parts.
@@ -185,10 +185,10 @@ def loss_with_gradients(value: Tensor, gradients: list[Tensor], parameters: Sequ
 
 
 class GradientRecorder:
-    """Stands in for an optimiser where a rank computes its part: it keeps the gradient and makes no step."""
+    """Stands in for an optimiser where a rank computes its part: it stores the gradient and makes no step."""
 
     def __init__(self, parameters: Sequence[Tensor], share: Tensor):
-        """Nothing is recorded yet.
+        """Create a recorder without gradients.
 
         Args:
           parameters: of the optimiser.

@@ -50,7 +50,7 @@ from packtrain.networks.control import ControlNetwork
 @configurable
 @dataclass(frozen=True)
 class DDPG(LearnerSettings):
-    """DDPG: its hyper-parameters, and the functions that an update consists of."""
+    """Hyper-parameters of DDPG, and the functions that make up an update."""
 
     joins_seeds: ClassVar[bool] = True
     stochastic: ClassVar[bool] = False
@@ -91,20 +91,20 @@ class DDPG(LearnerSettings):
         }
 
     def draws(self, network: ControlNetwork, count: int, generator: torch.Generator, depths: int = 1) -> Batch:
-        """Return the random inputs of updates: none."""
+        """Return no random inputs: DDPG needs none."""
         return {}
 
     def next_action(self, network: ControlNetwork, batch: Batch, obs: Tensor, depth: int) -> NextAction:
-        """Return tanh u(s') in states [R, M, B, D]."""
+        """Return the target policy's actions tanh u(s') in states [R, M, B, D]."""
         return NextAction(network.act(network.policy, obs.flatten(1, 2)).unflatten(1, obs.shape[1:3]))
 
     def next_value(self, network: ControlNetwork, batch: Batch, obs: Tensor, action: Tensor) -> Tensor:
-        """Return Q' [R, N, P] of pairs [R, P, ...]."""
+        """Return the target critics' values Q' [R, N, P] of pairs [R, P, ...]."""
         return network.value(network.target, obs, action)
 
     @torch.no_grad()
     def targets(self, network: ControlNetwork, batch: Batch) -> Targets:
-        """Return y of transitions [R, B]."""
+        """Return the targets y of transitions [R, B]."""
         obs = batch["after"]
         action = self.next_action(network, batch, obs.unsqueeze(1), 0).action.squeeze(1)  # [R, B, A]
         value = self.next_value(network, batch, obs, action)  # [R, N, B]
@@ -130,7 +130,7 @@ class DDPG(LearnerSettings):
     def step_policy(
         self, network: ControlNetwork, optimisers: Optimisers, batch: Batch, compiled: Compiler
     ) -> PolicyStep:
-        """Make a step of the policy."""
+        """Make one optimiser step of the policy."""
         loss, regulariser = compiled(self.policy_loss)(network, batch)
         optimisers["policy"].descend((loss + regulariser).sum())
         return PolicyStep(loss.detach(), regulariser.detach())
@@ -141,5 +141,5 @@ class DDPG(LearnerSettings):
             average_weights(network.target, network.critic, self.polyak)
 
     def temperature_of(self, network: ControlNetwork) -> Tensor:
-        """Return 0 [R]: entropy does not count."""
+        """Return temperature 0 [R]: DDPG has no entropy term."""
         return torch.zeros_like(network.log_temperature)

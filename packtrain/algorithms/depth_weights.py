@@ -1,4 +1,4 @@
-"""How the target of every real step would be mixed of depths 0 … H: what a value expansion makes of filmed episodes."""
+"""Weight of each depth 0 … H in the value-expansion target of every real step of filmed episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DQN with double Q-learning, n-step returns and prioritised replay, on networks without memory.
+"""DQN with double Q-learning, n-step returns and prioritised replay, for networks that are not recurrent.
 
 DQN: Mnih et al. 2015. Double: van Hasselt et al. 2016 (arXiv:1509.06461). Prioritised replay: Schaul et al. 2016
 (arXiv:1511.05952). n-step returns and the rest as in Rainbow: Hessel et al. 2018 (arXiv:1710.02298).
@@ -72,7 +72,7 @@ class DQN(LearnerSettings):
         check.at_least(self, 1, "n_step", "target_period", "publish_period")
 
     def check(self, memory: MemorySettings, policy: PolicySettings) -> None:
-        """Raise a ConfigError unless the memory gives single transitions, and the network has no memory."""
+        """Raise a ConfigError unless the memory yields single transitions and the network is not recurrent."""
         sequences, values = check_sequences(self, memory, policy)
         if sequences.sequence_length > 1 or values.network.recurrent or values.novelty is not None:
             raise ConfigError(
@@ -140,7 +140,7 @@ def loss(
 
 
 def are_transitions(network: ActionValuesNetwork, trajectory: Trajectory, n_step: int) -> bool:
-    """Return whether a batch holds single transitions of n steps, for a network without memory."""
+    """Return whether a batch holds single transitions of n steps, for a network that is not recurrent."""
     one = len(trajectory.reward) == n_step and burn_in_rows(network, trajectory) == 0
     return one and not network.sizes.network.recurrent and network.sizes.novelty is None
 
@@ -160,7 +160,7 @@ def values_of_transitions(network: ActionValuesNetwork, trajectory: Trajectory) 
     last_action, last_reward = trajectory.last_inputs()
 
     def q(values: QValueNetwork, row: Tensor) -> Tensor:
-        """Return the values of one row of each column, [1, B, A]."""
+        """Return the Q values of one row of each column, [1, B, A]."""
         row = network.context + row
         rows = row + torch.arange(-values.context, 1, device=row.device).unsqueeze(1)  # [C+1, B]
         output: Tensor = values(

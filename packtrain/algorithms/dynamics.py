@@ -1,4 +1,4 @@
-"""Learning a world model of continuous control from replayed steps: see `networks/dynamics.py` for what it guesses.
+"""Training of a world model for continuous control on replayed steps; see `networks/dynamics.py` for its predictions.
 
 The loss of STEVE (Buckman et al. 2018), real next observations being judged, not guessed ones:
 
@@ -43,7 +43,7 @@ _NARROW = 1e-4  # a deviation below this is none
 @configurable
 @dataclass(frozen=True)
 class DynamicsLearning(LearnerSettings):
-    """Numbers of the model's learning; defaults are STEVE's."""
+    """Settings of the training of the model; defaults are STEVE's."""
 
     joins_seeds: ClassVar[bool] = True
 
@@ -63,7 +63,7 @@ class DynamicsLearning(LearnerSettings):
         check.not_negative(self, "weight_decay")
 
     def check(self, memory: MemorySettings, policy: PolicySettings) -> None:
-        """Raise a ConfigError if the model cannot learn from what the memory keeps."""
+        """Raise a ConfigError if the memory lacks data that the model needs."""
         control = policy.control if isinstance(policy, PredictiveControl) else policy
         if not (isinstance(memory, Replay) and isinstance(control, Control)):
             raise ConfigError("DynamicsLearning learns from a Replay memory, for a Control or PredictiveControl policy")
@@ -73,7 +73,7 @@ class DynamicsLearning(LearnerSettings):
             raise ConfigError(f"Replay.n_step = {memory.n_step}: a world model learns from single steps")
 
     def build(self, network: ControlNetwork, total_steps: int) -> ReplayLearner:
-        """A learner for a run's world model; ConfigError if the two do not fit."""
+        """Return a learner of a run's world model; ConfigError if the two do not fit."""
         if network.model is None:
             raise ConfigError("DynamicsLearning has nothing to learn: set Control.dynamics")
         sizes = network.model.sizes
@@ -115,7 +115,7 @@ class DynamicsRule(Rule):
         self._losses = Compiled(losses, network.log_temperature.device, settings.compile)
 
     def draws(self, count: int, generator: torch.Generator) -> Batch:
-        """Who learns from which row, where that is random: each ensemble for itself."""
+        """Return which member is trained on each row where that is random, for each ensemble separately."""
         if self.settings.rows != "random":
             return {}
         sizes, shape = self.model.sizes, (count, self.settings.batch_size)
@@ -124,7 +124,7 @@ class DynamicsRule(Rule):
         return {f"member/{name}": draw(0, count) for name, count in members.items()}
 
     def step(self, batch: Batch, kind: None) -> Tensor:
-        """One update; metrics [R, M]."""
+        """Make one update; return metrics [R, M]."""
         parts = self._losses(self.model, self.settings, batch)
         total = parts["observation"] + parts["reward"] + parts["terminated"]
         descended = total
@@ -138,7 +138,7 @@ class DynamicsRule(Rule):
     def prepare(
         self, network: ControlNetwork, memory: Memory, updates: int, prepared: dict[str, int]
     ) -> dict[str, Tensor]:
-        """Take the moments of the data when it has grown; every so often look at the weights, and choose elites."""
+        """Update the normalisation when the data has grown; periodically measure the weights and choose the elites."""
         model, settings = network.model, self.settings
         assert model is not None
         everything = None
@@ -163,13 +163,13 @@ class DynamicsRule(Rule):
 
 
 def _squares(model: DynamicsNetwork) -> Tensor:
-    """The sum of the squares of all weights and biases."""
+    """Return the sum of the squares of all weights and biases."""
     return torch.stack(torch._foreach_norm([leaf.detach() for leaf in model.parameters()])).square().sum()
 
 
 @torch.no_grad()
 def take_moments(model: DynamicsNetwork, steps: Batch) -> None:
-    """Let a model of one run normalise by the mean and deviation of steps [N, ...]."""
+    """Set the input normalisation of one run's model to the mean and standard deviation of steps [N, ...]."""
     for mean, std, rows in (
         (model.obs_mean, model.obs_std, steps["obs"]),
         (model.change_mean, model.change_std, steps["after"] - steps["obs"]),
@@ -181,20 +181,20 @@ def take_moments(model: DynamicsNetwork, steps: Batch) -> None:
 
 
 def _proper(deviation: Tensor) -> Tensor:
-    """1 for what has never changed: divided by next to nothing, its first change would be enormous."""
+    """Replace near-zero standard deviations by 1: a change of a constant feature must not become an enormous input."""
     return torch.where(deviation < _NARROW, 1.0, deviation)
 
 
 @torch.no_grad()
 def held_out_errors(model: DynamicsNetwork, steps: Batch) -> Tensor:
-    """The mean squared error of each transition member's mean, in the units it guesses in: [K]."""
+    """Return the mean squared error of each transition member's mean prediction in the model's units, [K]."""
     obs, action, after = (steps[name][None] for name in ("obs", "action", "after"))
     guess = model.guess(obs, action)
     return (guess.mean - model.change(obs, after).unsqueeze(1)).square().mean((0, 2, 3))
 
 
 def losses(model: DynamicsNetwork, settings: DynamicsLearning, batch: Batch) -> dict[str, Tensor]:
-    """The three errors, each averaged over members and their rows: "observation", "reward", "terminated", [R]."""
+    """Return the losses "observation", "reward" and "terminated", averaged over members and their rows, [R] each."""
     transitions, rewards = model.transition.members, model.reward.members
     obs, action, after = (_deal(batch[name], transitions, settings) for name in ("obs", "action", "after"))
     change = _against(model.change(obs, after))
@@ -220,17 +220,17 @@ def losses(model: DynamicsNetwork, settings: DynamicsLearning, batch: Batch) -> 
 
 
 def _deal(rows: Tensor, members: int, settings: DynamicsLearning) -> Tensor:
-    """[R, B, ...] → [R, K, B / K, ...] where each member has rows of its own; else as it is, for all."""
+    """Return [R, K, B / K, ...] of [R, B, ...] where each member has its own rows; else the input, for all members."""
     return rows.unflatten(1, (members, -1)) if settings.rows in ("split", "own") else rows
 
 
 def _against(rows: Tensor, whole: int = 3) -> Tensor:
-    """What all members are told alike, with an axis for them."""
+    """Return targets that all members share, with an axis for the members."""
     return rows.unsqueeze(1) if rows.ndim == whole else rows
 
 
 def _shares(errors: Tensor, name: str, settings: DynamicsLearning, batch: Batch) -> Tensor | float:
-    """How much each row counts for each member, 1 on average."""
+    """Return the weight of each row in each member's loss, 1 on average."""
     members = errors.shape[1]
     shares: Tensor | float = 1.0
     if settings.rows == "random":

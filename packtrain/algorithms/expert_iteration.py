@@ -1,4 +1,4 @@
-"""Learning from search: a network learns, between episodes, what a planner found out with more work than it may do.
+"""Expert iteration: between episodes, a network is trained on the results of searches.
 
 Expert iteration (Anthony et al. 2017, arXiv:1705.08439; Silver et al. 2017) as the planning frameworks of Miłoś et al.
 2019 (arXiv:1912.09996) and Januszewski et al. 2021 do it: a supervised step on single decisions of whole episodes, each
@@ -37,7 +37,7 @@ NO_CLIPPING = float("inf")
 @configurable
 @dataclass(frozen=True)
 class ExpertIteration:
-    """Which head learns what, and the optimiser. Defaults are those of Keras."""
+    """Which head is trained on which target, and the optimiser; defaults are those of Keras."""
 
     network: str = "agent"  # the network that learns
     targets: dict[str, str] = field(default_factory=lambda: {"value": "value"})  # head → what it should say: `target`
@@ -61,7 +61,7 @@ class ExpertIteration:
         if self.target_decay is not None and "n_step" not in self.targets.values():
             raise ConfigError("ExpertIteration.target_decay is of n-step returns, and no target is 'n_step'")
         if not self.targets:
-            raise ConfigError("ExpertIteration.targets = {} leaves nothing to learn")
+            raise ConfigError("ExpertIteration.targets = {} is empty: name at least one head and its target")
         check.not_negative(self, "weight_decay")
         for name in ("losses", "masks", "loss_weights"):
             unknown = set(getattr(self, name)) - set(self.targets)
@@ -69,18 +69,22 @@ class ExpertIteration:
                 raise ConfigError(f"ExpertIteration.{name} names {sorted(unknown)[0]!r}, which has no target")
 
     def wanted(self) -> tuple[str, ...]:
-        """What a memory must keep of the search."""
+        """Return which search results a memory must store."""
         return tuple(dict.fromkeys(t for t in self.targets.values() if t not in (*HINDSIGHT, "n_step")))
 
     def build(self, network: nn.ModuleDict, total_steps: int) -> GradientLearner:
-        """A learner for the named network among those that planners ask."""
+        """Return a learner for the named network of a planner."""
         if self.network not in network:
-            raise ConfigError(f"ExpertIteration.network = {self.network!r}; the planner asks {sorted(network)}")
+            raise ConfigError(
+                f"ExpertIteration.network = {self.network!r} is not one of the planner's networks {sorted(network)}"
+            )
         heads = network[self.network].heads
         for head in self.targets:
             if head not in heads:  # type: ignore[operator]
                 known = ", ".join(sorted(heads))  # type: ignore[arg-type]
-                raise ConfigError(f"ExpertIteration.targets names head {head!r}; the planner asks for {known}")
+                raise ConfigError(
+                    f"ExpertIteration.targets names head {head!r}, which the planner does not use; it uses {known}"
+                )
         optimiser = make_optimiser(
             network[self.network].parameters(),
             self.optimiser,
@@ -158,7 +162,7 @@ def target(name: str, trajectory: Trajectory, module: nn.Module, head: str) -> T
 
 
 def mask(name: str, wanted: Tensor, action: Tensor) -> Tensor | None:
-    """Which outputs learn, [B, outputs] of 0 and 1; None for all."""
+    """Return which outputs are trained, [B, outputs] of 0 and 1; None for all."""
     if name == "nonzero":
         return (wanted != 0).float()
     if name == "action":
@@ -167,7 +171,7 @@ def mask(name: str, wanted: Tensor, action: Tensor) -> Tensor | None:
 
 
 def head_loss(kind: str, output: Tensor, wanted: Tensor, allowed: Tensor | None) -> Tensor:
-    """The loss of one head at each of B steps, [B]; squared errors are averaged over the outputs that learn."""
+    """Return the loss of one head at each of B steps, [B]; squared errors are averaged over the trained outputs."""
     assert output.shape == wanted.shape, (output.shape, wanted.shape)
     if kind == "cross_entropy":
         log_prob = output.log_softmax(-1)

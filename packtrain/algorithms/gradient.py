@@ -1,4 +1,4 @@
-"""One optimiser step on a loss for each sample: what IMPALA, PPO, expert iteration and world models share.
+"""One optimiser step per sample on a loss function: shared by IMPALA, PPO, expert iteration and world models.
 
 The algorithm is the loss. On a GPU the whole step can be captured as a CUDA graph (`accelerate/cuda_graph.py`).
 """
@@ -88,7 +88,7 @@ class GradientLearner(SampleLearner):
         return {**metrics, "grad_norm": norm.detach()}
 
     def split(self, ranks: Ranks) -> None:
-        """Divide each batch over several ranks from now on; a captured update is given up for that."""
+        """Divide each batch over several ranks from now on; updates are no longer captured."""
         if self._averages is None:
             super().split(ranks)
             return

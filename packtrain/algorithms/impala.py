@@ -34,7 +34,7 @@ MEANS = {"entropy": "steps", "value": "steps"}  # metrics that are no losses: av
 @configurable
 @dataclass(frozen=True)
 class Impala:
-    """Numbers of the loss and the optimiser; defaults are TorchBeast's."""
+    """Settings of the loss and the optimiser; defaults are TorchBeast's."""
 
     splits_batches: ClassVar[bool] = True
     discounting: float = 0.99
@@ -62,7 +62,7 @@ class Impala:
         check.not_negative(self, "entropy_cost", "baseline_cost")
 
     def build(self, network: ActorCriticNetwork, total_steps: int) -> GradientLearner:
-        """A learner for a network: one gradient step for each batch of unrolls, nothing is replayed."""
+        """Return a learner for a network: one gradient step per batch of unrolls, without replay."""
         optimiser = make_optimiser(
             network.parameters(),
             self.optimiser,
@@ -88,7 +88,7 @@ class Impala:
 
 
 def loss(network: ActorCriticNetwork, trajectory: Trajectory, settings: Impala) -> tuple[Tensor, dict[str, Tensor]]:
-    """The IMPALA loss of one batch of unrolls, and its parts as detached 0-d tensors.
+    """Return the IMPALA loss of one batch of unrolls, and its parts as detached 0-d tensors.
 
     Row t of the trajectory pairs V(x_t), π(·|x_t) with the action taken there and its consequence; row T only
     bootstraps. All T+1 rows run through the network once, from the carry stored with the unroll.

@@ -32,7 +32,7 @@ from packtrain.networks.control import ControlNetwork
 @configurable
 @dataclass(frozen=True)
 class MBPO(LearnerSettings):
-    """MBPO: its hyper-parameters, and the functions that an update consists of."""
+    """Hyper-parameters of MBPO, and the functions that make up an update."""
 
     joins_seeds: ClassVar[bool] = True
 

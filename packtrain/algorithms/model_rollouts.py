@@ -35,7 +35,7 @@ PREFIX = "rollout_"  # of the names of what is drawn
 @configurable
 @dataclass(frozen=True)
 class ModelRollouts:
-    """How many steps of a batch are imagined, and how far from the real ones."""
+    """Fraction of imagined steps per batch, and the number of model steps between them and real ones."""
 
     share: float = 0.5  # fraction of the batch's steps that are replaced
     length: int = 1  # longest rollout in steps
@@ -54,7 +54,7 @@ class ModelRollouts:
         return torch.arange(count, device=device) * size // count
 
     def draws(self, count: int, size: int, network: ControlNetwork, generator: torch.Generator) -> Batch:
-        """Return what is random in `count` updates of batches of `size` steps."""
+        """Return the random inputs of `count` updates of batches of `size` steps."""
         model, device = network.frozen, generator.device
         assert model is not None
         rows = len(self.rows(size, device))

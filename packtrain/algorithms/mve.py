@@ -50,7 +50,7 @@ from packtrain.networks.control import ControlNetwork
 @configurable
 @dataclass(frozen=True)
 class MVE(LearnerSettings):
-    """MVE: its hyper-parameters, and the functions that an update consists of."""
+    """Hyper-parameters of MVE, and the functions that make up an update."""
 
     joins_seeds: ClassVar[bool] = True
 
@@ -93,7 +93,7 @@ class MVE(LearnerSettings):
 
     @torch.no_grad()
     def targets(self, network: ControlNetwork, batch: Batch) -> tuple[Rollouts, Targets]:
-        """Return the rollouts after the steps of a batch, and y of the real pairs; with the trick of imagined ones."""
+        """Return the rollouts after a batch, and the targets y of real pairs; with TD-k also of imagined ones."""
         found = rollouts(network, self.actor_critic, self.horizon, batch)
         expansion = candidate_returns(found, self.actor_critic, batch, self.tdk_trick)
         if self.trace_lambda is None:
@@ -105,7 +105,7 @@ class MVE(LearnerSettings):
     def step(
         self, network: ControlNetwork, optimisers: Optimisers, batch: Batch, moves_policy: bool, compiled: Compiler
     ) -> Tensor:
-        """Make one update: the critics, then the rest as in DDPG, TD3 or SAC; return metrics [R, M]."""
+        """Make one update: the critics, then the networks of the actor–critic algorithm; return metrics [R, M]."""
         base = self.actor_critic
         if self.augmentation is not None:
             batch = with_rollouts(network, self.augmentation, batch)
@@ -118,7 +118,7 @@ class MVE(LearnerSettings):
 
     @property
     def analyses_episodes(self) -> bool:
-        """Whether `analyse_episodes` has something to report."""
+        """Whether `analyse_episodes` returns a result."""
         return True
 
     def analyse_episodes(self, network: Any, episodes: Mapping[int, Sequence[ObservedStep]]) -> EpisodeAnalysis:

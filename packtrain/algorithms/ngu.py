@@ -1,4 +1,4 @@
-"""NGU: R2D2 with a reward for novelty, and arms that want more or less of it (Badia et al. 2020, arXiv:2002.06038).
+"""NGU: R2D2 with an intrinsic reward for novelty, weighted per arm (Badia et al. 2020, arXiv:2002.06038).
 
 One Q network sees the arm j and learns the return of r + β_j r_i with the discount γ_j of the arm:
 
@@ -61,7 +61,7 @@ from packtrain.types import Sample, Trajectory
 @configurable
 @dataclass(frozen=True)
 class NGU(LearnerSettings):
-    """Hyper-parameters of NGU; defaults are the paper's, and R2D2's where it says nothing."""
+    """Hyper-parameters of NGU; defaults are the paper's, and R2D2's where the paper gives none."""
 
     splits_batches: ClassVar[bool] = True
     discount: float | None = None  # γ of a step; None: each arm has its own
@@ -89,11 +89,11 @@ class NGU(LearnerSettings):
         check_numbers(self)
 
     def check(self, memory: MemorySettings, policy: PolicySettings) -> None:
-        """Raise a ConfigError unless the policy is rewarded for novelty, and one network values both rewards."""
+        """Raise a ConfigError unless the policy has an intrinsic reward, and one Q network for the sum of rewards."""
         _, values = check_sequences(self, memory, policy)
         if values.novelty is None or values.network.separate_intrinsic:
             raise ConfigError(
-                "NGU values the sum of rewards and novelty in one network: set ActionValues.novelty, and leave "
+                "NGU has one Q network for the sum of rewards and novelty: set ActionValues.novelty, and leave "
                 "QNetwork.separate_intrinsic False; @Agent57() has two"
             )
 
@@ -128,7 +128,7 @@ class NoveltySettings(ValueSettings, Protocol):
 
     @property
     def embedding_decay(self) -> float:
-        """L2 of the embedding."""
+        """L2 penalty of the embedding."""
 
     @property
     def distillation_learning_rate(self) -> float:
@@ -136,11 +136,11 @@ class NoveltySettings(ValueSettings, Protocol):
 
     @property
     def novelty_steps(self) -> int:
-        """Last steps of each sequence that they learn from."""
+        """Number of last steps of each sequence that embedding and distillation are trained on."""
 
 
 def check_numbers(settings: Any) -> None:
-    """Raise a ConfigError for a number out of range, of NGU's, Agent57's or QLearning's settings."""
+    """Raise a ConfigError for a setting of NGU, Agent57 or QLearning that is out of range."""
     check.not_negative(settings, "embedding_learning_rate", "distillation_learning_rate")
     check.positive(settings, "learning_rate", "adam_epsilon")
     check.share(settings, "discount", "trace_lambda", "target_epsilon", "eta", "exploit_share")
@@ -198,14 +198,14 @@ def loss(
 
 
 def arms_of(network: ActionValuesNetwork, trajectory: Trajectory, exploits: Tensor) -> Tensor:
-    """Return the arm whose values are learned from each sequence, [B] int64; an episode has one arm."""
+    """Return the arm whose values are trained on each sequence, [B] int64; an episode has one arm."""
     if network.sizes.arms is None:
         return torch.zeros_like(trajectory.reward[0], dtype=torch.int64)
     return trajectory.extras["arm"][0].masked_fill(exploits, 0)
 
 
 def discount_of(network: ActionValuesNetwork, arm: Tensor, discount: float | None) -> float | Tensor:
-    """Return γ of each sequence [B] where arms have their own, else the learner's."""
+    """Return the discount γ of each sequence's arm [B], or the learner's discount if arms have none."""
     if network.arm_discounts is not None:
         return network.arm_discounts[arm]
     assert discount is not None, "neither the learner nor the arms have a discount"
@@ -213,12 +213,12 @@ def discount_of(network: ActionValuesNetwork, arm: Tensor, discount: float | Non
 
 
 def mean_novelty(intrinsic: Tensor, learned: Tensor) -> Tensor:
-    """Return the mean intrinsic reward of the steps that are learned from."""
+    """Return the mean intrinsic reward of the steps that are trained on."""
     return (intrinsic * learned).sum() / learned.sum().clamp(min=1)
 
 
 def inputs_with_exploits(share: float) -> Inputs:
-    """Return what turns a sample into trajectory, weight [B] and `exploiting` [B]."""
+    """Return the trajectory and weight [B] of a sample, and whether each sequence is treated as one of arm 0 [B]."""
 
     def inputs(sample: Sample, update: int) -> tuple[Any, ...]:
         trajectory, weight = sample_inputs(sample, update)
@@ -231,7 +231,7 @@ def inputs_with_exploits(share: float) -> Inputs:
 
 
 def exploiting(update: int, size: int, share: float) -> Tensor:
-    """Return which sequences of a batch are learned from as if arm 0 had made them, [B] bool.
+    """Return which sequences of a batch are trained on as if arm 0 had made them, [B] bool.
 
     They are spread evenly over the batch, at other places in each update: a stratified batch has neighbours of the
     memory side by side, and the same places every time would be nearly the same sequences.
@@ -242,7 +242,7 @@ def exploiting(update: int, size: int, share: float) -> Tensor:
 
 
 def novelty_optimisers(network: ActionValuesNetwork, settings: NoveltySettings) -> Optimisers:
-    """Return the optimisers of the Q network, and of the embedding and the distillation where there are any."""
+    """Return the optimisers of the Q network, and of the embedding and the distillation if they exist."""
     optimisers = {"values": value_optimiser(network, settings)}
     embedding, distillation = network.acting.embedding, network.acting.distillation
     if embedding is not None:
@@ -256,7 +256,7 @@ def novelty_optimisers(network: ActionValuesNetwork, settings: NoveltySettings) 
 def descend_novelty(
     network: ActionValuesNetwork, optimisers: Optimisers, trajectory: Trajectory, settings: NoveltySettings
 ) -> dict[str, Tensor]:
-    """Make one step of the embedding and the distillation; return their losses."""
+    """Make one optimiser step of the embedding and the distillation; return their losses."""
     losses = novelty_losses(network, trajectory, settings.novelty_steps)
     for name, own in losses.items():
         optimisers[name].descend(own)
@@ -286,7 +286,7 @@ def novelty_losses(network: ActionValuesNetwork, trajectory: Trajectory, novelty
 
 
 def last_steps(trajectory: Trajectory, novelty_steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the last steps that count of each sequence: sequence [N], step [N], and 1 where it counts, else 0 [N]."""
+    """Return sequence [N] and step [N] of the last valid steps of each sequence, and their weight, 1 or 0 [N]."""
     steps = len(trajectory.reward)
     taken = min(novelty_steps, steps)
     counts = trajectory.extras["weight"]
@@ -300,7 +300,7 @@ def last_steps(trajectory: Trajectory, novelty_steps: int) -> tuple[Tensor, Tens
 
 
 def count_observations(network: ActionValuesNetwork, trajectory: Trajectory, *, novelty_steps: int) -> None:
-    """Let the moments of the distillation's observations take in those that a batch is learned from."""
+    """Update the distillation's observation moments with the observations of a batch."""
     if network.acting.distillation is not None:
         column, step, valid = last_steps(trajectory, novelty_steps)
         begin = len(trajectory.first) - 1 - len(trajectory.reward)

@@ -1,4 +1,4 @@
-"""Bonuses for novelty that PPO adds to rewards: the error of a predictor (RND) and 1 / √n for the n-th visit.
+"""Exploration bonuses of PPO: the prediction error of random network distillation (RND), and 1 / √n for the n-th visit.
 
 RND: Burda et al. 2018 (arXiv:1810.12894). `algorithms/ppo.py` lists the deviations.
 """
@@ -30,26 +30,26 @@ NO_CLIPPING = float("inf")
 
 
 class Bonus(Protocol):
-    """Measures novelty, and changes with what it has seen."""
+    """Computes a novelty bonus, and is updated with the observations it has received."""
 
     def novelty(self, obs: Tree, weight_t: Tensor) -> Tensor:
-        """How new observations [T, B, ...] are, [T, B]; anything where the weight is 0."""
+        """Return the novelty of new observations [T, B, ...], [T, B]; undefined where the weight is 0."""
 
     def learn(self, columns: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Learn from some columns of the observations that were last asked about."""
+        """Train on some columns of the observations of the latest `novelty` call."""
 
     def extent(self) -> dict[str, float]:
-        """Metrics of what it has seen in all."""
+        """Return metrics about the observations received so far."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that must survive."""
+        """Return the state that checkpoints contain."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The reverse of state_dict."""
+        """Load what `state_dict` returned."""
 
 
 class RandomDistillationBonus:
-    """The error of a network that learns what another, random one says of an observation: its newest frame, scaled.
+    """Prediction error of a network trained to imitate a fixed random network on an observation's newest frame, scaled.
 
     Small worlds show the same observations again and again. Each goes through the networks once, and weighs as much as
     it came often: the same loss for less work.
@@ -70,7 +70,7 @@ class RandomDistillationBonus:
 
     @torch.no_grad()
     def novelty(self, obs: Tree, weight_t: Tensor) -> Tensor:
-        """The predictor's error, after the moments of observations have taken these in."""
+        """Update the observation moments with these observations, and return the predictor's error."""
         rows = trees.map(lambda leaf: leaf.flatten(0, 1), obs)  # [T, B, ...] → [T*B, ...]
         keys = digest(trees.map(lambda leaf: leaf.cpu().numpy(), rows))
         _, index, which = np.unique(keys, return_index=True, return_inverse=True)
@@ -83,7 +83,7 @@ class RandomDistillationBonus:
         return novelty.rnd_error(prediction, self._targets)[self._which]
 
     def learn(self, columns: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """One step of the predictor on these columns, or on a share of their steps."""
+        """Make one optimiser step of the predictor on these columns, or on a fraction of their steps."""
         columns = columns.to(self._weight.device)
         weight = self._weight.index_select(1, columns)
         if self._share < 1:
@@ -95,7 +95,7 @@ class RandomDistillationBonus:
 
     @staticmethod
     def _times(which: Tensor, weight: Tensor, distinct: Tensor) -> Tensor:
-        """How often each of U observations comes: [M], [M], [U, ...] → [U]."""
+        """Return how often each of U observations occurs: [M], [M], [U, ...] → [U]."""
         return weight.new_zeros(len(distinct)).index_add_(0, which, weight)
 
     @staticmethod
@@ -105,23 +105,23 @@ class RandomDistillationBonus:
         return error, {"predictor_loss": error.detach()}
 
     def extent(self) -> dict[str, float]:
-        """Nothing."""
+        """Return no metrics."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Both networks, the predictor's optimiser, and the moments of observations."""
+        """Return both networks, the predictor's optimiser, and the observation moments."""
         target = {name: leaf.clone() for name, leaf in self.network.target.state_dict().items()}
         return {"predictor": self._gradient.state_dict(), "target": target, "moments": self._moments._asdict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The reverse of state_dict."""
+        """Load what `state_dict` returned."""
         self._gradient.load_state_dict(state["predictor"])
         self.network.target.load_state_dict(state["target"])
         self._moments = moments_from(state["moments"], self._moments.mean.device)
 
 
 class CountBonus:
-    """1 / √n for the n-th visit of an observation, counted over the whole run by a digest of it.
+    """1 / √n for the n-th visit of an observation, counted over the whole run by a hash of the observation.
 
     Within a batch visits are counted in the order of time, and of columns at the same time.
     """
@@ -131,7 +131,7 @@ class CountBonus:
         self._visits = np.zeros(0, np.int64)  # [N]
 
     def novelty(self, obs: Tree, weight_t: Tensor) -> Tensor:
-        """The bonus, and one visit more for each observation of weight 1."""
+        """Return the bonus, and count a visit for each observation of weight 1."""
         counted = weight_t.flatten().cpu().numpy() > 0
         rows = trees.map(lambda leaf: leaf.flatten(0, 1).cpu().numpy()[counted], obs)  # [T, B, ...] → [M, ...]
         numbers = np.ones(len(counted), np.int64)
@@ -140,7 +140,7 @@ class CountBonus:
         return found
 
     def visit(self, keys: np.ndarray) -> np.ndarray:
-        """Which visit of its key each of M is, [M] int64 from 1, earlier calls included."""
+        """Return the visit number of each of M keys, [M] int64 from 1, earlier calls included."""
         distinct, which, counts = np.unique(keys, return_inverse=True, return_counts=True)
         order = np.argsort(which, kind="stable")
         begin = np.cumsum(counts) - counts
@@ -158,28 +158,28 @@ class CountBonus:
         return before[which] + nth
 
     def learn(self, columns: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Nothing: visits are counted when they are asked about."""
+        """Do nothing: visits are counted by `novelty`."""
         return {}
 
     def extent(self) -> dict[str, float]:
-        """How many different observations there have been."""
+        """Return the number of different observations so far."""
         return {"distinct_observations": float(len(self._keys))}
 
     def state_dict(self) -> dict[str, Any]:
-        """Digests, as int64, and visits."""
+        """Return hashes, as int64, and visits."""
         return {"keys": torch.tensor(self._keys.view(np.int64)), "visits": torch.tensor(self._visits)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The reverse of state_dict."""
+        """Load what `state_dict` returned."""
         self._keys = state["keys"].cpu().numpy().copy().view(np.uint64)
         self._visits = state["visits"].cpu().numpy().copy()
 
 
 def mean(x: Tensor, weight: Tensor) -> Tensor:
-    """Over the rows that count; 0 if there are none."""
+    """Return the mean over rows of nonzero weight; 0 if there are none."""
     return (x * weight).sum() / weight.sum().clamp(min=1)
 
 
 def moments_from(state: dict[str, Tensor], device: torch.device) -> novelty.Moments:
-    """The moments of a checkpoint on a device."""
+    """Return the moments of a checkpoint on a device."""
     return novelty.Moments(**{name: leaf.to(device) for name, leaf in state.items()})

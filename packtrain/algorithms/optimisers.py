@@ -46,7 +46,7 @@ class RMSPropTF(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update of every parameter that has a gradient; returns what `closure` returned, if there is one."""
+        """Update every parameter that has a gradient; return the result of `closure`, if there is one."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -83,7 +83,7 @@ class RMSPropTF(torch.optim.Optimizer):
 
 
 class Adam:
-    """Adam (Kingma and Ba 2014, arXiv:1412.6980) for many small updates: torch's fused kernel without its wrapper.
+    """Adam (Kingma and Ba 2014, arXiv:1412.6980) for many small updates: torch's fused kernel, called directly.
 
     The state exists from the beginning and never moves, so that states of several runs can be one tensor and a step can
     be captured. Weight decay adds weight_decay · θ to the gradient. A step of `torch.optim.Adam(fused=True)` takes 4.3
@@ -98,7 +98,7 @@ class Adam:
         epsilon: float = 1e-8,
         norm: float | None = None,
     ):
-        """At its first step.
+        """Create an optimiser at step 0.
 
         Args:
           parameters: at least one, all on one device.
@@ -115,18 +115,18 @@ class Adam:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The tensors that it changes."""
+        """Return the tensors that the optimiser changes."""
         return self._parameters
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Everything that must survive, by name: moments of each parameter, and how many steps were made."""
+        """Return the optimiser's state by name: moments of each parameter, and the number of steps."""
         moments = {"exp_avg": self._first, "exp_avg_sq": self._second}
         named = {f"{number}/{name}": leaf for name, leaves in moments.items() for number, leaf in enumerate(leaves)}
         return {**named, "step": self._steps}
 
     def descend(self, loss: Tensor) -> Tensor | None:
-        """One step down a loss; nothing but its own parameters gets a gradient.
+        """Make one step on a loss; only the optimiser's own parameters receive gradients.
 
         Returns:
           The gradients' norm before it was scaled, where it may be.
@@ -135,7 +135,7 @@ class Adam:
 
     @torch.no_grad()
     def follow(self, found: Sequence[Tensor]) -> Tensor | None:
-        """One step against gradients, one of each parameter; returns what `descend` does."""
+        """Make one step with given gradients, one per parameter; return what `descend` returns."""
         gradients = tuple(map(_laid_out_like, found, self._parameters))
         norm = None if self._norm is None else self._clip(gradients, self._norm)
         self._steps += self._one
@@ -164,7 +164,7 @@ class Adam:
 
 
 def _laid_out_like(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """A gradient with its parameter's strides: the fused step pairs numbers by where they lie, on a CPU unchecked.
+    """Return a gradient with its parameter's strides: the fused step on a CPU does not check that they are equal.
 
     Convolutions over channels-last pictures give gradients in another order than their weights have.
     """
@@ -182,7 +182,7 @@ def make_optimiser(
     epsilon: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.999),
 ) -> torch.optim.Optimizer:
-    """The optimiser a configuration names.
+    """Return the optimiser that a configuration names.
 
     Args:
       parameters: at least one, all on one device.
@@ -235,7 +235,7 @@ def check_decay(settings: Any) -> None:
 
 
 def linear_decay(learning_rate: float, step: int, total_steps: int) -> float:
-    """The learning rate on its straight way to 0.
+    """Return the learning rate that falls linearly to 0.
 
         lr = learning_rate · (1 − min(step, total_steps) / total_steps)
 

@@ -1,4 +1,4 @@
-"""A slow copy of a network that follows it by exponential averages (Polyak averaging)."""
+"""Polyak averaging: a copy of a network that follows it as an exponential moving average."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SlowCopy:
     """A copy of a module whose parameters are c · own + (1 − c) · the module's after each update."""
 
     def __init__(self, module: nn.Module, decay: float):
-        """Begin equal to the module.
+        """Create a copy equal to the module.
 
         Args:
           module: what is followed.
@@ -30,7 +30,7 @@ class SlowCopy:
             kept.copy_(seen)
 
     def reset(self) -> None:
-        """Begin anew, equal to the module."""
+        """Set the copy equal to the module."""
         self.load_state_dict(self._source.state_dict())
 
     def state_dict(self) -> dict[str, Tensor]:

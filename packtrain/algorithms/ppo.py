@@ -62,7 +62,7 @@ REWARD_CLIP = 10.0  # of normalised rewards
 @configurable
 @dataclass(frozen=True)
 class PPO:
-    """Numbers of the loss, the bonus and the optimiser; defaults are those published for the Tower of Hanoi."""
+    """Settings of the loss, the bonus and the optimiser; defaults are those published for the Tower of Hanoi."""
 
     splits_batches: ClassVar[bool] = True
     minibatches: int = 4  # optimiser steps in an epoch, each on its share of the unrolls
@@ -95,7 +95,7 @@ class PPO:
         check.not_negative(self, "entropy_cost", "baseline_cost", "extrinsic_coefficient", "intrinsic_coefficient")
 
     def build(self, network: ActorCriticNetwork, total_steps: int) -> PPOLearner:
-        """A learner for a network, which needs a second value head if there is a bonus."""
+        """Return a learner for a network, which needs a second value head if there is a bonus."""
         if (network.intrinsic_value is not None) != (self.bonus != "none"):
             wanted = self.bonus != "none"
             raise ConfigError(
@@ -111,7 +111,7 @@ class PPO:
 
 
 def loss(network: ActorCriticNetwork, trajectory: Trajectory, settings: PPO) -> tuple[Tensor, dict[str, Tensor]]:
-    """The PPO loss of some unrolls, and its parts as detached 0-d tensors.
+    """Return the PPO loss of some unrolls, and its parts as detached 0-d tensors.
 
     Args:
       network: what is trained.
@@ -125,7 +125,7 @@ def loss(network: ActorCriticNetwork, trajectory: Trajectory, settings: PPO) -> 
 
 
 def step_loss(network: ActorCriticNetwork, steps: Trajectory, settings: PPO) -> tuple[Tensor, dict[str, Tensor]]:
-    """The PPO loss of single steps from `single_steps`: one row [1, N] of observations, without those after them."""
+    """Return the PPO loss of single steps from `single_steps`: one row [1, N], without next observations."""
     actions, rewards = steps.last_action, steps.last_reward["train"]
     output = network(steps.obs, steps.first, actions, rewards, ())
     return _loss_of_rows(network, output, steps, steps.extras["weight"], settings)
@@ -134,7 +134,7 @@ def step_loss(network: ActorCriticNetwork, steps: Trajectory, settings: PPO) -> 
 def _loss_of_rows(
     network: ActorCriticNetwork, output: Output, trajectory: Trajectory, weight_t: Tensor, settings: PPO
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss where the network's output for each decision [T, B] is known."""
+    """Return the loss, given the network's output for each decision [T, B]."""
     extras = trajectory.extras
     log_prob = network.distribution.log_prob(output.parameters, trajectory.action)
     moved = clipped_surrogate(log_prob - extras["behaviour_log_prob"], extras["advantage"], weight_t, settings.clip)
@@ -155,7 +155,7 @@ def _loss_of_rows(
 
 
 def single_steps(network: ActorCriticNetwork, trajectory: Trajectory) -> Trajectory:
-    """The decisions of a batch side by side: [T, B] → [1, T·B], with their weights as the extra "weight"."""
+    """Flatten the decisions of a batch, [T, B] → [1, T·B], with their weights as the extra "weight"."""
     length = len(trajectory.reward)
 
     def flat(leaf: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ def single_steps(network: ActorCriticNetwork, trajectory: Trajectory) -> Traject
 def prepare(
     network: ActorCriticNetwork, trajectory: Trajectory, intrinsic_reward: Tensor | None, settings: PPO
 ) -> tuple[Trajectory, dict[str, Tensor]]:
-    """The trajectory with what `loss` needs in its extras, by the network as it is now; and metrics of the batch.
+    """Return the trajectory with the inputs of `loss` in its extras, by the current network; and metrics of the batch.
 
     Args:
       network: whose values are the baseline.
@@ -221,7 +221,7 @@ def prepare(
 
 
 def explained_variance(targets: Tensor, values: Tensor, weight_t: Tensor) -> Tensor:
-    """1 − Var(target − V) / Var(target) over the rows that count, 0-d; 0 where the targets are all the same."""
+    """Return 1 − Var(target − V) / Var(target) over rows of nonzero weight, 0-d; 0 if the targets are constant."""
 
     def variance(x: Tensor) -> Tensor:
         return mean((x - mean(x, weight_t)).square(), weight_t)
@@ -231,7 +231,7 @@ def explained_variance(targets: Tensor, values: Tensor, weight_t: Tensor) -> Ten
 
 
 class PPOLearner(SampleLearner):
-    """One batch of unrolls an update: the bonus, advantages, then every epoch and minibatch."""
+    """Makes the updates of one batch of unrolls: the bonus, advantages, then every epoch and minibatch."""
 
     def __init__(self, network: ActorCriticNetwork, settings: PPO, total_steps: int):
         self.network, self._settings = network, settings
@@ -260,7 +260,7 @@ class PPOLearner(SampleLearner):
         self._rewards = ReturnScale(settings.discounting, device) if settings.normalise_rewards else None
 
     def update(self, sample: Sample) -> dict[str, Any]:
-        """All optimiser steps on one batch; metrics are averages over them, or of the batch."""
+        """Make all optimiser steps on one batch; metrics are averages over them, or of the batch."""
         trajectory, settings = sample.trajectory, self._settings
         reward = self._intrinsic_reward(trajectory) if self._bonus is not None else None
         seen = trajectory.obs
@@ -297,7 +297,7 @@ class PPOLearner(SampleLearner):
         return self._gradient.part(work)
 
     def _intrinsic_reward(self, trajectory: Trajectory) -> Tensor:
-        """[T, B] the bonus for the observation after each action, over the deviation of its forward returns so far."""
+        """Return the bonus for the observation after each action, [T, B], divided by the deviation of its returns."""
         assert self._bonus is not None
         after = slice(self.network.context + 1, None)
         weight_t = _weight(self.network, trajectory)
@@ -309,7 +309,7 @@ class PPOLearner(SampleLearner):
         return raw / novelty.deviation(self._scale).clamp(min=novelty.TINY).float()
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser state, counters, the generator, scales, and all that the bonus knows."""
+        """Return weights, optimiser state, counters, the generator, scales, and the bonus's state."""
         return {
             **self._gradient.state_dict(),
             "minibatch_steps": self._gradient.updates,
@@ -323,7 +323,7 @@ class PPOLearner(SampleLearner):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The reverse of state_dict."""
+        """Load what `state_dict` returned."""
         self._gradient.load_state_dict({**state, "updates": state["minibatch_steps"]})
         self.steps, self.updates = int(state["steps"]), int(state["updates"])
         self._generator.set_state(state["generator"].cpu())
@@ -336,7 +336,7 @@ class PPOLearner(SampleLearner):
 
 
 class ReturnScale:
-    """Divides rewards by the running deviation of their forward returns f_t = γ f_{t−1} + r_t, which episodes end.
+    """Divides rewards by the running deviation of discounted returns f_t = γ f_{t−1} + r_t, reset at episode ends.
 
     A batch does not know which environment an unroll came from: f begins an unroll at the mean of where those of the
     last batch ended.
@@ -348,7 +348,7 @@ class ReturnScale:
         self._last = torch.zeros((), device=device)
 
     def scale(self, trajectory: Trajectory, weight_t: Tensor, context: int) -> Trajectory:
-        """Take the rewards [T, B] of a batch in, and return it with scaled ones."""
+        """Update the statistics with the rewards [T, B] of a batch, and return the batch with scaled rewards."""
         begins = trajectory.first[context:-1]  # the action of row t is the first of an episode
         decay = self._discount * (~begins).to(trajectory.reward) * weight_t
         added = trajectory.reward * weight_t
@@ -360,7 +360,7 @@ class ReturnScale:
         return trajectory._replace(reward=(trajectory.reward / unit).clamp(-REWARD_CLIP, REWARD_CLIP))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the moments, and where forward returns ended."""
+        """Return the running moments, and the current discounted return of each environment."""
         return {"moments": self._moments._asdict(), "last": self._last.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -370,7 +370,7 @@ class ReturnScale:
 
 
 def _all_rows(network: ActorCriticNetwork, trajectory: Trajectory) -> Output:
-    """What the network says of rows 0 … T, from the carry stored with the unrolls."""
+    """Return the network's outputs for rows 0 … T, from the recurrent state stored with the unrolls."""
     rows = slice(network.context, None)
     last_action, last_reward = trajectory.last_inputs()
     found: Output = network(trajectory.obs, trajectory.first, last_action[rows], last_reward[rows], trajectory.carry)
@@ -383,7 +383,7 @@ def _weight(network: ActorCriticNetwork, trajectory: Trajectory) -> Tensor:
 
 
 def _columns(trajectory: Trajectory, chosen: Tensor) -> Trajectory:
-    """Some unrolls of a batch."""
+    """Return some unrolls of a batch."""
     chosen = chosen.to(trajectory.reward.device)
     some = trees.map(lambda leaf: leaf.index_select(1, chosen), trajectory._replace(carry=()))
     found: Trajectory = some._replace(carry=trees.map(lambda leaf: leaf.index_select(0, chosen), trajectory.carry))

@@ -72,7 +72,7 @@ class QLearning(LearnerSettings):
         ngu.check_numbers(self)
 
     def check(self, memory: MemorySettings, policy: PolicySettings) -> None:
-        """Raise a ConfigError if the memory lacks what is learned from, or no discount is set."""
+        """Raise a ConfigError if the memory lacks required data, or no discount is set."""
         check_sequences(self, memory, policy)
 
     def check_new_run(self, policy: PolicySettings) -> None:
@@ -84,7 +84,7 @@ class QLearning(LearnerSettings):
         prepare_priorities(self, policy, memory)
 
     def build(self, network: ActionValuesNetwork, total_steps: int) -> TargetNetworkLearner:
-        """Return a learner of the algorithm that network and settings make up."""
+        """Return a learner of the algorithm that follows from network and settings."""
         if network.sizes.network.separate_intrinsic:
             return self.as_agent57.build(network, total_steps)
         if network.sizes.novelty is not None:
@@ -101,29 +101,29 @@ class QLearning(LearnerSettings):
 
     @functools.cached_property
     def as_dqn(self) -> dqn.DQN:
-        """The settings of DQN."""
+        """Return the settings of DQN."""
         return _taken(dqn.DQN, self)
 
     @functools.cached_property
     def as_r2d2(self) -> r2d2.R2D2:
-        """The settings of R2D2."""
+        """Return the settings of R2D2."""
         return _taken(r2d2.R2D2, self)
 
     @functools.cached_property
     def as_ngu(self) -> ngu.NGU:
-        """The settings of NGU."""
+        """Return the settings of NGU."""
         return _taken(ngu.NGU, self)
 
     @functools.cached_property
     def as_agent57(self) -> agent57.Agent57:
-        """The settings of Agent57."""
+        """Return the settings of Agent57."""
         return _taken(agent57.Agent57, self)
 
 
 def step(
     network: ActionValuesNetwork, optimisers: Optimisers, trajectory: Trajectory, weight: Tensor, *, settings: QLearning
 ) -> dict[str, Tensor]:
-    """Make one update of a network without memory: DQN's on single transitions, R2D2's on sequences."""
+    """Make one update without novelty: DQN's on single transitions, R2D2's on sequences."""
     if dqn.are_transitions(network, trajectory, settings.n_step):
         return dqn.step(network, optimisers, trajectory, weight, settings=settings.as_dqn)
     return r2d2.step(network, optimisers, trajectory, weight, settings=settings.as_r2d2)

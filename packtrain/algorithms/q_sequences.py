@@ -1,4 +1,4 @@
-"""What DQN, R2D2, NGU and Agent57 share on replayed sequences: Q values of their steps, targets, checks of settings.
+"""Shared by DQN, R2D2, NGU and Agent57: Q values of replayed sequences, targets, and checks of settings.
 
 A sequence has C = context + burn-in rows in front and T steps, those after the ones to learn from included. Where it is
 shorter, extras["weight"] [T, B] is 0.
@@ -36,11 +36,11 @@ class ValueSettings(Protocol):
 
     @property
     def discount(self) -> float | None:
-        """γ; None: each arm has its own."""
+        """Discount factor γ; None: each arm has its own."""
 
     @property
     def n_step(self) -> int:
-        """Steps of an n-step return."""
+        """Number of steps n of the n-step return."""
 
     @property
     def reward_clipping(self) -> RewardClipping:
@@ -48,7 +48,7 @@ class ValueSettings(Protocol):
 
     @property
     def eta(self) -> float:
-        """η of a sequence's priority."""
+        """Weight η of the maximum in a sequence's priority."""
 
     @property
     def learning_rate(self) -> float:
@@ -56,31 +56,31 @@ class ValueSettings(Protocol):
 
     @property
     def adam_epsilon(self) -> float:
-        """ε of Adam."""
+        """Adam's ε."""
 
     @property
     def grad_norm_clipping(self) -> float | None:
-        """Global norm to which the Q network's gradient is clipped."""
+        """Maximum global norm of the Q network's gradient."""
 
 
 class ReturnSettings(ValueSettings, Protocol):
-    """Settings of the return that a target consists of."""
+    """Settings of the return in a target."""
 
     @property
     def returns(self) -> Returns:
-        """Kind of return."""
+        """Return estimator."""
 
     @property
     def double(self) -> bool:
-        """Whether the online network chooses the action that the target network values."""
+        """Whether the online network chooses the action that the target network evaluates."""
 
     @property
     def trace_lambda(self) -> float:
-        """λ of retrace and peng."""
+        """Trace decay λ of retrace and peng."""
 
     @property
     def target_epsilon(self) -> float:
-        """ε of the policy that retrace evaluates."""
+        """ε of the target policy of retrace."""
 
 
 def value_optimiser(network: ActionValuesNetwork, settings: ValueSettings) -> Adam:
@@ -112,7 +112,7 @@ def unroll_both(network: ActionValuesNetwork, trajectory: Trajectory, arm: Tenso
 
 
 def burn_in_rows(network: ActionValuesNetwork, trajectory: Trajectory) -> int:
-    """Return the number of rows that only warm up the recurrent core."""
+    """Return the number of rows that are used only to compute the recurrent state."""
     return len(trajectory.first) - 1 - len(trajectory.reward) - network.context
 
 
@@ -139,7 +139,7 @@ def unroll(
     arms = arm.expand(len(first), -1) if values.sizes.arms else None
 
     def q(begin: int, end: int, carry: Tree) -> QOutput:
-        """Return values of rows begin … end, counted from the first of the burn-in."""
+        """Return the Q values of rows begin … end, counted from the first row of the burn-in."""
         rows = slice(context + begin, context + end)
         with_context = slice(context - own + begin, context + end)
         output: QOutput = values(
@@ -240,7 +240,7 @@ def loss_metrics(total: Tensor, values: Tensor, learned: Tensor, priority: Tenso
 
 
 def descend_values(optimiser: Adam, loss: Tensor, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Make one step of the Q network; add the gradient's norm before clipping to the metrics."""
+    """Make one optimiser step of the Q network; add the gradient's norm before clipping to the metrics."""
     norm = optimiser.descend(loss)
     if norm is not None:
         metrics["grad_norm"] = norm
@@ -248,7 +248,7 @@ def descend_values(optimiser: Adam, loss: Tensor, metrics: dict[str, Tensor]) ->
 
 
 def check_sequences(settings: Any, memory: MemorySettings, policy: PolicySettings) -> tuple[Sequences, ActionValues]:
-    """Return memory and policy as what they are; ConfigError if settings, memory and policy do not fit.
+    """Return memory and policy with their concrete types; ConfigError if settings, memory and policy do not fit.
 
     Args:
       settings: of a learner of action values; those without `returns` have n-step returns.
@@ -273,7 +273,7 @@ def check_sequences(settings: Any, memory: MemorySettings, policy: PolicySetting
 
 
 def check_ignored_discount(settings: ValueSettings, policy: PolicySettings) -> None:
-    """Raise a ConfigError if a discount is set, and each arm has its own."""
+    """Raise a ConfigError if a discount is set although each arm has its own."""
     arms = policy.arms if isinstance(policy, ActionValues) else None
     if settings.discount is not None and arms is not None and arms.discounts != "one":
         raise ConfigError(
@@ -283,7 +283,7 @@ def check_ignored_discount(settings: ValueSettings, policy: PolicySettings) -> N
 
 
 def prepare_priorities(settings: ValueSettings, policy: Policy, memory: MemorySettings) -> None:
-    """Let actors compute TD errors of new sequences where the memory wants them, as the learner would."""
+    """Let actors compute initial priorities with the learner's settings, if the memory needs them."""
     if isinstance(memory, Sequences) and memory.new_priority == "given":
         assert isinstance(policy, EpsilonGreedyPolicy)
         policy.error_numbers = ErrorNumbers(settings.discount, max(memory.n_step, 1), settings.reward_clipping)

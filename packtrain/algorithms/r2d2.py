@@ -79,7 +79,7 @@ class R2D2(LearnerSettings):
         check.at_least(self, 1, "n_step", "target_period", "publish_period")
 
     def check(self, memory: MemorySettings, policy: PolicySettings) -> None:
-        """Raise a ConfigError if the memory lacks what is learned from, or the policy is rewarded for novelty."""
+        """Raise a ConfigError if the memory lacks required data, or the policy has an intrinsic reward."""
         _, values = check_sequences(self, memory, policy)
         if values.novelty is not None:
             raise ConfigError("R2D2 has no reward for novelty: leave ActionValues.novelty out, or use @NGU()")

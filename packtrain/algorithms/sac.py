@@ -51,7 +51,7 @@ from packtrain.networks.control import ControlNetwork
 @configurable
 @dataclass(frozen=True)
 class SAC(LearnerSettings):
-    """SAC: its hyper-parameters, and the functions that an update consists of."""
+    """Hyper-parameters of SAC, and the functions that make up an update."""
 
     joins_seeds: ClassVar[bool] = True
     stochastic: ClassVar[bool] = True
@@ -96,7 +96,7 @@ class SAC(LearnerSettings):
         return optimisers
 
     def draws(self, network: ControlNetwork, count: int, generator: torch.Generator, depths: int = 1) -> Batch:
-        """Return the noise of actions in targets and in the policy's loss, and the order in which critics are paired.
+        """Return the noise of actions in targets and in the policy's loss, and the random order that pairs critics.
 
         All members of a depth get the same noise: what their candidates differ by is what they estimate.
         """
@@ -109,19 +109,19 @@ class SAC(LearnerSettings):
         }
 
     def next_action(self, network: ControlNetwork, batch: Batch, obs: Tensor, depth: int) -> NextAction:
-        """Return sampled actions in states [R, M, B, D], and α log π of them."""
+        """Return sampled actions in states [R, M, B, D], and their α log π."""
         noise = batch["action_noise"][:, depth].unsqueeze(1).expand(-1, obs.shape[1], -1, -1)  # [R, M, B, A]
         action, log_prob = network.draw(network.policy, obs.flatten(1, 2), noise.flatten(1, 2))
         action, log_prob = (leaf.unflatten(1, obs.shape[1:3]) for leaf in (action, log_prob))
         return NextAction(action, self.temperature_of(network)[:, None, None] * log_prob)
 
     def next_value(self, network: ControlNetwork, batch: Batch, obs: Tensor, action: Tensor) -> Tensor:
-        """Return the lesser Q' of random pairs of critics, [R, N, P], of pairs [R, P, ...]."""
+        """Return the smaller Q' of random pairs of critics, [R, N, P], for pairs [R, P, ...]."""
         return least_of_random_pairs(network.value(network.target, obs, action), batch["critics"])
 
     @torch.no_grad()
     def targets(self, network: ControlNetwork, batch: Batch) -> Targets:
-        """Return y of transitions [R, B]."""
+        """Return the targets y of transitions [R, B]."""
         obs = batch["after"]
         action, entropy_cost = self.next_action(network, batch, obs.unsqueeze(1), 0)
         assert entropy_cost is not None
@@ -149,7 +149,7 @@ class SAC(LearnerSettings):
     def step_policy(
         self, network: ControlNetwork, optimisers: Optimisers, batch: Batch, compiled: Compiler
     ) -> PolicyStep:
-        """Make a step of the policy, and of the temperature if it is learned."""
+        """Make one optimiser step of the policy, and of the temperature if it is learned."""
         loss, log_prob = compiled(self.policy_loss)(network, batch)
         optimisers["policy"].descend(loss.sum())
         if self.temperature is None:
@@ -163,7 +163,7 @@ class SAC(LearnerSettings):
             average_weights(network.target, network.critic, self.polyak)
 
     def temperature_of(self, network: ControlNetwork) -> Tensor:
-        """Return α [R], detached."""
+        """Return the temperature α [R], detached."""
         if self.temperature is not None:
             return torch.full_like(network.log_temperature, self.temperature)
         return network.log_temperature.detach().exp()

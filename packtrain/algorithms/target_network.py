@@ -1,4 +1,4 @@
-"""Learners of action values: a step of every optimiser for each sample, and a target network copied now and then.
+"""Learners of action values: one step of every optimiser per sample, and a periodically copied target network.
 
 What a step computes is the algorithm's (`dqn.py`, `r2d2.py`, `ngu.py`, `agent57.py`). On a GPU it is captured as a CUDA
 graph (`accelerate/cuda_graph.py`).
@@ -34,7 +34,7 @@ def sample_inputs(sample: Sample, update: int) -> tuple[Any, ...]:
 
 
 def averages_over_sequences(novelty_steps: int = 0) -> Averages:
-    """Return what the losses and metrics of action values are averages over.
+    """Return the denominators of the averages in losses and metrics of action values.
 
     Args:
       novelty_steps: last steps of each sequence that novelty is learned from.
@@ -104,7 +104,7 @@ class TargetNetworkLearner(SampleLearner):
 
     @property
     def capture(self) -> bool:
-        """Whether an update is one launch of a GPU."""
+        """Return whether an update is captured as one CUDA graph."""
         return self._captured is not None
 
     @capture.setter
@@ -139,7 +139,7 @@ class TargetNetworkLearner(SampleLearner):
         return {**metrics, **items}
 
     def split(self, ranks: Ranks) -> None:
-        """Divide each batch over several ranks from now on; a captured update is given up for that."""
+        """Divide each batch over several ranks from now on; updates are no longer captured."""
         self.capture = False
         self._split = SplitBatch(ranks, self._averages, self.part)
 
@@ -154,7 +154,7 @@ class TargetNetworkLearner(SampleLearner):
         return Part({name: recorder.found for name, recorder in recorders.items()}, metrics, items)
 
     def _limit_queue(self) -> None:
-        """Wait for the launch before the last: one in stock keeps a GPU busy, and others wait for two at most."""
+        """Wait for the launch before the last one: one queued update keeps a GPU busy; actors wait for two at most."""
         before, self._ended = self._ended, torch.cuda.Event(blocking=True)
         self._ended.record()
         if before is not None:
@@ -162,7 +162,7 @@ class TargetNetworkLearner(SampleLearner):
 
     @property
     def publish_due(self) -> bool:
-        """Whether actors should use the weights as they are now."""
+        """Return whether actors should use the current weights."""
         return self.updates % self._publish_period == 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from packtrain.networks.control import ControlNetwork
 @configurable
 @dataclass(frozen=True)
 class TD3(LearnerSettings):
-    """TD3: its hyper-parameters, and the functions that an update consists of."""
+    """Hyper-parameters of TD3, and the functions that make up an update."""
 
     joins_seeds: ClassVar[bool] = True
     stochastic: ClassVar[bool] = False
@@ -93,7 +93,7 @@ class TD3(LearnerSettings):
         }
 
     def draws(self, network: ControlNetwork, count: int, generator: torch.Generator, depths: int = 1) -> Batch:
-        """Return the noise of target actions, and the order in which critics are paired.
+        """Return the noise of target actions, and the random order that pairs critics.
 
         All members of a depth get the same noise: what their candidates differ by is what they estimate.
         """
@@ -104,19 +104,19 @@ class TD3(LearnerSettings):
         }
 
     def next_action(self, network: ControlNetwork, batch: Batch, obs: Tensor, depth: int) -> NextAction:
-        """Return the slower policy's actions with clipped noise in states [R, M, B, D]."""
+        """Return the target policy's actions with clipped noise in states [R, M, B, D]."""
         greedy = network.act(network.target_policy, obs.flatten(1, 2)).unflatten(1, obs.shape[1:3])
         noise = batch["action_noise"][:, depth].unsqueeze(1)  # [R, 1, B, A]
         clip = self.target_noise_clip
         return NextAction((greedy + (self.target_noise * noise).clamp(-clip, clip)).clamp(-1, 1))
 
     def next_value(self, network: ControlNetwork, batch: Batch, obs: Tensor, action: Tensor) -> Tensor:
-        """Return the lesser Q' of random pairs of critics, [R, N, P], of pairs [R, P, ...]."""
+        """Return the smaller Q' of random pairs of critics, [R, N, P], for pairs [R, P, ...]."""
         return least_of_random_pairs(network.value(network.target, obs, action), batch["critics"])
 
     @torch.no_grad()
     def targets(self, network: ControlNetwork, batch: Batch) -> Targets:
-        """Return y of transitions [R, B]."""
+        """Return the targets y of transitions [R, B]."""
         obs = batch["after"]
         action = self.next_action(network, batch, obs.unsqueeze(1), 0).action.squeeze(1)  # [R, B, A]
         value = self.next_value(network, batch, obs, action)  # [R, N, B]
@@ -130,7 +130,7 @@ class TD3(LearnerSettings):
     def step(
         self, network: ControlNetwork, optimisers: Optimisers, batch: Batch, moves_policy: bool, compiled: Compiler
     ) -> Tensor:
-        """Make one update: the critics, perhaps the policy, then the target networks; return metrics [R, M]."""
+        """Make one update: the critics, the policy when it is due, then the target networks; return metrics [R, M]."""
         targets = compiled(self.targets)(network, batch)
         critic_loss, value_mean = compiled(critic_losses)(network, self, batch, targets)
         optimisers["critic"].descend(critic_loss.sum())
@@ -141,18 +141,18 @@ class TD3(LearnerSettings):
     def step_policy(
         self, network: ControlNetwork, optimisers: Optimisers, batch: Batch, compiled: Compiler
     ) -> PolicyStep:
-        """Make a step of the policy."""
+        """Make one optimiser step of the policy."""
         loss = compiled(self.policy_loss)(network, batch)
         optimisers["policy"].descend(loss.sum())
         return PolicyStep(loss.detach())
 
     def follow(self, network: ControlNetwork, moved_policy: bool) -> None:
-        """Move the target critics, and with the policy the target policy, where they are not copied periodically."""
+        """Move the target critics, and with the policy the target policy, by Polyak averaging if no period is set."""
         if self.target_period is None:
             average_weights(network.target, network.critic, self.polyak)
             if moved_policy:
                 average_weights(network.target_policy, network.policy, self.polyak)
 
     def temperature_of(self, network: ControlNetwork) -> Tensor:
-        """Return 0 [R]: entropy does not count."""
+        """Return temperature 0 [R]: TD3 has no entropy term."""
         return torch.zeros_like(network.log_temperature)

@@ -44,7 +44,7 @@ class Target(Protocol):
 
     @property
     def horizon(self) -> int:
-        """H, steps of the model; 0: none is needed."""
+        """Rollout horizon H in model steps; 0: no model is needed."""
 
     def algorithm(self, actor_critic: DDPG | TD3 | SAC, **model: Any) -> DDPG | TD3 | SAC | MVE | STEVE | MBPO:
         """Return the settings of the algorithm with this target.
@@ -63,7 +63,7 @@ class OneStep:
     horizon: ClassVar[int] = 0
 
     def algorithm(self, actor_critic: DDPG | TD3 | SAC, **model: Any) -> DDPG | TD3 | SAC | MBPO:
-        """Return the algorithm itself, or MBPO where batches have model steps."""
+        """Return the algorithm itself, or MBPO if batches contain model steps."""
         if model["augmentation"] is None:
             return actor_critic
         return MBPO(actor_critic, model["augmentation"], model["model_period"])
@@ -72,7 +72,7 @@ class OneStep:
 @configurable
 @dataclass(frozen=True)
 class Mve:
-    """The target of MVE: H steps of the model, then the critic."""
+    """The target of MVE: rewards of H model steps, then the critic's value."""
 
     horizon: int = 3  # H
     tdk_trick: bool = True  # train the critics on imagined pairs too
@@ -88,7 +88,7 @@ class Mve:
 @configurable
 @dataclass(frozen=True)
 class MveMean:
-    """The uniform mean over depths 0 … H."""
+    """MVE with the uniform mean over depths 0 … H."""
 
     horizon: int = 3  # H
     tdk_trick: bool = False
@@ -97,14 +97,14 @@ class MveMean:
         _check_horizon(self)
 
     def algorithm(self, actor_critic: DDPG | TD3 | SAC, **model: Any) -> MVE:
-        """Return MVE with that mean."""
+        """Return MVE with the uniform mean over depths."""
         return MVE(actor_critic, self.horizon, self.tdk_trick, trace_lambda=None, **model)
 
 
 @configurable
 @dataclass(frozen=True)
 class MveTdLambda:
-    """TD(λ) over depths 0 … H."""
+    """MVE with TD(λ) weights over depths 0 … H."""
 
     horizon: int = 3  # H
     trace_lambda: float = 0.25
@@ -115,14 +115,14 @@ class MveTdLambda:
         check.share(self, "trace_lambda")
 
     def algorithm(self, actor_critic: DDPG | TD3 | SAC, **model: Any) -> MVE:
-        """Return MVE with the weights of TD(λ)."""
+        """Return MVE with TD(λ) weights."""
         return MVE(actor_critic, self.horizon, self.tdk_trick, trace_lambda=self.trace_lambda, **model)
 
 
 @configurable
 @dataclass(frozen=True)
 class Steve:
-    """The target of STEVE: depths weighted by how little their candidates differ."""
+    """The target of STEVE: depths weighted by the inverse variance of their candidates."""
 
     horizon: int = 3  # H
     epsilon: float = 1e-8  # added to variances
@@ -140,7 +140,7 @@ class Steve:
 @configurable
 @dataclass(frozen=True)
 class SteveCov:
-    """STEVE with the full covariance between depths."""
+    """STEVE with the full covariance matrix between depths."""
 
     horizon: int = 3  # H
     ridge: float = 1e-3  # added to the diagonal
@@ -196,7 +196,7 @@ class ValueExpansion(LearnerSettings):
 
     @functools.cached_property
     def actor_critic(self) -> DDPG | TD3 | SAC:
-        """The settings of DDPG, TD3 or SAC."""
+        """Return the settings of DDPG, TD3 or SAC."""
         kind = ACTOR_CRITICS[self.core]
         with unrecorded():
             built: DDPG | TD3 | SAC = kind(**{each.name: getattr(self, each.name) for each in fields(kind)})
@@ -204,7 +204,7 @@ class ValueExpansion(LearnerSettings):
 
     @functools.cached_property
     def algorithm(self) -> DDPG | TD3 | SAC | MVE | STEVE | MBPO:
-        """The settings of the algorithm that `core` and `target` make up."""
+        """Return the settings of the algorithm that `core` and `target` make up."""
         with unrecorded():
             return self.target.algorithm(
                 self.actor_critic,
@@ -214,7 +214,7 @@ class ValueExpansion(LearnerSettings):
             )
 
     def check(self, memory: MemorySettings, policy: PolicySettings) -> None:
-        """Raise a ConfigError if targets cannot be computed from what the memory holds."""
+        """Raise a ConfigError if the memory lacks data that targets need."""
         replay = check_replay(self, self, memory, policy)
         if replay.n_step > 1 and self.augmentation is not None:
             raise ConfigError(
@@ -229,7 +229,7 @@ class ValueExpansion(LearnerSettings):
 
     @property
     def analyses_episodes(self) -> bool:
-        """Whether its targets use a world model."""
+        """Whether targets use a world model."""
         return self.algorithm.analyses_episodes
 
     def analyse_episodes(self, network: Any, episodes: Mapping[int, Sequence[ObservedStep]]) -> EpisodeAnalysis:

@@ -1,4 +1,4 @@
-"""Learning a world model from episodes: every member on batches of its own, from the same memory.
+"""Training of a world model on episodes: every member has its own batches from the same memory.
 
 The model of "Trust, but verify" (openreview DE0MSwKv32y; IJCNN 2021):
 
@@ -31,7 +31,7 @@ from packtrain.types import Trajectory
 @configurable
 @dataclass(frozen=True)
 class WorldModelLearning:
-    """The optimiser's numbers; defaults are the published ones."""
+    """Settings of the optimiser; defaults are the published ones."""
 
     network: str = "model"
     optimiser: Literal["adam", "rmsprop", "rmsprop_tf"] = "rmsprop"
@@ -48,7 +48,7 @@ class WorldModelLearning:
         check.not_negative(self, "weight_decay")
 
     def build(self, network: nn.ModuleDict, total_steps: int) -> GradientLearner:
-        """A learner for the named model among the networks of a planner."""
+        """Return a learner for the named model among a planner's networks."""
         module = network[self.network]
         assert isinstance(module, ModelNetwork)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -72,7 +72,7 @@ class WorldModelLearning:
 def loss(
     network: nn.ModuleDict, trajectory: Trajectory, settings: WorldModelLearning
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The sum of the members' losses on their shares of B steps, and averages over members as detached 0-d tensors.
+    """Return the sum of the members' losses on their parts of B steps, and averages over members, 0-d and detached.
 
     Args:
       network: holds the model under `settings.network`.
@@ -106,7 +106,7 @@ def loss(
 
 @torch.no_grad()
 def validation(network: ModelNetwork, trajectory: Trajectory) -> dict[str, Tensor]:
-    """How good the guesses of all members are on all steps, as 0-d tensors: shares of steps, members pooled.
+    """Return the accuracy of all members' predictions on all steps, as 0-d tensors: fractions of steps, members pooled.
 
     perfect_next_observation, reward_accuracy and terminated_accuracy are always there; reward_recall and
     terminated_recall are left out where there was nothing to find, reward_precision and terminated_precision where no
@@ -133,7 +133,7 @@ def validation(network: ModelNetwork, trajectory: Trajectory) -> dict[str, Tenso
 
 
 def _shares(rows: Tensor, members: int) -> Tensor:
-    """[B, ...] → [K, B / K, ...], step b to member b mod K: batches come bucket after bucket, and are dealt out."""
+    """Return [K, B / K, ...] of [B, ...]: step b goes to member b mod K, since batches are ordered by replay bucket."""
     if len(rows) % members:
         raise ConfigError(f"a batch of {len(rows)} steps cannot be dealt out to {members} members evenly")
     found: Tensor = rows.unflatten(0, (-1, members)).transpose(0, 1)

@@ -71,7 +71,7 @@ def _baseline(secs: float) -> float:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode:
         raise StalledError(
-            f"the process-per-actor baseline failed: {(done.stderr.splitlines() or ['it said nothing'])[-1]}"
+            f"the process-per-actor baseline failed: {(done.stderr.splitlines() or ['no output on stderr'])[-1]}"
         )
     return float(done.stdout.split()[-1])
 

@@ -48,7 +48,7 @@ def run(argv: list[str]) -> int:
         raise ConfigError("--output_dir and --out need a name; one of them is empty")
     is_yaml = arguments.old.lower().endswith((".yaml", ".yml"))
     if arguments.script is not None and not is_yaml:
-        raise ConfigError(f"--script is for .yaml files of marltas_core, and {arguments.old} is none")
+        raise ConfigError(f"--script is for .yaml files of marltas_core, and {arguments.old} is not one")
     if is_yaml or arguments.old.lower().endswith(".json"):
         return _convert_config(arguments, is_yaml)
     if arguments.out or not arguments.output_dir:

@@ -54,7 +54,7 @@ def run(argv: list[str]) -> int:
         raise ConfigError(f"--video_format {arguments.video_format!r} is not one of png, mp4")
     for flag in ("video_episodes", "video_format"):
         if getattr(arguments, flag) is not None and not arguments.video:
-            raise ConfigError(f"--{flag} says how to film, and nothing is filmed without --video")
+            raise ConfigError(f"--{flag} needs --video")
     from packtrain.runtime import eval_command
 
     request = eval_command.EvalRequest(

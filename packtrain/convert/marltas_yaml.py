@@ -236,5 +236,5 @@ def choose_script(given: dict[str, Any], asked: str | None, source: str) -> Scri
     ]
     if len(fitting) > 1:
         names = " or ".join(f"--script {script.name}" for script in fitting)
-        raise ConfigError(f"{source} does not show which script it was for: {names}")
+        raise ConfigError(f"{source} has no key that shows which script it belongs to: {names}")
     return fitting[0]

@@ -180,7 +180,7 @@ class ActionValuesSizes:
                 if getattr(self.network, name):
                     raise ConfigError(f"QNetwork.{name} = True needs intrinsic rewards: set ActionValues.novelty")
             if self.arms is not None:
-                raise ConfigError("Arms weigh intrinsic rewards: set ActionValues.novelty")
+                raise ConfigError("Arms are weights of the intrinsic reward: set ActionValues.novelty")
 
     def build_network(self, spec: Spec) -> ActionValuesNetwork:
         """Return the module for an environment; weights are sampled from torch's global generator."""

@@ -241,10 +241,12 @@ class Experiment:
             )
         for name, use in self.learners.items():
             if use.memory not in self.memories:
-                raise ConfigError(f"learner {name!r} wants memory {use.memory!r}; there are {sorted(self.memories)}")
+                raise ConfigError(f"learner {name!r} reads memory {use.memory!r}; there are {sorted(self.memories)}")
         policies = [name for name, use in self.learners.items() if "policy" in use.publishes]
         if len(policies) != 1 and self.learners:
-            raise ConfigError(f"one learner must publish 'policy', the weights that act; here {policies} do")
+            raise ConfigError(
+                f"exactly one learner must publish 'policy', the weights that actors use, but {policies or 'none'} do"
+            )
         stages = [inner for s in self.schedule for inner in (s.stages if isinstance(s, Repeat) else (s,))]
         for stage in stages:
             if isinstance(stage, Update) and stage.learner not in self.learners:
@@ -256,16 +258,19 @@ class Experiment:
         if not self.learners and not self.by_epochs:
             raise ConfigError("Experiment.learners is empty: only planners can act without learning")
         if len({memory.replays for memory in self.memories.values()}) > 1:
-            raise ConfigError("Experiment.memories are of two kinds: those that replay, and those that do not")
+            raise ConfigError("Experiment.memories mixes replay memories with queues; use one of the two kinds")
         early = [name for name, use in self.learners.items() if use.ratio is None or self.pretraining(name)]
         if self.by_ratio and early and self.warm_up < 1:
             raise ConfigError(
-                f"Collect.steps = {self.warm_up} leaves learner {early[0]!r} nothing to begin with: "
+                f"Collect.steps = {self.warm_up} leaves the memory of learner {early[0]!r} empty at its first update: "
                 "warm_up must be at least 1"
             )
         plans = self.policy.env_access == "states"
         if not self.by_epochs == plans == self.streams.together:
-            raise ConfigError("whole episodes are collected for planners, and planners play whole episodes, together")
+            raise ConfigError(
+                "planners collect whole episodes, and other policies do not: "
+                "set Collect.rounds and Streams.together for planners only"
+            )
 
     @property
     def samples(self) -> bool:

@@ -52,7 +52,7 @@ class Explorer:
           folder: for pictures.
         """
         if not all(isinstance(stream.columns, FunctionalVectorEnv) for stream in streams):
-            raise ConfigError("ExplorationCallback needs one of our own worlds, whose states can be listed")
+            raise ConfigError("ExplorationCallback needs a built-in environment whose states can be enumerated")
         self._settings, self._folder = settings, folder
         core: Core = streams[0].columns.core  # type: ignore[attr-defined]
         self._core, self.graph = core, StateGraph(core, settings.most_states)

@@ -265,7 +265,7 @@ def test_runs_that_are_not_equally_far_are_refused():
     runs = [Run(1), Run(2)]
     turn(runs[:1], 1, 2)
     place = runs[0].network.policy.weights[0].data_ptr()
-    with pytest.raises(CheckpointError, match="runs that have made 2, 0 updates cannot go on together"):
+    with pytest.raises(CheckpointError, match="same number of updates; they have made 2, 0"):
         ReplayLearner.join([run.learners for run in runs])
     assert runs[0].network.policy.weights[0].data_ptr() == place
     train(runs, [1])

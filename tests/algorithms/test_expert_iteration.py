@@ -302,7 +302,7 @@ def test_what_a_memory_must_keep():
         ({"epsilon": -1.0}, "ExpertIteration.epsilon = -1.0 must be above 0"),
         ({"grad_norm_clipping": 0.0}, "ExpertIteration.grad_norm_clipping = 0.0 must be above 0"),
         ({"weight_decay": -0.1}, "ExpertIteration.weight_decay = -0.1 must not be negative"),
-        ({"targets": {}}, "ExpertIteration.targets = {} leaves nothing to learn"),
+        ({"targets": {}}, "ExpertIteration.targets = {} is empty"),
         ({"losses": {"logits": "cross_entropy"}}, "ExpertIteration.losses names 'logits', which has no target"),
         ({"masks": {"x": "one"}}, "ExpertIteration.masks names 'x', which has no target"),
         ({"loss_weights": {"x": 1.0}}, "ExpertIteration.loss_weights names 'x', which has no target"),
@@ -319,10 +319,13 @@ def test_values_that_cannot_be_meant_are_refused(values, message):
 def test_networks_and_heads_that_nobody_asks_are_refused():
     network = networks(value=[[1.0], [1.0]], logits=[[0.0, 0.0], [0.0, 0.0]])
     for settings, message in (
-        (ExpertIteration(network="model"), r"ExpertIteration.network = 'model'; the planner asks \['agent'\]"),
+        (
+            ExpertIteration(network="model"),
+            r"ExpertIteration.network = 'model' is not one of the planner's networks \['agent'\]",
+        ),
         (
             ExpertIteration(targets={"quality": "qualities"}),
-            "ExpertIteration.targets names head 'quality'; the planner asks for logits, value",
+            "ExpertIteration.targets names head 'quality', which the planner does not use; it uses logits, value",
         ),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -490,7 +490,7 @@ def test_a_captured_update_is_the_plain_one_on_a_gpu(two):
         (lambda: Novelty(None, None), "Novelty.embedding and Novelty.distillation are both None"),
         (lambda: Novelty(neighbours=0), "Novelty.neighbours = 0 must lie between 1 and memory = 30000"),
         (lambda: Arms(1), "Arms.count = 1 must be at least 2"),
-        (lambda: ActionValues(arms=Arms()), "Arms weigh intrinsic rewards: set ActionValues.novelty"),
+        (lambda: ActionValues(arms=Arms()), "Arms are weights of the intrinsic reward: set ActionValues.novelty"),
         (lambda: ActionValues(QNetwork(arms=3)), "QNetwork.arms = 3 must equal Arms.count = 0"),
     ],
 )

@@ -380,10 +380,10 @@ def test_keys_say_which_script_it_was(given, asked, name):
         (
             {},
             None,
-            "mine.yaml does not show which script it was for: --script async_rnn_train or --script async_cnn_train",
+            "shows which script it belongs to: --script async_rnn_train or --script async_cnn_train",
         ),
-        ({"seq_len": 16}, None, "it was for: --script async_rnn_train or --script sync_rnn_train"),
-        ({"n_actor_process": 2}, None, "it was for: --script async_rnn_train or --script async_cnn_train"),
+        ({"seq_len": 16}, None, "it belongs to: --script async_rnn_train or --script sync_rnn_train"),
+        ({"n_actor_process": 2}, None, "it belongs to: --script async_rnn_train or --script async_cnn_train"),
         ({"seq_len": 16}, "async_cnn", "mine.yaml: seq_len is not a key of async_cnn_train, only of the rnn scripts"),
         ({"evaluator_url": "a"}, "sync_cnn", "evaluator_url is not a key of sync_cnn_train, only of the async scripts"),
         (
@@ -670,5 +670,5 @@ def test_files_of_ours_are_left_alone_and_flags_checked(capsys):
         assert message in one_line(capsys)
     for other in ("a.json", "model.tar"):
         assert main(["convert", other, "--script", "async_rnn"]) == 2
-        assert f"--script is for .yaml files of marltas_core, and {other} is none" in one_line(capsys)
+        assert f"--script is for .yaml files of marltas_core, and {other} is not one" in one_line(capsys)
     assert not list(Path().rglob(".writing*")) and not Path("a.gin").exists()

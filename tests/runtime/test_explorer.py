@@ -164,7 +164,7 @@ def test_worlds_that_cannot_be_listed_are_refused(tmp_path):
     for core, most, message in ((CartPole(), 10**6, "start"), (Hanoi(4), 80, "more than 80 states")):
         with pytest.raises(EnvSetupError, match=message):
             Explorer(ExplorationCallback(most_states=most), [stream_of(core, 1)], tmp_path)
-    with pytest.raises(ConfigError, match="one of our own worlds"):
+    with pytest.raises(ConfigError, match="a built-in environment whose states can be enumerated"):
         Explorer(ExplorationCallback(), [Stream(NotOurs(), 1)], tmp_path)
     for name, value in (("picture_every", -1), ("most_states", 0)):
         with pytest.raises(ConfigError, match=f"ExplorationCallback.{name} = {value} must be at least"):

@@ -591,7 +591,7 @@ def test_a_target_that_looks_into_a_model_needs_one():
         ({"env": "CartPole-v1"}, [], "needs a bounded vector of continuous actions"),
         ({"env": "Catch"}, [], "needs a bounded vector of continuous actions"),
         ({"horizon": 0}, [], "Steve.horizon = 0 must be at least 1"),
-        ({"warm_up": 0}, [], "Collect.steps = 0 leaves learner 'model' nothing to begin with"),
+        ({"warm_up": 0}, [], "Collect.steps = 0 leaves the memory of learner 'model' empty at its first update"),
         ({"critics": 0}, [], "Control.critics = 0 must be at least 1"),
         ({"transitions": 0}, [], "Dynamics.transitions = 0 must be at least 1"),
         ({"rewards": -1}, [], "Dynamics.rewards = -1 must be at least 1"),
