@@ -1,1 +1,1 @@
-"""Where experience waits between an actor and a learner."""
+"""Memories: storage of experience between actors and learners."""

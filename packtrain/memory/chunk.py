@@ -74,7 +74,7 @@ class ChunkWriter(Writer):
         self._hand_out(chunk)
 
     def discard(self) -> None:
-        """Forget the rows collected so far."""
+        """Drop the rows collected so far."""
         self._count, self._rows, self._carry = 0, (), ()
 
     @property

@@ -1,4 +1,4 @@
-"""Step 3 of the walk, for learning between episodes: whole episodes in, single steps with hindsight out.
+"""Step 3 of the walk, for learning between episodes: stores whole episodes, samples single steps with hindsight.
 
 Environments play in rounds: each plays one episode, and when the last is over all of them are kept. Every step of an
 episode knows how it ended (`return`, `discounted_return`, `solved`) and what the search knew when it chose.
@@ -35,7 +35,7 @@ VALIDATION_ROOM = 10  # what is held out has a tenth of the room of what is not
 @configurable
 @dataclass(frozen=True)
 class Episodes(MemorySettings):
-    """Sizes of an episode memory, and what it keeps."""
+    """Sizes of an episode memory, and which data it stores."""
 
     capacity: int = 1_000_000  # steps kept in each bucket; room is taken as it is needed
     batch_size: int = 64  # steps in a batch
@@ -60,21 +60,21 @@ class Episodes(MemorySettings):
                 )
 
     def build(self, groups: list[int], context: int, device: torch.device) -> EpisodeMemory:
-        """A memory for groups of columns of the given sizes."""
+        """Return a memory for groups of columns of the given sizes."""
         return EpisodeMemory(self, groups, device)
 
     def plan_bytes(self, num_envs: int, row_bytes: int, total_steps: int) -> MemoryBytes:
-        """Estimate the share of one bucket that the run fills."""
+        """Estimate the fraction of one bucket that the run fills."""
         share = min(1.0, total_steps / self.capacity)
         return MemoryBytes(share * self.bytes_needed(num_envs, row_bytes), limited=False)
 
     def bytes_needed(self, columns: int, row: int) -> int:
-        """What it takes when one bucket is full, about."""
+        """Return the approximate bytes of one full bucket."""
         return self.capacity * row
 
 
 class EpisodeMemory(Memory):
-    """Buckets of episodes. Actors add through `writer`, learners take from `sample`."""
+    """Episodes in buckets. Actors add through `writer`, learners call `sample`."""
 
     replays = outlives_episodes = True  # what is sampled stays
 
@@ -89,11 +89,11 @@ class EpisodeMemory(Memory):
         self.writers = [_GroupWriter(self, size) for size in groups]
 
     def __len__(self) -> int:
-        """Steps that can be sampled."""
+        """Return the number of steps that can be sampled."""
         return sum(len(ring) for ring in self._buckets.values())
 
     def reseed(self, seed: int) -> None:
-        """Draw other steps from now on; `Episodes.seed` still tells two memories of one run apart."""
+        """Sample from another random stream; `Episodes.seed` still distinguishes two memories of one run."""
         self._rng = np.random.default_rng([seed, self._sizes.seed])
 
     def report(self) -> dict[str, float]:
@@ -107,7 +107,7 @@ class EpisodeMemory(Memory):
     # -- the learner's side
 
     def ready(self) -> bool:
-        """Whether a batch can be taken."""
+        """Return whether a batch can be sampled."""
         return len(self) > 0
 
     def sample(
@@ -150,7 +150,7 @@ class EpisodeMemory(Memory):
         return Sample(trajectory, size)
 
     def view(self, which: View, *, most: int | None = None, steps: int = 1, holdout: bool = False) -> Sample | None:
-        """Return held-out steps, equally many of each bucket and spread evenly over it, as a trajectory [1, M].
+        """Return held-out steps, equally many of each bucket and evenly spaced, as a trajectory [1, M].
 
         Args:
           which: "held_out"; there are no other views.
@@ -215,7 +215,7 @@ class EpisodeMemory(Memory):
         return self.writers[group]
 
     def add_episode(self, episode: dict[str, Tree]) -> None:
-        """Keep one episode of L steps.
+        """Store one episode of L steps.
 
         Args:
           episode: "obs" [L+1, ...]; "action", "reward", "terminated", "truncated" and the search's extras [L, ...];
@@ -251,13 +251,13 @@ class EpisodeMemory(Memory):
         self.episodes += 1
 
     def clear(self) -> None:
-        """Forget all episodes."""
+        """Remove all episodes."""
         self._buckets, self._held_out = {}, {}
 
     # -- saving
 
     def snapshot(self) -> dict[str, Any]:
-        """All buckets, and the generator; valid until episodes are added. Those under way are not in it."""
+        """Return all buckets, without unfinished episodes, and the generator; valid until episodes are added."""
         return {
             "buckets": [{"key": list(key), "ring": ring.snapshot()} for key, ring in sorted(self._buckets.items())],
             "rng": self._rng.bit_generator.state,
@@ -268,7 +268,7 @@ class EpisodeMemory(Memory):
         }
 
     def restore(self, snapshot: dict[str, Any], same_episodes: bool = True) -> None:
-        """Go on from a snapshot; episodes in progress are never in it."""
+        """Continue from a snapshot, which contains no unfinished episodes."""
         self._buckets = _rings(snapshot["buckets"], self._sizes.capacity)
         self._held_out = _rings(snapshot.get("held_out", []), self._sizes.capacity // VALIDATION_ROOM)
         self._kept = {_key(kind): int(kind["count"]) for kind in snapshot.get("kept", [])}
@@ -279,7 +279,7 @@ class EpisodeMemory(Memory):
 
 
 class _GroupWriter(Writer):
-    """Where one group of columns writes; its episodes are kept when the last of a round is over.
+    """Writer of one group of columns; its episodes are stored when the last one of a round is over.
 
     extras["solved"] says whether the row ended an episode well.
     """
@@ -289,7 +289,7 @@ class _GroupWriter(Writer):
         self.begin()
 
     def begin(self) -> None:
-        """Forget what is under way."""
+        """Drop unfinished episodes."""
         self._rows: list[Row] = []  # of the round, time first
         self._extras: list[dict[str, Any]] = []
         self._begin = np.full(self._size, -1)  # the row at which the episode of each column began
@@ -297,7 +297,7 @@ class _GroupWriter(Writer):
         self._solved = np.zeros(self._size, bool)
 
     def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
-        """One row of all columns; those whose episode is over have nothing to say."""
+        """Store one row of all columns; columns whose episode is over are ignored."""
         time = len(self._rows)
         missing = [name for name in self._memory._sizes.extras if name not in extras]
         if missing and np.asarray(row.first).any():  # rows after the last end say nothing
@@ -339,7 +339,7 @@ def _key(kind: dict[str, Any]) -> tuple[bool, ...]:
 
 
 def _rings(kinds: list[dict[str, Any]], capacity: int) -> dict[tuple[bool, ...], Ring]:
-    """Rings by kind of episode, from their snapshots."""
+    """Return rings by kind of episode from their snapshots."""
     rings = {}
     for kind in kinds:
         rings[_key(kind)] = Ring(capacity)
@@ -348,7 +348,7 @@ def _rings(kinds: list[dict[str, Any]], capacity: int) -> dict[tuple[bool, ...],
 
 
 def bucket_chances(keys: list[tuple[bool, ...]]) -> np.ndarray:
-    """How likely each bucket is: at every level of the hierarchy, those that exist are equally likely."""
+    """Return each bucket's probability: at every level of the hierarchy, existing branches are equally likely."""
     chances = np.ones(len(keys))
     for index, key in enumerate(keys):
         for depth in range(len(key)):
@@ -358,7 +358,7 @@ def bucket_chances(keys: list[tuple[bool, ...]]) -> np.ndarray:
 
 
 def rewards_to_go(reward: np.ndarray, discount: float) -> np.ndarray:
-    """Σ_{k≥t} discount^(k−t) · reward_k for every t of one episode [L]."""
+    """Return Σ_{k≥t} discount^(k−t) · reward_k for every t of one episode [L]."""
     result = np.empty_like(reward)
     total = 0.0
     for t in reversed(range(len(reward))):
@@ -368,7 +368,7 @@ def rewards_to_go(reward: np.ndarray, discount: float) -> np.ndarray:
 
 
 def n_step_parts(reward: np.ndarray, terminated: bool, n: int, discount: float) -> dict[str, np.ndarray]:
-    """What an n-step target of every step t of one episode [L] is made of.
+    """Return the components of an n-step target for every step t of one episode [L].
 
         target_t = Σ_{k < m} discount^k · reward_{t+k} + bootstrap_discount_t · V(obs_{t+m}),   m = min(n, L − t)
 

@@ -1,4 +1,4 @@
-"""Transitions of several steps: an action, what it and the steps after it paid, and where the last of them led.
+"""Transitions of n steps: an action, the return of n steps, and the observation n steps later.
 
 There are n steps, or fewer where an episode ends before: none of its steps is left out, and no transition reaches over
 its end. What rewards are worth by then is the learner's business (`equations.value_expansion.joined_rewards`).
@@ -16,7 +16,7 @@ from packtrain.trees import Tree
 
 
 class _Open(NamedTuple):
-    """An action whose last step is still to come."""
+    """An action whose n-th step is still to come."""
 
     obs: Tree
     action: Tree
@@ -24,15 +24,15 @@ class _Open(NamedTuple):
 
 
 class Joiner:
-    """Single steps of columns in, transitions of n of them out, n − 1 steps later or when an episode ends."""
+    """Joins single steps into transitions of n steps, complete after n − 1 more steps or at the end of an episode."""
 
     def __init__(self, n_step: int):
-        """Nothing is open; n_step: n."""
+        """Create a joiner without incomplete transitions; n_step: n."""
         self._n_step = n_step
         self._open: dict[int, collections.deque[_Open]] = {}  # by column, the oldest first
 
     def add(self, columns: np.ndarray, steps: dict[str, Tree]) -> dict[str, Tree] | None:
-        """One step of each of M columns; the transitions that are whole now, None if there are none.
+        """Add one step of each of M columns; return the transitions that are complete, None if there are none.
 
         Args:
           columns: [M], which these are.
@@ -58,19 +58,19 @@ class Joiner:
         return {**self._fields(opened), **last}
 
     def forget(self, columns: np.ndarray) -> None:
-        """Nothing that is open in these columns will end: they were begun anew."""
+        """Drop the incomplete transitions of these columns, whose episodes were begun anew."""
         for column in map(int, columns):
             self._open.pop(column, None)
 
     def snapshot(self) -> dict[str, Any]:
-        """What is open, with the columns it is open in."""
+        """Return the incomplete transitions, with their columns."""
         pairs = [(column, one) for column, still in self._open.items() for one in still]
         if not pairs:
             return {}
         return {"column": np.array([column for column, _ in pairs]), **self._fields([one for _, one in pairs])}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """The reverse."""
+        """Load what `snapshot` returned."""
         self._open = {}
         for place, column in enumerate(map(int, snapshot.get("column", ()))):
             obs, action = (trees.pick(snapshot[name], place) for name in ("obs", "action"))
@@ -78,7 +78,7 @@ class Joiner:
             self._open.setdefault(column, collections.deque()).append(_Open(obs, action, tuple(rewards)))
 
     def _fields(self, opened: list[_Open]) -> dict[str, Tree]:
-        """Of several, each [N, ...]."""
+        """Return the fields of several transitions, each [N, ...]."""
         steps = np.array([len(one.rewards) for one in opened])
         reward = np.zeros((len(opened), self._n_step), np.float32)
         for row, one in zip(reward, opened, strict=True):

@@ -1,4 +1,4 @@
-"""Transitions as rows of one block: a row is copied, and a batch is gathered, in one operation for all fields.
+"""Transitions as rows of one block: writing a row and gathering a batch take one operation for all fields.
 
 Fields: "obs", "action", "after", leaf by leaf; "reward", "terminated", "truncated"; "steps" of transitions of n steps.
 Letters beside those of `types`: W words of 8 bytes, one row of the block.
@@ -22,10 +22,10 @@ _WORD = 8  # bytes; every field begins at one
 
 
 class RecordLayout:
-    """Where in a row each field lies."""
+    """Offsets of the fields in a row."""
 
     def __init__(self, example: dict[str, np.ndarray]):
-        """For fields of the dtypes of `example`, and its shapes [M, ...] without M."""
+        """Compute offsets for fields of the dtypes of `example`, and its shapes [M, ...] without M."""
         self._shapes = {name: leaf.shape[1:] for name, leaf in example.items()}
         self._kinds = {name: leaf.dtype for name, leaf in example.items()}
         self._dtypes = {name: torch.from_numpy(leaf[:0]).dtype for name, leaf in example.items()}
@@ -36,7 +36,7 @@ class RecordLayout:
         self.words = int(ends[-1]) // _WORD  # W
 
     def pack(self, fields: dict[str, np.ndarray]) -> np.ndarray:
-        """Fields [M, ...] as words [M, W]."""
+        """Return fields [M, ...] as words [M, W]."""
         count = len(next(iter(fields.values())))
         rows = np.zeros((count, self.words * _WORD), np.uint8)
         for name, leaf in fields.items():
@@ -45,7 +45,7 @@ class RecordLayout:
         return rows.view(np.int64)
 
     def views(self, block: Tensor) -> dict[str, Tensor]:
-        """The fields [..., *shape] of a block of words [..., W]."""
+        """Return the fields [..., *shape] of a block of words [..., W]."""
         rows = block.view(torch.uint8)
         return {
             name: rows[..., place].view(self._dtypes[name]).reshape(*block.shape[:-1], *self._shapes[name])
@@ -114,7 +114,7 @@ def _leaf_names(name: str, leaves: int) -> list[str]:
 
 
 def _compact(leaf: Any) -> np.ndarray:
-    """Return numbers as float32 and flags as uint8; whole numbers and pictures keep their type."""
+    """Return numbers as float32 and flags as uint8; integers and pictures keep their type."""
     array = np.asarray(leaf)
     if array.dtype == bool:
         return array.astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Step 3 of the walk, for off-policy learners: single transitions in, uniform batches out, again and again.
+"""Step 3 of the walk, for off-policy learners: stores single transitions, samples uniform batches.
 
 Transitions lie as rows of one block on the device that learns, numbers as float32. What actors add is kept on the host
 and goes up in one copy when somebody samples, without waiting for updates under way. Indices are drawn on the host, so
@@ -61,7 +61,7 @@ class Replay(MemorySettings):
             )
 
     def build(self, groups: list[int], context: int, device: torch.device) -> ReplayMemory:
-        """A memory for groups of columns of the given sizes."""
+        """Return a memory for groups of columns of the given sizes."""
         return ReplayMemory(self, groups, device)
 
     def check(self, num_envs: int, context: int, warm_up: int) -> None:
@@ -80,14 +80,14 @@ class Replay(MemorySettings):
             )
 
     def plan_bytes(self, num_envs: int, row_bytes: int, total_steps: int) -> MemoryBytes:
-        """Estimate the share of the memory that the run fills; a checkpoint copies one segment."""
+        """Estimate the fraction of the memory that the run fills; a checkpoint copies one segment."""
         whole = self.bytes_needed(num_envs, row_bytes)
         size = min(1.0, total_steps / self.capacity) * whole
         copied = min(size, whole * SEGMENT_ROWS / self.capacity)
         return MemoryBytes(size, copied=copied, name="the replay", advice="lower replay_size")
 
     def bytes_needed(self, columns: int, row: int) -> int:
-        """What it takes when it is full: two observations a transition, about."""
+        """Return the approximate bytes of a full memory, which has two observations per transition."""
         return 2 * self.capacity * row
 
 
@@ -116,11 +116,11 @@ class ReplayMemory(Memory):
         self.writers = [TransitionWriter(self, size, sizes.n_step) for size in groups]
 
     def reseed(self, seed: int) -> None:
-        """Draw other rows from now on."""
+        """Sample from another random stream from now on."""
         self._rng = np.random.default_rng(seed)
 
     def attach(self, folder: Path, segment_rows: int | None = None) -> None:
-        """Keep full segments of rows in a folder, so that checkpoints need not hold them."""
+        """Keep full segments of rows in a folder, so that checkpoints do not contain them."""
         self._segments = Segments(folder, segment_rows)
 
     def move(self, folder: Path) -> None:
@@ -128,13 +128,13 @@ class ReplayMemory(Memory):
         self._segments.move(folder)
 
     def __len__(self) -> int:
-        """Transitions that can be drawn."""
+        """Return the number of transitions that can be sampled."""
         return min(self.count, self._sizes.capacity) - sum(end - first for first, end in self._hole_places(self.count))
 
     # -- the learner's side
 
     def ready(self) -> bool:
-        """Whether a batch can be taken."""
+        """Return whether a batch can be sampled."""
         return self.count >= self._sizes.warm_up
 
     def sample(
@@ -166,7 +166,7 @@ class ReplayMemory(Memory):
         return Sample(self._trajectory(self._block[places]), places.numel(), keys=places)
 
     def view(self, which: View, *, most: int | None = None, steps: int = 1, holdout: bool = False) -> Sample | None:
-        """Return stored transitions without sampling; None if there are none of this kind. `keys` are their places.
+        """Return stored transitions without sampling; None if there are none of this kind. `keys` are ring positions.
 
         Args:
           which: "all": every transition, as views of the memory, [1, N]; "held_out": those that `holdout` leaves out,
@@ -194,13 +194,13 @@ class ReplayMemory(Memory):
         return Sample(self._trajectory(block), len(places), keys=places) if len(places) else None
 
     def _places(self, batches: int, size: int, holdout: bool) -> Tensor:
-        """Draw places in the ring uniformly with replacement, [batches, B] on the device."""
+        """Sample ring positions uniformly with replacement, [batches, B] on the device."""
         self._upload()
         rows = min(self._stored, self._sizes.capacity)
         block, learned = self._holdout_block, (_HOLDOUT_PERIOD - 1) * self._holdout_block
 
         def number(place: int) -> int:
-            """Count the places below this one that may be drawn, holes included."""
+            """Return the number of valid positions below this one, holes included."""
             periods, rest = divmod(place, learned + block)
             return periods * learned + min(rest, learned) if holdout else place
 
@@ -215,7 +215,7 @@ class ReplayMemory(Memory):
         return sent(drawn, self.device)
 
     def _hole_places(self, stored: int) -> list[tuple[int, int]]:
-        """The places of lost rows [first, end), in order, when so many transitions have been stored."""
+        """Return the positions of lost rows [first, end), in order, after this many transitions have been stored."""
         capacity, places = self._sizes.capacity, []
         for first, end in self._holes:
             first = max(first, stored - capacity)  # what lies before is overwritten
@@ -226,18 +226,18 @@ class ReplayMemory(Memory):
         return sorted(places)
 
     def _in_holes(self, places: Tensor) -> Tensor:
-        """Which of some places hold lost rows, bool of the same shape."""
+        """Return which positions hold lost rows, bool of the same shape."""
         found = torch.zeros_like(places, dtype=torch.bool)
         for first, end in self._hole_places(self._stored):
             found |= (places >= first) & (places < end)
         return found
 
     def _is_held_out(self, places: Tensor) -> Tensor:
-        """Return whether `holdout` leaves out these places, bool of their shape."""
+        """Return whether `holdout` leaves out these positions, bool of their shape."""
         return places // self._holdout_block % _HOLDOUT_PERIOD == _HOLDOUT_PERIOD - 1
 
     def _stretches(self, steps: int, most: int | None, holdout: bool) -> Sample | None:
-        """Return runs of consecutive steps, [steps, N]. A run is whole if each step begins where the last one led.
+        """Return runs of consecutive steps, [steps, N]; in a complete run, each step begins where the last one ended.
 
         Each environment adds one row a turn, so its next step lies `stride` places on.
         """
@@ -282,7 +282,7 @@ class ReplayMemory(Memory):
         return as_transitions(self._layout.views(block), self._structure, self._nothing)
 
     def _at(self, places: Tensor) -> dict[str, Tensor]:
-        """Return every field of the rows at places of any shape, which must be there."""
+        """Return every field of the rows at stored positions of any shape."""
         assert self._layout is not None
         return self._layout.views(self._block[places])
 
@@ -293,7 +293,7 @@ class ReplayMemory(Memory):
         return self.writers[group]
 
     def add(self, transitions: dict[str, Tree]) -> None:
-        """Keep M transitions: "obs", "action", "reward", "after", "terminated", "truncated", each [M, ...].
+        """Store M transitions: "obs", "action", "reward", "after", "terminated", "truncated", each [M, ...].
 
         Those of n steps have n rewards, and "steps".
         """
@@ -304,7 +304,7 @@ class ReplayMemory(Memory):
         self.count += len(flat["reward"])
 
     def _upload(self) -> None:
-        """Bring what waits to the device."""
+        """Copy pending rows to the device."""
         waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]  # an actor may add at the same time
         if not waiting:
             return
@@ -339,14 +339,14 @@ class ReplayMemory(Memory):
         self._block = block
 
     def _rows(self, first: int, end: int) -> dict[str, Tensor]:
-        """Rows by their numbers since the beginning, which are still there, on the host."""
+        """Return stored rows on the host, by their numbers since the beginning."""
         places = torch.from_numpy(np.arange(first, end) % self._sizes.capacity).to(self.device)
         return {name: leaf.cpu().contiguous() for name, leaf in self._at(places).items()}
 
     # -- saving
 
     def snapshot(self) -> dict[str, Any]:
-        """Where the rows are, the rows that are in no segment, and the generator."""
+        """Return the positions of rows, the rows that are in no segment, and the generator."""
         self._upload()
         self._holes = [hole for hole in self._holes if hole[1] > self.count - self._sizes.capacity]
         size = self._segments.rows
@@ -372,7 +372,7 @@ class ReplayMemory(Memory):
         }
 
     def restore(self, snapshot: dict[str, Any], same_episodes: bool = True) -> None:
-        """Go on from a snapshot, without the rows of segments that are missing or damaged.
+        """Continue from a snapshot, without the rows of segments that are missing or damaged.
 
         CheckpointError if no row is left of those that there were.
 

@@ -1,4 +1,4 @@
-"""A replay of sequences goes on with another number, or other groups, of environments.
+"""Resuming a replay of sequences with another number, or other groups, of environments.
 
 Each environment of the snapshot has a history: rows, and sequences that lie in them. With as many environments as
 before, every history moves to the environment of the same index. With fewer or more, histories are divided into blocks
@@ -42,7 +42,7 @@ class Stored(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """The sequences of a snapshot, [M] each, ordered by environment and then by their first rows."""
+    """Sequences of a snapshot, [M] each, ordered by environment and then by their first rows."""
 
     slot: np.ndarray
     env: np.ndarray
@@ -52,19 +52,19 @@ class Notes(NamedTuple):
 
     @property
     def first(self) -> np.ndarray:
-        """The first row that each needs."""
+        """Return the first row that each sequence needs."""
         found: np.ndarray = self.start - self.front
         return found
 
     @property
     def end(self) -> np.ndarray:
-        """The row after the last that each needs."""
+        """Return the row after the last one that each sequence needs."""
         found: np.ndarray = self.start + self.steps + 1
         return found
 
 
 class Piece(NamedTuple):
-    """Rows `first` to `end` − 1 of an environment become rows `to` and later of another one."""
+    """Rows `first` to `end` − 1 of an environment, which become rows `to` and later of another one."""
 
     env: int
     first: int
@@ -74,7 +74,7 @@ class Piece(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where rows and sequences go."""
+    """New positions of rows and sequences."""
 
     notes: Notes
     pieces: list[Piece]
@@ -85,11 +85,11 @@ class Plan(NamedTuple):
 
     @property
     def kept(self) -> np.ndarray:
-        """[M] bool, which sequences are kept."""
+        """Which sequences are kept, bool [M]."""
         return self.new_env >= 0
 
     def describe(self, old_envs: int, envs: int) -> str:
-        """Say how much is kept, in one line."""
+        """Return one line that tells how much is kept."""
         kept = self.kept
         return (
             f"the replay of {old_envs} environments goes on with {envs}: {int(kept.sum()):,} of {len(kept):,} "
@@ -105,7 +105,7 @@ def group_sizes(snapshot: dict[str, Any]) -> list[int]:
 def stored_rows(
     sink: dict[str, Any], group: int, groups: int, length: int, segments: Segments | NoSegments
 ) -> Iterator[Stored]:
-    """Yield the stored rows of one group in order, one segment at a time: together they are large.
+    """Yield the stored rows of one group in order, one segment at a time, since all together are large.
 
     Args:
       sink: of the group, from a snapshot.
@@ -138,7 +138,7 @@ def read_notes(index: dict[str, Any]) -> Notes:
 
 
 def count_steps(notes: Notes, which: np.ndarray | None = None) -> int:
-    """Count the steps of some sequences, or of all; a step that several need counts once."""
+    """Return the number of distinct steps in some sequences, or in all."""
     if which is not None:
         notes = Notes(*(column[which] for column in notes))
     first, end = notes.first, notes.end - 1  # the last row answers a step and is none
@@ -147,7 +147,7 @@ def count_steps(notes: Notes, which: np.ndarray | None = None) -> int:
 
 
 def make_plan(notes: Notes, rows: np.ndarray, envs: int, length: int, begin: int) -> Plan:
-    """Choose where every sequence goes.
+    """Choose a new position for every sequence.
 
     Args:
       notes: the sequences.
@@ -164,7 +164,7 @@ def make_plan(notes: Notes, rows: np.ndarray, envs: int, length: int, begin: int
 
 
 def _move(notes: Notes, rows: np.ndarray) -> tuple[list[Piece], np.ndarray, np.ndarray]:
-    """Keep every history as it is; rows are numbered from the one that is written next."""
+    """Keep every history in its environment; rows are numbered relative to the next row to be written."""
     pieces = []
     for env in np.unique(notes.env).tolist():
         mine = notes.env == env
@@ -174,7 +174,7 @@ def _move(notes: Notes, rows: np.ndarray) -> tuple[list[Piece], np.ndarray, np.n
 
 
 def _deal(notes: Notes, rows: np.ndarray, envs: int, length: int) -> tuple[list[Piece], np.ndarray, np.ndarray]:
-    """Deal blocks out, newest first; rows are numbered from the one that is written next."""
+    """Distribute blocks of rows, newest first; rows are numbered relative to the next row to be written."""
     first, end = notes.first, notes.end
     apart = (notes.env[1:] != notes.env[:-1]) | (first[1:] >= end[:-1])
     bounds = np.concatenate([[0], np.flatnonzero(apart) + 1, [len(first)]]) if len(first) else np.zeros(1, np.int64)
@@ -205,7 +205,7 @@ def _deal(notes: Notes, rows: np.ndarray, envs: int, length: int) -> tuple[list[
 
 
 def resized_index(index: dict[str, Any], plan: Plan, envs: int, length: int, slots: int) -> dict[str, Any]:
-    """Return the snapshot of an index with the sequences of a plan in their new places.
+    """Return the snapshot of an index with sequences at their new positions.
 
     Args:
       index: its snapshot, with nothing in progress.
@@ -244,7 +244,7 @@ def resized_index(index: dict[str, Any], plan: Plan, envs: int, length: int, slo
 
 
 def first_free_row(snapshot: dict[str, Any], groups: int, size: int) -> int:
-    """Return a row number from which on no segment has the name of one that older checkpoints refer to.
+    """Return a row number that avoids the segment names that older checkpoints refer to.
 
     Args:
       snapshot: of the memory as it was.
@@ -256,10 +256,10 @@ def first_free_row(snapshot: dict[str, Any], groups: int, size: int) -> int:
 
 
 class Mover:
-    """Brings stored rows to their new places, and translates what is lost."""
+    """Copies stored rows to their new positions, and translates the numbers of lost rows."""
 
     def __init__(self, plan: Plan, old_groups: Sequence[int]):
-        """Nothing is moved yet.
+        """Create a mover; nothing is copied yet.
 
         Args:
           plan: where rows go.
@@ -273,7 +273,7 @@ class Mover:
         self._begin = ends
 
     def move(self, group: int, part: Stored, put: Callable[[int, np.ndarray, Rows], None]) -> None:
-        """Pass each environment the rows it takes over.
+        """Write to each environment the rows that it takes over.
 
         Args:
           group: number of the old group.
@@ -334,7 +334,7 @@ def restore_resized(memory: SequenceMemory, snapshot: dict[str, Any]) -> None:
 
 
 def _ended_index(memory: SequenceMemory, snapshot: dict[str, Any]) -> dict[str, Any]:
-    """Return the snapshot of an index after the episodes in progress ended where they stood."""
+    """Return the snapshot of an index after its unfinished episodes have been ended."""
     policy_context = memory.context - memory.sizes.burn_in
     old = memory.sizes.build(group_sizes(snapshot), policy_context, torch.device("cpu"))
     old.index.restore(snapshot)

@@ -1,4 +1,4 @@
-"""A ring of rows: episodes are written one after the other, the oldest rows give way, room is taken as it is needed."""
+"""A ring buffer of episodes: new rows overwrite the oldest, and storage grows as it is needed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _FIRST_ROOM = 1024
 
 
 class Ring:
-    """Rows of episodes with named fields. A row is a step, but for the last of an episode, which only follows one."""
+    """Rows of episodes with named fields. A row is a step, except the last of an episode, which only follows a step."""
 
     def __init__(self, capacity: int):
-        """Empty.
+        """Create an empty ring.
 
         Args:
           capacity: rows there may be, those that are no steps included.
@@ -32,7 +32,7 @@ class Ring:
         self._steps = 0
 
     def __len__(self) -> int:
-        """Steps that can be drawn."""
+        """Return the number of steps that can be sampled."""
         return self._steps
 
     def add(self, obs: Tree, fields: dict[str, Tree]) -> None:
@@ -56,7 +56,7 @@ class Ring:
         self._next = (self._next + count) % self._capacity
 
     def draw(self, count: int, rng: np.random.Generator, exponent: float) -> tuple[np.ndarray, np.ndarray]:
-        """`count` steps with replacement, and how likely each was: (rows, chances).
+        """Sample `count` steps with replacement; return their rows and probabilities.
 
         Args:
           count: how many.
@@ -75,17 +75,17 @@ class Ring:
         return rows[:count], np.full(count, 1.0 / max(1, self._steps))
 
     def spread(self, count: int) -> np.ndarray:
-        """The rows of at most `count` steps, evenly over all there are, from the first row to the last."""
+        """Return the rows of at most `count` steps, evenly spaced from the first row to the last."""
         rows = np.flatnonzero(self._is_step)
         return rows[np.arange(min(count, len(rows))) * len(rows) // max(1, min(count, len(rows)))]
 
     def take(self, name: str, rows: np.ndarray, offset: int = 0) -> Tree:
-        """A field at rows, or `offset` rows after them."""
+        """Return a field at rows, or `offset` rows after them."""
         where = self.wrapped(rows + offset) if offset else rows
         return trees.map(lambda leaf: leaf[where], self.fields[name])
 
     def wrapped(self, rows: np.ndarray) -> np.ndarray:
-        """Row numbers past the end, from the beginning."""
+        """Return row numbers modulo the ring's capacity."""
         return rows % self._capacity
 
     def _make_room(self, count: int, obs: Tree, fields: dict[str, Tree]) -> None:
@@ -104,7 +104,7 @@ class Ring:
         self._room = room
 
     def snapshot(self) -> dict[str, Any]:
-        """The rows that are used, not copied: there may be gigabytes. Valid until the next `add`."""
+        """Return the rows in use, without a copy, since they can be gigabytes. Valid until the next `add`."""
         size = self._capacity if self._full else self._next
         return {
             "fields": {name: trees.map(lambda leaf: leaf[:size], tree) for name, tree in self.fields.items()},
@@ -115,7 +115,7 @@ class Ring:
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on from a snapshot of a ring of the same capacity."""
+        """Continue from a snapshot of a ring of the same capacity."""
         self.fields = trees.map(np.array, snapshot["fields"])
         self._is_step, self.priority = np.array(snapshot["is_step"]), np.array(snapshot["priority"])
         self._room, self._steps = len(self._is_step), int(self._is_step.sum())

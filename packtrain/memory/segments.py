@@ -1,4 +1,4 @@
-"""What a large memory holds, on disk beside the checkpoints: files of many rows that are written once, never changed.
+"""Segments: files with many rows of a large memory, beside the checkpoints; written once, never changed.
 
 Rows are numbered since the beginning of a run. Segment k holds rows k · rows to (k + 1) · rows − 1. A checkpoint refers
 to segments by name and SHA-256 and holds the rest itself, so that gigabytes are not copied into each of them.
@@ -28,10 +28,10 @@ SEGMENT_ROWS = 65_536
 
 
 class Segments:
-    """The segments of one memory. Nothing that is read can run code."""
+    """The segments of one memory. Reading them does not execute code."""
 
     def __init__(self, folder: Path, rows: int | None = None):
-        """The folder is made when the first segment is written.
+        """Store the folder's path; it is created when the first segment is written.
 
         Args:
           folder: RUN/replay/NAME.
@@ -41,7 +41,7 @@ class Segments:
         self._written: dict[int, dict[str, Any]] = {}  # number → what a checkpoint says of it
 
     def move(self, folder: Path) -> None:
-        """Go on in another folder; segments that are not there are written again."""
+        """Use another folder; segments that it lacks are written again."""
         self._folder = folder
         self._written = {
             number: said
@@ -50,7 +50,7 @@ class Segments:
         }
 
     def write(self, number: int, content: Callable[[], Rows]) -> None:
-        """Write a segment, unless it is there or lost: rows never change.
+        """Write a segment, unless it exists or is lost: rows never change.
 
         Args:
           number: of the segment.
@@ -65,11 +65,11 @@ class Segments:
         self._written[number] = {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
     def described(self, first: int, end: int) -> list[dict[str, Any]]:
-        """Return the descriptions of segments `first` to `end` − 1 for a checkpoint; each is written or lost."""
+        """Return the descriptions of segments `first` to `end` − 1, written or lost, for a checkpoint."""
         return [{"number": number, **self._written[number]} for number in range(first, end)]
 
     def read(self, description: dict[str, Any], rows: int) -> Rows | None:
-        """A segment as a checkpoint describes it, verified. None, with a warning, if it is lost: missing or damaged.
+        """Return a verified segment that a checkpoint describes; None, with a warning, if it is missing or damaged.
 
         CheckpointError if it cannot be read for another reason, such as a missing permission.
 
@@ -119,7 +119,7 @@ class Segments:
 
 
 def drop_segments(folder: Path, newest: Any, others: Sequence[Any]) -> None:
-    """Delete what no snapshot of a memory refers to, of rows that the memory has let go.
+    """Delete segments with overwritten rows that no snapshot of a memory refers to.
 
     Args:
       folder: RUN/replay/NAME.
@@ -134,7 +134,7 @@ def drop_segments(folder: Path, newest: Any, others: Sequence[Any]) -> None:
 
 
 def _descriptions(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every description of a segment in a tree."""
+    """Return every description of a segment in a tree."""
     if isinstance(tree, dict):
         if "sha256" in tree:
             yield tree
@@ -146,21 +146,21 @@ def _descriptions(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 class NoSegments:
-    """For memories that live nowhere on disk: everything goes into the checkpoint."""
+    """Stands in for segments where a memory has no folder: all rows go into the checkpoint."""
 
     rows = 2**62
 
     def move(self, folder: Path) -> None:
-        """There is nothing to move."""
+        """Do nothing: there are no files."""
 
     def write(self, number: int, content: Callable[[], Rows]) -> None:
-        """There is never a whole one."""
+        """Do nothing: rows stay in the memory."""
         raise AssertionError("no memory is that large")
 
     def described(self, first: int, end: int) -> list[dict[str, Any]]:
-        """None."""
+        """Return no descriptions."""
         return []
 
     def read(self, description: dict[str, Any], rows: int) -> Rows | None:
-        """CheckpointError: there are none."""
+        """Raise a CheckpointError: there are no segments."""
         raise CheckpointError("the checkpoint refers to segments of a replay memory, and there is no folder of them")

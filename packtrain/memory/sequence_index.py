@@ -1,4 +1,4 @@
-"""Which sequences a memory holds: where each lies, the carry before it, its chance to be drawn and its key.
+"""Index of the sequences of a memory: position, recurrent state, priority and key of each.
 
 A note lies in a slot; the sum tree and the keys are over slots. What is new or gone waits on the host and goes to the
 device in one copy when somebody draws, or when actors bring it.
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class SequenceIndex:
-    """The sequences of all columns. Not for two threads at a time."""
+    """The sequences of all columns. Not thread-safe."""
 
     def __init__(
         self, sizes: Sequences, columns: int, context: int, device: torch.device, wait_until_read: Callable[[], None]
     ):
-        """No sequences yet.
+        """Create an index without sequences.
 
         Args:
           sizes: of the memory.
@@ -58,27 +58,27 @@ class SequenceIndex:
         self._leaving: list[np.ndarray] = []  # slots that are given up; not on the device
 
     def __len__(self) -> int:
-        """Sequences that can be drawn."""
+        """Return the number of sequences that can be sampled."""
         return int((self._made - self._gone).sum())
 
     @property
     def on_device(self) -> int:
-        """Sequences that a draw knows of: what is new, and what is given up, waits for an upload."""
+        """Return the number of sequences that sampling can reach; additions and removals wait for an upload."""
         return len(self) - sum(len(items) for items, _ in self._new) + sum(map(len, self._leaving))
 
     # -- the learner's side
 
     def draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """Slots in proportion to their chances, and those chances, [B] each; see `SumTree.sample`."""
+        """Sample slots in proportion to their priorities; return slots and probabilities, [B] each: see `SumTree`."""
         slots = self.tree.sample(uniforms)
         return slots, self.tree.priorities(slots)
 
     def where(self, slots: Tensor) -> tuple[Tensor, ...]:
-        """Column, row 0, rows in front of it and steps from it on, [B] each."""
+        """Return column, row 0, rows before it and steps from it on, [B] each."""
         return self.items[slots].unbind(1)
 
     def judge(self, keys: Tensor, priorities: Tensor) -> None:
-        """New errors [B] of sequences by their keys; those of sequences that are gone do nothing."""
+        """Set new errors [B] of sequences by their keys; keys of removed sequences are ignored."""
         errors = priorities.to(self._device, torch.float64)
         slots = self.generations.slots(keys.to(self._device))
         self.tree.set(slots, item_priority(errors, self._sizes.priority_exponent))
@@ -90,7 +90,7 @@ class SequenceIndex:
     # -- the actor's side
 
     def allocate(self, carry: list[Tensor]) -> None:
-        """Room for carries [B, ...] like these."""
+        """Allocate storage for recurrent states [B, ...] like these."""
 
         def make(leaf: Tensor, *shape: int) -> Tensor:
             return torch.zeros(*shape, *leaf.shape[1:], dtype=leaf.dtype, device=self._device)
@@ -99,7 +99,7 @@ class SequenceIndex:
         self._recent = [make(leaf, *self._errors.shape) for leaf in carry]
 
     def look(self, number: int, columns: slice, carry: list[Tensor], errors: Tensor | None) -> None:
-        """The carry before row `number` of some columns, and the errors that the actor gives with it."""
+        """Record the recurrent state before row `number` of some columns, and the actor's errors."""
         place = number % len(self._errors)
         for recent, leaf in zip(self._recent, carry, strict=True):
             recent[place, columns] = leaf
@@ -107,7 +107,7 @@ class SequenceIndex:
             self._errors[place, columns] = errors
 
     def add(self, columns: np.ndarray, begin: np.ndarray, start: np.ndarray, steps: np.ndarray) -> None:
-        """New sequences [M], each of another column.
+        """Add new sequences [M], each of another column.
 
         Args:
           columns: where they lie.
@@ -129,7 +129,7 @@ class SequenceIndex:
         self._new.append((items, self._given(columns, start, steps)))
 
     def _given(self, columns: np.ndarray, start: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """The errors of new sequences as the actor computed them, and their chances to be drawn, [2, M].
+        """Return the errors of new sequences as the actor computed them, and their priorities, [2, M].
 
         −1 where no step of a sequence has an error. extras["priority"] of row t + n is |δ_t|: only then the return is
         known. Chances are computed here and not in `upload`: the last bit of a power depends on what is computed with
@@ -166,7 +166,7 @@ class SequenceIndex:
         self.items, self.carries = grow(self.items), [grow(leaf) for leaf in self.carries]
 
     def give_up(self, columns: np.ndarray, oldest: int) -> None:
-        """Sequences of these columns that need rows before `oldest` are gone."""
+        """Remove sequences of these columns that need rows before `oldest`."""
         while len(columns):
             columns = columns[self._gone[columns] < self._made[columns]]
             turn = self._gone[columns] % self._length
@@ -177,7 +177,7 @@ class SequenceIndex:
                 self._gone[columns] += 1
 
     def lose(self, columns: np.ndarray, first: int, end: int) -> int:
-        """Sequences of these columns that need one of rows `first` to `end` − 1 are gone; how many there were."""
+        """Remove sequences of these columns that need one of rows `first` to `end` − 1; return how many."""
         items, before = self.items.cpu().numpy(), len(self)
         for column in columns:
             turns = np.arange(self._gone[column], self._made[column]) % self._length
@@ -192,7 +192,7 @@ class SequenceIndex:
         return before - len(self)
 
     def upload(self) -> None:
-        """Bring what waits to the device. When that happens changes nothing of what is drawn."""
+        """Copy pending changes to the device. Its timing does not change which sequences are sampled."""
         if self._new:
             items = sent(np.concatenate([item for item, _ in self._new]), self._device)
             errors, chances = sent(np.concatenate([given for _, given in self._new], axis=1), self._device)
@@ -213,14 +213,14 @@ class SequenceIndex:
             self._leaving.clear()
 
     def free(self) -> None:
-        """Slots that were given up may be used again. Called at regular times, so that samples do not change it."""
+        """Release slots of removed sequences. Called at regular times, so that samples do not depend on it."""
         self._freed += self._resting
         self._resting = []
 
     # -- saving
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, after an upload, on the host."""
+        """Return everything, after an upload, on the host."""
         return {
             "items": self.items[: self.unused].to("cpu", copy=True),
             "carries": [leaf[: self.unused].to("cpu", copy=True) for leaf in self.carries],
@@ -237,7 +237,7 @@ class SequenceIndex:
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on from a snapshot of the same sizes."""
+        """Continue from a snapshot of the same sizes."""
         self._new, self._leaving = [], []
         room, self.unused = len(self.items), len(snapshot["items"])
         self.items = snapshot["items"].to(self._device, copy=True)
@@ -255,18 +255,18 @@ class SequenceIndex:
 
 
 def most_notes(sizes: Sequences, columns: int) -> int:
-    """Slots that suffice for any episodes: no two sequences of a column begin in the same row."""
+    """Return a sufficient number of slots for any episodes: sequences of a column begin in different rows."""
     return columns * (sizes.length(columns) + sizes.together(columns))
 
 
 def first_room(sizes: Sequences, columns: int) -> int:
-    """Slots that suffice where episodes are long; more are made where there are many shorter than a sequence."""
+    """Return a sufficient number of slots if episodes are long; more are allocated if many episodes are short."""
     rows = sizes.length(columns) + sizes.together(columns)
     return min(most_notes(sizes, columns), columns * (-(-rows // sizes.stride) + 1))
 
 
 def note_bytes(sizes: Sequences, columns: int, carry: int) -> dict[str, int]:
-    """What notes take on the device and on the host, where episodes are long.
+    """Return the bytes of the index on the device and on the host if episodes are long.
 
     Args:
       sizes: of the memory.

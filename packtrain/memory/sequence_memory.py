@@ -1,4 +1,4 @@
-"""Step 3 of the walk, for Q-learners: rows in, prioritised sequences out, again and again. T = 1 is a transition.
+"""Step 3 of the walk, for Q-learners: stores rows, samples prioritised sequences. T = 1 is a transition.
 
 Every row is written once, into the ring of its column (storage.py). A sequence is only a note of where it lies: column,
 first row, how many rows are there, and the carry before the first row that a recurrent core reads
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class SequenceMemory(Memory):
-    """Rings of rows, and notes of the sequences in them. Actors add through `writer`, learners `sample`.
+    """Rings of rows, and an index of the sequences in them. Actors add through `writer`, learners `sample`.
 
     Actor and learner may be two threads. What actors add goes where it lies at once where it is large (observations,
     carries); the rest waits on the host for the next sample. With a `margin`, rows are given up so many rows before
@@ -76,11 +76,11 @@ class SequenceMemory(Memory):
         self.writers = [SequenceWriter(self, int(a), int(b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
 
     def reseed(self, seed: int) -> None:
-        """Draw other sequences from now on."""
+        """Sample from another random stream from now on."""
         self._rng = np.random.default_rng(seed)
 
     def attach(self, folder: Path, segment_rows: int | None = None) -> None:
-        """Keep full segments of rows in a folder, so that checkpoints need not hold them.
+        """Keep full segments of rows in a folder, so that checkpoints do not contain them.
 
         The files of storage = "disk" lie there too. They have no names and are gone when the process ends: what must
         outlive it is in the segments. Without a folder they lie where temporary files do.
@@ -92,22 +92,22 @@ class SequenceMemory(Memory):
         self.margin = 0
 
     def move(self, folder: Path) -> None:
-        """Keep segments, and files that are still to be made, in another folder from now on."""
+        """Keep segments, and files to be created, in another folder from now on."""
         self.segments.move(folder)
         self.rings.folder = folder
 
     def __len__(self) -> int:
-        """Sequences that can be drawn."""
+        """Return the number of sequences that can be sampled."""
         return len(self.index)
 
     @property
     def dropped(self) -> int:  # type: ignore[override]
-        """Priorities that came too late, ever; waits for a GPU."""
+        """Return how many priorities came too late since the beginning; waits for a GPU."""
         return int(self.index.generations.dropped)
 
     @contextlib.contextmanager
     def learning(self) -> Iterator[None]:
-        """One thread at a time; on a GPU, what is done here comes after all that actors have begun."""
+        """Lock for learners; on a GPU, work launched inside follows everything that actors have launched."""
         with self._turn, torch.no_grad():
             self._wait_until_read()
             if self._acted is not None:
@@ -120,7 +120,7 @@ class SequenceMemory(Memory):
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Inside `learning`, for what only reads rows and notes that are on the device: actors may write beside it."""
+        """Inside `learning`: allow actors to write while rows and index entries on the device are only read."""
         if not self.margin or self.sizes.storage != "device":
             yield
             return
@@ -134,13 +134,13 @@ class SequenceMemory(Memory):
             self._turn.notify_all()
 
     def _wait_until_read(self) -> None:
-        """Inside a turn: let a learner come to the end of what it reads."""
+        """Wait until a learner has finished reading."""
         while self._reads:
             self._turn.wait()
 
     @contextlib.contextmanager
     def acting(self) -> Iterator[None]:
-        """One thread at a time.
+        """Lock for actors.
 
         On a GPU a learner's stream works at things begun long ago: to come after them at every row, an actor would wait
         for an update each time. It need not, for it writes where no learner reads: to rows that were given up `margin`
@@ -164,11 +164,11 @@ class SequenceMemory(Memory):
 
     @property
     def steps(self) -> int:  # type: ignore[override]
-        """Steps that actors have made."""
+        """Number of steps that actors have made."""
         return self.count
 
     def ready(self) -> bool:
-        """Whether a batch can be taken."""
+        """Return whether a batch can be sampled."""
         return self.count >= self.sizes.warm_up and len(self) > 0
 
     def sample(
@@ -202,7 +202,7 @@ class SequenceMemory(Memory):
                 return self._draw(self.sizes.batch_size if batch_size is None else batch_size)
 
     def update_priorities(self, keys: Tensor | None, priorities: Tensor) -> None:
-        """What was learned of sequences.
+        """Set the priorities of sequences from their new errors.
 
         Args:
           keys: [B] as they came with a sample. Those of sequences that are gone are passed over and counted.
@@ -261,7 +261,7 @@ class SequenceMemory(Memory):
         )
 
     def _tree_of(self, name: str, places: Tensor) -> Tree:
-        """A tree of observations or actions, from the rings that its leaves are kept in."""
+        """Return a tree of observations or actions, from the rings of its leaves."""
         structure = self._structure[name]
         return trees.pack(structure, self.rings.take(list(trees.named_leaves(structure, name)), places))
 
@@ -272,7 +272,7 @@ class SequenceMemory(Memory):
         return self.writers[group]
 
     def named(self, row: Row, extras: dict[str, Any]) -> dict[str, Any]:
-        """What is kept of a row, by the names of the rings."""
+        """Return the stored leaves of a row, by the names of their rings."""
         for name in (*self.sizes.extras, *["priority"] * (self.sizes.new_priority == "given")):
             if name not in extras:
                 given = ", ".join(sorted(extras)) or "nothing"
@@ -286,7 +286,7 @@ class SequenceMemory(Memory):
         }
 
     def begin(self, row: Row, carry: Tree, named: dict[str, Tensor]) -> None:
-        """Take room for rows like this one, if it is the first."""
+        """Allocate storage for rows like this one, if it is the first."""
         if len(self.rings):
             return
 
@@ -299,7 +299,7 @@ class SequenceMemory(Memory):
         self.index.allocate([compact(leaf) for leaf in trees.flatten(carry)])
 
     def added(self, steps: int) -> None:
-        """A group has written a row, with so many steps in it."""
+        """Count a row that a group has written, with this many steps in it."""
         self.count += steps
         self._adds += 1
         if self._adds % self.sizes.together(self.columns) == 0:
@@ -315,7 +315,7 @@ class SequenceMemory(Memory):
     # -- saving
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything: rows that are in no segment, sequences with their carries and priorities, the generator."""
+        """Return rows that are in no segment, sequences with recurrent states and priorities, and the generator."""
         with self.learning():
             self._upload()
             structure = {name: trees.map(lambda leaf: leaf[:0], tree) for name, tree in self._structure.items()}
@@ -332,7 +332,7 @@ class SequenceMemory(Memory):
             }
 
     def restore(self, snapshot: dict[str, Any], same_episodes: bool = True) -> None:
-        """Go on from a snapshot, also one of another storage, without what needs a segment that is missing or damaged.
+        """Continue from a snapshot, also of another storage, without sequences whose segments are missing or damaged.
 
         One of other environments, or of other groups of them, is resized, see `memory/resize.py`. CheckpointError if it
         is of other sizes.
@@ -369,14 +369,14 @@ class SequenceMemory(Memory):
                 torch.cuda.synchronize()  # actors write to what this stream has made
 
     def put_rows(self, columns: slice, numbers: np.ndarray, rows: dict[str, Tensor]) -> None:
-        """While a snapshot is restored: store rows [R, columns, ...] under their numbers [R]."""
+        """Store rows [R, columns, ...] of a snapshot under their numbers [R]."""
         if not len(self.rings):
             self.rings.allocate({name: leaf[0] for name, leaf in rows.items()})
         for name, leaf in rows.items():
             self.rings.put(name, columns, numbers % self.length, leaf.transpose(0, 1))
 
     def note_lost(self, writer: SequenceWriter, first: int, end: int, anew: bool) -> None:
-        """While a snapshot is restored: rows of a group cannot be read; `anew` if they could when it was made."""
+        """Record that rows of a group cannot be read; `anew` if they were readable when the snapshot was made."""
         self._lost.append((writer, first, end))
         if anew:
             self.lost += (end - first) * writer.columns

@@ -1,4 +1,4 @@
-"""What actors write to: rows of a group of columns go into rings, and sequences are cut as soon as they are whole."""
+"""Writer of the sequence memory: rows of a group go into rings; sequences are added when they are complete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SequenceWriter(Writer):
-    """Where one group of columns writes, and where the episodes of each stand."""
+    """Writer of one group of columns, and the progress of their episodes."""
 
     def __init__(self, memory: SequenceMemory, begin: int, end: int):
         self._memory, self._group = memory, slice(begin, end)
@@ -32,7 +32,7 @@ class SequenceWriter(Writer):
         self._waiting: list[dict[str, np.ndarray]] = []  # what is small of the latest rows, not on the device
 
     def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
-        """One row of all columns; sequences that are whole now can be drawn."""
+        """Store one row of all columns; sequences that are complete now can be sampled."""
         memory, number = self._memory, self.rows
         named = {name: compact(leaf) for name, leaf in memory.named(row, extras).items()}
         carries = [compact(leaf) for leaf in trees.flatten(carry)]
@@ -54,7 +54,7 @@ class SequenceWriter(Writer):
             memory.added(len(waits["first"]) - int(waits["first"].sum()))
 
     def upload(self) -> None:
-        """Bring what waits to the rings."""
+        """Copy pending rows to the rings."""
         if not self._waiting:
             return
         places = np.arange(self.rows - len(self._waiting), self.rows) % self._memory.length
@@ -64,7 +64,7 @@ class SequenceWriter(Writer):
         self._waiting.clear()
 
     def _cut(self, first: np.ndarray) -> None:
-        """Note the sequences that the latest row makes whole."""
+        """Add the sequences that the latest row completes."""
         number, sizes = self.rows - 1, self._memory.sizes
         if first.any():
             self._end(np.flatnonzero(first & (self._episode >= 0)), number - 1)
@@ -74,7 +74,7 @@ class SequenceWriter(Writer):
         self._next[whole] += sizes.stride
 
     def _end(self, columns: np.ndarray, final: int) -> None:
-        """The episodes of these columns ended in row `final`: what is left of them, up to there."""
+        """Add the remaining sequences of these columns, whose episodes ended in row `final`."""
         length, stride = self._memory.sizes.sequence_length, self._memory.sizes.stride
         left = columns
         while len(left := left[self._next[left] + length <= final]):
@@ -90,14 +90,14 @@ class SequenceWriter(Writer):
             self._memory.index.add(self._group.start + columns, self._episode[columns], start, steps)
 
     def leave(self) -> None:
-        """What is under way ends here; nothing is kept until a reset."""
+        """End the unfinished episodes here; nothing is stored until a reset."""
         self._end(np.flatnonzero(self._episode >= 0), self.rows - 1)
         self._episode[:] = -1
 
     # -- saving
 
     def snapshot(self) -> dict[str, Any]:
-        """Where it stands, its rows by segment, and those that are in none."""
+        """Return the writer's position, its rows by segment, and the rows that are in none."""
         memory = self._memory
         segments, groups, mine = memory.segments, len(memory.writers), memory.writers.index(self)
         size = max(1, segments.rows // memory.columns)  # rows of this group in a segment
@@ -123,7 +123,7 @@ class SequenceWriter(Writer):
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on from a snapshot, into empty rings."""
+        """Continue from a snapshot, into empty rings."""
         memory = self._memory
         self.stand(snapshot)
         groups, mine = len(memory.writers), memory.writers.index(self)
@@ -134,17 +134,17 @@ class SequenceWriter(Writer):
                 memory.put_rows(self._group, np.arange(part.first, part.end), part.rows)
 
     def stand(self, snapshot: dict[str, Any]) -> None:
-        """Go on from where a snapshot's rows and episodes stand, without its rows."""
+        """Continue from the position of a snapshot's rows and episodes, without its rows."""
         self.rows, self.begin, self._waiting = int(snapshot["rows"]), int(snapshot.get("begin", 0)), []
         self._episode, self._next = snapshot["episode"].copy(), snapshot["next"].copy()
 
     def begin_at(self, begin: int, rows: int) -> None:
-        """Go on with row `rows`, with rows from `begin` on stored; every environment begins a new episode."""
+        """Continue with row `rows`, with rows from `begin` on stored; every environment begins a new episode."""
         self.rows, self.begin, self._waiting = rows, begin, []
         self._episode[:], self._next[:] = -1, 0
 
     def lose(self, first: int, end: int) -> int:
-        """Rows `first` to `end` − 1 are lost: forget sequences that need one of them; returns how many there were.
+        """Remove sequences that need one of the lost rows `first` to `end` − 1; return how many.
 
         An episode under way of which a sequence still to come would need one is forgotten until its end.
         """
@@ -157,12 +157,12 @@ class SequenceWriter(Writer):
         return gone
 
     def _rows(self, first: int, end: int) -> dict[str, Tensor]:
-        """Rows by their numbers, which are still there, [rows, group, ...] on the host."""
+        """Return stored rows by their numbers, [rows, group, ...] on the host."""
         return self._memory.rings.rows(self._group, np.arange(first, end) % self._memory.length)
 
 
 def compact(leaf: Any) -> Tensor:
-    """Long floating-point numbers as float32; everything else, pictures and flags, as it is. Without a copy if it can.
+    """Return long floating-point numbers as float32 and other leaves unchanged, without a copy if possible.
 
     A tensor stays on its device.
     """

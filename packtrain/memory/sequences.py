@@ -88,20 +88,20 @@ class Sequences(MemorySettings):
 
     @property
     def steps(self) -> int:
-        """Steps of a sampled trajectory: T to learn from, and n − 1."""
+        """Number of steps in a sampled trajectory: T training steps and n − 1 more."""
         return self.sequence_length + max(self.n_step, 1) - 1
 
     @property
     def rows(self) -> int:
-        """Rows from the first that a core reads to the one that follows the last."""
+        """Number of rows in a sampled trajectory, from the first row of the burn-in to the row after the last step."""
         return self.burn_in + self.steps + 2
 
     def length(self, columns: int) -> int:
-        """L, rows of each of so many columns."""
+        """Number of rows L per column, given the number of columns."""
         return self.capacity // columns
 
     def refuse_unless_it_fits(self, columns: int, context: int) -> None:
-        """ConfigError if so many columns have no room for a sequence each, with the context of a policy before it."""
+        """Raise a ConfigError if these columns have no room for a sequence each, including a policy's context rows."""
         there, needed = self.length(columns), context + self.rows
         if there < needed:
             raise ConfigError(
@@ -110,11 +110,11 @@ class Sequences(MemorySettings):
             )
 
     def together(self, columns: int) -> int:
-        """Rows of all groups after which what waits goes to the device, at the latest."""
+        """Maximum number of rows of all groups before pending rows are copied to the device."""
         return min(_TOGETHER, self.length(columns))
 
     def build(self, groups: list[int], context: int, device: torch.device) -> SequenceMemory:
-        """A memory for groups of columns of the given sizes, whose policy needs so many rows of context."""
+        """Return a memory for groups of columns of the given sizes, whose policy needs this many context rows."""
         return SequenceMemory(self, groups, context, device)
 
     def check(self, num_envs: int, context: int, warm_up: int) -> None:
@@ -129,7 +129,7 @@ class Sequences(MemorySettings):
         return MemoryBytes(size, host, copied, name="the replay", advice=advice)
 
     def bytes_needed(self, columns: int, row: int, small: int = _SMALL, carry: int = 0) -> int:
-        """What it takes on the device that learns, when it is full and episodes are long.
+        """Return the bytes of a full memory on the learner's device if episodes are long.
 
         Args:
           columns: of all groups together.
@@ -140,11 +140,11 @@ class Sequences(MemorySettings):
         return self._bytes(columns, row, small, carry)["device"]
 
     def host_bytes_needed(self, columns: int, row: int, small: int = _SMALL, carry: int = 0) -> int:
-        """Likewise on the host, on top if that learns; with compression, if nothing could be compressed."""
+        """Return the bytes on the host, in addition if the learner is there; with compression, the worst case."""
         return self._bytes(columns, row, small, carry)["host"]
 
     def disk_bytes_needed(self, columns: int, row: int, small: int = _SMALL, carry: int = 0) -> int:
-        """Likewise in files, without checkpoints and their segments."""
+        """Return the bytes in files, without checkpoints and their segments."""
         return self._bytes(columns, row, small, carry)["disk"]
 
     def _bytes(self, columns: int, row: int, small: int, carry: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Names for what lies in the slots of a memory, which say whether it is still there.
+"""Keys of the contents of a memory's slots; a key becomes invalid when its slot is overwritten.
 
 A learner answers for a sample when it is done with it. By then an actor may have put something else in the slot.
 """
@@ -12,7 +12,7 @@ from packtrain.errors import CheckpointError, ConfigError
 
 
 class SlotGenerations:
-    """key = generation · capacity + slot, with a generation for everything that has ever lain in a slot.
+    """key = generation · capacity + slot, with a new generation each time a slot is written.
 
     Where slots are filled in turn, as in a ring, a key is the number of things that came before. Nothing here waits for
     a GPU.
@@ -27,20 +27,20 @@ class SlotGenerations:
 
     @staticmethod
     def bytes_needed(capacity: int) -> int:
-        """What the keys of so many slots take on their device."""
+        """Return the bytes of the keys of this many slots on their device."""
         return 8 * capacity + 8
 
     def take(self, slots: Tensor) -> Tensor:
-        """Something new lies in each of these slots [M], each named once: its keys [M]. Older keys are void."""
+        """Return the new keys [M] of these distinct slots [M], which were just written. Older keys become invalid."""
         self._generation[slots] += 1
         return self.of(slots)
 
     def of(self, slots: Tensor) -> Tensor:
-        """The keys of what lies in slots [M] now; below 0 where nothing does."""
+        """Return the keys of the contents of slots [M]; negative for empty slots."""
         return self._generation[slots] * self.capacity + slots
 
     def slots(self, keys: Tensor) -> Tensor:
-        """Where the things with keys [M] lie; −1 for those that are gone, which are counted.
+        """Return the slots of keys [M]; −1 for invalid keys, which are counted.
 
         `SumTree.set` passes over −1, so that a late update does nothing.
         """
@@ -50,11 +50,11 @@ class SlotGenerations:
         return torch.where(there, slots, -1)
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Generations and count, on the host."""
+        """Return generations and count, on the host."""
         return {"generation": self._generation.to("cpu", copy=True), "dropped": self.dropped.to("cpu", copy=True)}
 
     def restore(self, snapshot: dict[str, Tensor]) -> None:
-        """Go on from a snapshot; CheckpointError if it is of another capacity."""
+        """Continue from a snapshot; CheckpointError if it has another capacity."""
         if snapshot["generation"].shape != (self.capacity,):
             raise CheckpointError(
                 f"keys of {self.capacity} slots cannot go on from those of {len(snapshot['generation'])}"

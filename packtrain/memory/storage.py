@@ -1,4 +1,4 @@
-"""Where the rows of a memory lie: on the device that learns, on its host, in a file, or compressed on the host.
+"""Storage of a memory's rows: on the learner's device, on the host, in a file, or compressed on the host.
 
 Every column has a ring of L rows for each leaf. What is large, the observations, lies where `storage` says; what is
 small always lies on the device. Rows are asked for by their places: column · L + row, and one more, columns · L, for a
@@ -28,10 +28,10 @@ _CPU = torch.device("cpu")
 
 
 class Rings:
-    """The rings of all leaves, by name. Not for two threads at a time."""
+    """The rings of all leaves, by name. Not thread-safe."""
 
     def __init__(self, columns: int, length: int, device: torch.device, storage: str, compression: str | None = None):
-        """Nothing is allocated yet.
+        """Create storage; nothing is allocated yet.
 
         Args:
           columns: how many there are.
@@ -46,19 +46,19 @@ class Rings:
         self._rings: dict[str, _Plain | _Packed] = {}
 
     def __len__(self) -> int:
-        """Leaves that are kept."""
+        """Return the number of stored leaves."""
         return len(self._rings)
 
     def names(self, prefix: str = "") -> list[str]:
-        """Of the leaves that begin so."""
+        """Return the names of leaves with this prefix."""
         return [name for name in self._rings if name.startswith(prefix)]
 
     def clear(self) -> None:
-        """Forget all rows, and the room they take."""
+        """Remove all rows and free their storage."""
         self._rings = {}
 
     def allocate(self, leaves: dict[str, Tensor]) -> None:
-        """Room for rows [B, ...] like these."""
+        """Allocate storage for rows [B, ...] like these."""
         self._rings = {name: self._ring(name, leaf) for name, leaf in leaves.items()}
 
     def _ring(self, name: str, leaf: Tensor) -> _Plain | _Packed:
@@ -73,7 +73,7 @@ class Rings:
         return _Plain(torch.zeros(places, *shape, dtype=leaf.dtype), self.length)
 
     def put(self, name: str, columns: slice, places: np.ndarray, rows: Tensor) -> None:
-        """Write rows [group, R, ...] of some columns at R different places of their rings."""
+        """Write rows [group, R, ...] of some columns to R different positions of their rings."""
         self._rings[name].put(columns, places, rows)
 
     def take(self, names: list[str], places: Tensor) -> list[Tensor]:
@@ -88,7 +88,7 @@ class Rings:
         return self._read([self._rings[name] for name in names], places.cpu().numpy(), self.device)
 
     def rows(self, columns: slice, places: np.ndarray) -> dict[str, Tensor]:
-        """All leaves at some places of some columns, [R, group, ...] on the host."""
+        """Return all leaves at some positions of some columns, [R, group, ...] on the host."""
         wanted = places[:, None] + np.arange(columns.start, columns.stop) * self.length
         near = sent(wanted, self.device)
         return {
@@ -97,7 +97,7 @@ class Rings:
         }
 
     def _near(self, name: str) -> bool:
-        """Whether a leaf lies on the device."""
+        """Return whether a leaf is stored on the device."""
         return self._storage == "device" or not name.startswith(_LARGE)
 
     def _read(self, rings: list[_Plain | _Packed], places: np.ndarray, device: torch.device) -> list[Tensor]:
@@ -115,7 +115,7 @@ class Rings:
 
 
 class _Plain:
-    """Rings as one tensor of rows [columns · L + 1, ...], on a device, in the host's memory or in a file."""
+    """Rings as one tensor of rows [columns · L + 1, ...], on a device, on the host or in a file."""
 
     def __init__(self, values: Tensor, length: int):
         self.values, self.shape, self.dtype = values, tuple(values.shape[1:]), values.dtype
@@ -134,17 +134,17 @@ class _Plain:
             grid.index_copy_(1, sent(places, self.values.device), rows)
 
     def select(self, places: Tensor) -> Tensor:
-        """Rows [*places, ...] where they lie."""
+        """Return rows [*positions, ...] on the device that stores them."""
         found = self._words.index_select(0, places.flatten())
         return found.view(self.dtype).view(*places.shape, *self.shape)
 
     def read(self, places: np.ndarray, into: np.ndarray) -> None:
-        """Rows [M] as bytes [M, row_bytes], on the host."""
+        """Return rows [M] as bytes [M, row_bytes], on the host."""
         np.take(self._words.view(torch.uint8).numpy(), places, axis=0, out=into, mode="clip")
 
 
 class _Packed:
-    """Rings of rows that are compressed a block at a time; the block that a column writes to is not."""
+    """Rings of rows that are compressed in blocks; the block that a column writes to is not compressed."""
 
     def __init__(self, columns: int, length: int, shape: tuple[int, ...], dtype: torch.dtype):
         self.shape, self.dtype, self._columns, self._length = shape, dtype, columns, length
@@ -156,7 +156,7 @@ class _Packed:
 
     @property
     def packed_bytes(self) -> int:
-        """What compressed blocks take."""
+        """Return the bytes of compressed blocks."""
         return sum(len(packed) for packed in self._packed if packed is not None)
 
     def put(self, columns: slice, places: np.ndarray, rows: Tensor) -> None:
@@ -173,11 +173,11 @@ class _Packed:
             self._open[columns, row] = raw[:, at]
 
     def select(self, places: Tensor) -> Tensor:
-        """Never: they do not lie on a device."""
+        """Raise an error: compressed rows are not on a device."""
         raise AssertionError("compressed rows are read on the host")
 
     def read(self, places: np.ndarray, into: np.ndarray) -> None:
-        """Rows [M] as bytes [M, row_bytes]; every block is unpacked once."""
+        """Return rows [M] as bytes [M, row_bytes]; every block is decompressed once."""
         column, place = np.divmod(places, self._length)
         number = np.where(column < self._columns, column * self._blocks + place // BLOCK, -1)
         order = np.argsort(number, kind="stable")
@@ -187,7 +187,7 @@ class _Packed:
                 into[same] = 0 if block < 0 else self._block(block)[place[same] % BLOCK]
 
     def _block(self, number: int) -> np.ndarray:
-        """[16, row_bytes]; what was never written is zeros."""
+        """Return a block [16, row_bytes]; unwritten rows are zeros."""
         column, block = divmod(number, self._blocks)
         if self._number[column] == block:
             found: np.ndarray = self._open[column]
@@ -199,7 +199,7 @@ class _Packed:
 
 
 def _mapped(size: int, folder: Path | None) -> Tensor:
-    """So many zero bytes in a file that has no name: however the process ends, the disk is free again.
+    """Return zero bytes in a file without a name, which the system deletes however the process ends.
 
     Room is taken at once. A disk that is found full later would end the process without a word.
     """
@@ -221,11 +221,11 @@ def _mapped(size: int, folder: Path | None) -> Tensor:
 
 
 def row_bytes(leaf: Tensor) -> int:
-    """Of one row of rows [B, ...] like these."""
+    """Return the bytes of one row of rows [B, ...] like these."""
     return math.prod(leaf.shape[1:]) * leaf.element_size()
 
 
 def sent(array: np.ndarray, device: torch.device) -> Tensor:
-    """On the device, without waiting for it."""
+    """Copy an array to the device without waiting for it."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,4 +1,4 @@
-"""A sum tree: numbered leaves with priorities, drawn in proportion to them, many at a time on any device.
+"""Sum tree: leaves with priorities, sampled in proportion to them, in batches on any device.
 
 The tree is wide: a node has 32 children, so a million leaves are four levels, and each level takes a handful of
 operators however many leaves are set or drawn. A parent is always the sum of its children, made anew: rounding never
@@ -20,7 +20,7 @@ _FAN = 32  # children of a node, a power of two
 
 
 class SumTree:
-    """Priorities of `capacity` leaves, all 0 at first. Not for two threads at a time.
+    """Priorities of `capacity` leaves, initially 0. Not thread-safe.
 
     A CPU refuses bad priorities and draws from nothing at once. A GPU counts them, keeps what was there, and goes on;
     `check` looks at the counts, which waits.
@@ -39,21 +39,21 @@ class SumTree:
 
     @staticmethod
     def bytes_needed(capacity: int) -> int:
-        """What a tree of so many leaves takes on its device."""
+        """Return the bytes of a tree of this many leaves on its device."""
         return 8 * (sum(_level_sizes(capacity)) + 3)  # and the total and two counts
 
     @property
     def total(self) -> Tensor:
-        """The sum of all priorities, [] float64; a copy."""
+        """Return a copy of the sum of all priorities, [] float64."""
         return self._total[0].clone()
 
     def priorities(self, leaves: Tensor) -> Tensor:
-        """Of leaves [M], float64."""
+        """Return the priorities of leaves [M], float64."""
         return self._levels[0][leaves]
 
     @torch.no_grad()
     def set(self, leaves: Tensor, priorities: Tensor) -> None:
-        """Give leaves new priorities.
+        """Set the priorities of leaves.
 
         Args:
           leaves: [M] int64. Where one comes more than once, the last counts; those below 0 are passed over.
@@ -79,7 +79,7 @@ class SumTree:
 
     @torch.no_grad()
     def sample(self, uniforms: Tensor) -> Tensor:
-        """Leaves in proportion to their priorities, [B] int64; never one whose priority is 0.
+        """Sample leaves in proportion to their priorities, [B] int64; never one with priority 0.
 
         Args:
           uniforms: [B] in [0, 1]. For a stratified draw give (b + u) / B.
@@ -103,7 +103,7 @@ class SumTree:
         return node
 
     def check(self) -> None:
-        """DivergedError or Error if a GPU has met bad priorities or drawn from nothing; waits for it."""
+        """Raise a DivergedError or Error if a GPU has received bad priorities or sampled from nothing; waits for it."""
         bad, empty = self.faults.tolist()
         if bad:
             raise DivergedError(f"{bad} priorities were not finite numbers of 0 or above")
@@ -111,12 +111,12 @@ class SumTree:
             raise Error(f"{empty} draws were made from a sum tree in which every priority was 0")
 
     def snapshot(self) -> dict[str, Tensor]:
-        """The priorities, [capacity] on the host; sums follow from them to the last bit."""
+        """Return the priorities, [capacity] on the host; the sums follow from them exactly."""
         return {"priorities": self._levels[0][: self.capacity].to("cpu", copy=True)}
 
     @torch.no_grad()
     def restore(self, snapshot: dict[str, Tensor]) -> None:
-        """Go on from a snapshot; CheckpointError if it is of another capacity."""
+        """Continue from a snapshot; CheckpointError if it has another capacity."""
         priorities = snapshot["priorities"]
         if priorities.shape != (self.capacity,):
             raise CheckpointError(f"a sum tree of {self.capacity} leaves cannot go on from one of {len(priorities)}")
@@ -127,14 +127,14 @@ class SumTree:
         self.faults.zero_()
 
     def _add_up(self, places: Tensor) -> None:
-        """Make all sums above some leaves anew."""
+        """Recompute all sums above some leaves."""
         for below, above in itertools.pairwise([*self._levels, self._total]):
             places = places.div(_FAN, rounding_mode="floor")
             above[places] = _sums(below.view(-1, _FAN)[places])
 
 
 def _level_sizes(capacity: int) -> list[int]:
-    """Nodes of each level, leaves first; each padded to whole families."""
+    """Return the number of nodes of each level, leaves first, padded to a multiple of the branching factor."""
     families, sizes = capacity + 1, []  # one leaf to spare, always 0: where writes go that must not happen
     while families > 1:
         families = -(-families // _FAN)
@@ -143,7 +143,7 @@ def _level_sizes(capacity: int) -> list[int]:
 
 
 def _sums(families: Tensor) -> Tensor:
-    """[M, 32] → [M], always added in the same order: torch's own depends on M and on the device."""
+    """Return [M] sums of [M, 32], always added in the same order; torch's order depends on M and on the device."""
     while families.shape[-1] > 1:
         half = families.shape[-1] // 2
         families = families[:, :half] + families[:, half:]

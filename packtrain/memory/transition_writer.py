@@ -1,4 +1,4 @@
-"""The actor's side of the uniform replay: rows in, transitions of one or n steps out."""
+"""Writer of the uniform replay: joins rows into transitions of one or n steps."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TransitionWriter(Writer):
         self._memory.steps += len(real)  # incremented last: the learner polls it
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the row before, and steps whose transitions are incomplete."""
+        """Return the previous row, and incomplete n-step transitions."""
         found: dict[str, Any] = {} if self._obs is None else {"obs": trees.map(np.copy, self._obs)}
         return found if self._joiner is None else {**found, "open": self._joiner.snapshot()}
 
@@ -65,5 +65,5 @@ class TransitionWriter(Writer):
 
 
 def _on_host(leaf: Any) -> np.ndarray:
-    """Return a copy as an array; policies on a GPU pass observations that lie there."""
+    """Return a copy as an array on the host; policies on a GPU pass observations that are there."""
     return leaf.cpu().numpy() if isinstance(leaf, Tensor) and leaf.is_cuda else np.array(leaf)

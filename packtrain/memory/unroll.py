@@ -1,4 +1,4 @@
-"""Step 3 of the walk, for on-policy learners: rows in, unrolls of T steps kept in a queue, batches of B out.
+"""Step 3 of the walk, for on-policy learners: stores unrolls of T steps in a queue, yields batches of B.
 
 Rows are written once, where they will be read: every column fills a slot of one arena [C+T+1, slots, ...]. A full slot
 joins the queue and the column goes on in a free one, its last rows copied over, so row T of an unroll is row 0 of the
@@ -47,11 +47,11 @@ class Unrolls(MemorySettings):
             )
 
     def build(self, groups: list[int], context: int, device: torch.device) -> UnrollQueue:
-        """A queue for groups of columns of the given sizes."""
+        """Return a queue for groups of columns of the given sizes."""
         return UnrollQueue(self, groups, context, device)
 
     def bytes_needed(self, columns: int, row: int) -> int:
-        """What the arena takes, about.
+        """Return the approximate bytes of the arena.
 
         Args:
           columns: of all groups together.
@@ -65,7 +65,7 @@ class Unrolls(MemorySettings):
         return MemoryBytes(self.bytes_needed(num_envs, row_bytes), name="the unroll queue", advice=advice)
 
     def bound(self, columns: int) -> int:
-        """How many finished unrolls may wait."""
+        """Maximum number of finished unrolls in the queue."""
         return self.num_buffers or max(2 * columns, self.batch_size)
 
     def slots(self, columns: int) -> int:
@@ -74,13 +74,13 @@ class Unrolls(MemorySettings):
         return columns + self.bound(columns) + joining + self.batch_size
 
     def lag_limit(self, columns: int) -> int:
-        """The lag above which an unroll is dropped: by default never less than what queue and columns can hold."""
+        """Lag above which an unroll is dropped; the default is at least what queue and columns can cause."""
         possible = -(-(self.bound(columns) + 2 * columns) // self.batch_size) + 1
         return self.max_policy_lag or max(20, possible)
 
 
 class UnrollQueue(Memory):
-    """A bounded queue of unrolls over one arena. Actors add through `writer`, one learner takes from `sample`."""
+    """A bounded queue of unrolls in one arena. Actors add through `writer`, one learner calls `sample`."""
 
     def __init__(self, sizes: Unrolls, groups: list[int], context: int, device: torch.device):
         columns = sum(groups)
@@ -107,14 +107,14 @@ class UnrollQueue(Memory):
     # -- the learner's side
 
     def ready(self) -> bool:
-        """Whether a batch can be taken."""
+        """Return whether a batch can be sampled."""
         return len(self._full) >= self._batch
 
     def __len__(self) -> int:
         return len(self._full)
 
     def wait_for_batch(self, timeout: float) -> bool:
-        """Wait until a batch can be taken; False after `timeout` seconds."""
+        """Wait until a batch can be sampled; return False after `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(self.ready, timeout)
 
@@ -126,7 +126,7 @@ class UnrollQueue(Memory):
         holdout: bool = False,
         version: int | None = None,
     ) -> Sample | None:
-        """Take the B oldest unrolls as one trajectory [T, B]; None if there are fewer. Their slots are free afterwards.
+        """Remove the B oldest unrolls as one trajectory [T, B]; None if there are fewer. Their slots become free.
 
         Args:
           batch_size: None, or `Unrolls.batch_size`: slots for batches of that size are set aside.
@@ -151,7 +151,7 @@ class UnrollQueue(Memory):
         return Sample(_trajectory(rows, carry, extras, self.context), steps, lag=lag)
 
     def _gather(self, slots: list[int]) -> tuple[Row, Tree, dict[str, Tensor]]:
-        """Copies of these slots, on the device; when it returns, the slots may be written again."""
+        """Return copies of these slots on the device; afterwards the slots can be overwritten."""
         here = torch.tensor(slots)
         there = here.to(self.device)
         if self._written is not None:
@@ -186,7 +186,7 @@ class UnrollQueue(Memory):
         return self.writers[group]
 
     def has_room(self) -> bool:
-        """Whether an actor may go on."""
+        """Return whether an actor may continue."""
         return len(self._full) < self._bound
 
     def room(self, group: int) -> int:
@@ -196,7 +196,7 @@ class UnrollQueue(Memory):
         return self.length if len(self._free) >= len(self.writers[group].slot) else 1
 
     def wait_for_room(self, timeout: float) -> bool:
-        """Wait until an actor may go on; False after `timeout` seconds."""
+        """Wait until an actor may continue; return False after `timeout` seconds."""
         if self.has_room():
             return True
         with self._changed:
@@ -213,14 +213,14 @@ class UnrollQueue(Memory):
         self._view_arrays()
 
     def _view_arrays(self) -> None:
-        """What rows are written through: on a CPU NumPy's view of the arena, whose small writes cost a third."""
+        """Return the arrays that rows are written to: on a CPU NumPy views of the arena, faster for small writes."""
         self._row_arrays = [leaf.numpy() if leaf.device.type == "cpu" else leaf for leaf in trees.flatten(self._rows)]
         self._extra_arrays = {name: leaf.numpy() for name, leaf in self._extras.items()}
 
     # -- saving
 
     def snapshot(self) -> dict[str, Any]:
-        """All rows that are waiting or being filled."""
+        """Return all rows that are queued or being filled."""
         if self._rows is None:
             return {}
         return {
@@ -239,7 +239,7 @@ class UnrollQueue(Memory):
         }
 
     def restore(self, snapshot: dict[str, Any], same_episodes: bool = True) -> None:
-        """Go on from a snapshot of a queue of the same sizes; it is only saved with its episodes."""
+        """Continue from a snapshot of a queue of the same sizes, which includes its episodes."""
         if not snapshot:
             return
         rows = trees.map(lambda leaf: leaf.cpu().clone(), snapshot["rows"])
@@ -258,7 +258,7 @@ class UnrollQueue(Memory):
 
 
 class _GroupWriter(Writer):
-    """Where one group of columns writes. Each column has a slot and a position in it."""
+    """Writer of one group of columns. Each column has a slot and a position in it."""
 
     def __init__(self, queue: UnrollQueue, starts: np.ndarray):
         self._queue = queue
@@ -268,7 +268,7 @@ class _GroupWriter(Writer):
 
     @torch.no_grad()  # a value that hangs on a graph would make the arena part of it, for good
     def add(self, row: Row, carry: Tree, extras: dict[str, Tensor]) -> None:
-        """Write a row to every column's slot; columns whose slot is full go on in a free one."""
+        """Write a row to every column's slot; columns whose slot is full continue in a free one."""
         queue = self._queue
         if queue._rows is None:
             queue._allocate(row, carry, extras)
@@ -321,7 +321,7 @@ class _GroupWriter(Writer):
 
 
 def _sent(indices: np.ndarray, device: torch.device) -> tuple[Tensor, ...]:
-    """Rows of indices on a device, without waiting for it."""
+    """Copy indices to a device without waiting for it."""
     return torch.from_numpy(indices).pin_memory().to(device, non_blocking=True).unbind()
 
 
@@ -330,7 +330,7 @@ def _array(leaf: Any) -> np.ndarray:
 
 
 def _trajectory(rows: Row, carry: Tree, extras: dict[str, Tensor], context: int) -> Trajectory:
-    """Rows [C+T+1, B] as a trajectory: what a row says of its last action answers the action before it."""
+    """Return rows [C+T+1, B] as a trajectory: a row's reward and end belong to the previous row's action."""
     after = slice(context + 1, None)
     before = slice(0, context + 1)
     rewards = {f"reward/{name}": leaf[after] for name, leaf in rows.last_reward.items() if name != "train"}

@@ -106,7 +106,7 @@ class RunningNormaliser(nn.Module):
 
     @torch.no_grad()
     def add(self, x: Tensor) -> None:
-        """Take vectors [N, width] in."""
+        """Update the moments with vectors [N, width]."""
         moments = add_to_moments(Moments(self.number, self.mean, self.m2), x, torch.ones_like(x[:, 0]))
         for name, moment in moments._asdict().items():
             getattr(self, name).copy_(moment)
@@ -213,7 +213,7 @@ class ActorCriticNetwork(nn.Module):
 
     @torch.no_grad()
     def observe(self, obs: Tree) -> None:
-        """Take observations [C+T, B, ...] into the running mean and deviation; nothing without a normaliser."""
+        """Update running mean and deviation with observations [C+T, B, ...]; without a normaliser, do nothing."""
         if self.normaliser is not None:
             self.normaliser.add(self.perception(trees.map(lambda leaf: leaf[self.context :].flatten(0, 1), obs)))
 

@@ -158,7 +158,7 @@ class DynamicsNetwork(nn.Module):
         return Guess(mean, NARROWEST + nn.functional.softplus(spread - NARROWEST))
 
     def judge(self, network: nn.Module, obs: Tensor, action: Tensor, after: Tensor) -> Tensor:
-        """Return the outputs of `reward` or `termination` for steps, unnormalised: [R, K, N]."""
+        """Return the outputs of the `reward` or `termination` ensemble for steps, unnormalised: [R, K, N]."""
         return network(torch.cat([self._normal(after), self._normal(obs), action], -1))[..., 0]
 
     def change(self, obs: Tensor, after: Tensor) -> Tensor:

@@ -146,7 +146,7 @@ class QValueNetwork(nn.Module):
     def _beside(
         self, first: Tensor, action: Tensor, reward: Tensor, intrinsic: Tensor | None, arm: Tensor | None
     ) -> list[Tensor]:
-        """Return the inputs concatenated to the features, each [T, B, ...].
+        """Return the features concatenated with the inputs, each [T, B, ...].
 
         Rows at a reset are masked, as they may be NaN.
         """

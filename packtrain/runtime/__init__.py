@@ -1,1 +1,1 @@
-"""Running an experiment: the value, the runtimes that bring it to life, weights, checkpoints, evaluation."""
+"""Execution of experiments: settings, runtimes, weights, checkpoints and evaluation."""

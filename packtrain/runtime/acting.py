@@ -69,12 +69,12 @@ class Acting(abc.ABC):
         """Begin an epoch: its number for schedules, and its number among all epochs."""
 
     def settle(self) -> None:  # noqa: B027
-        """Wait for the steps that the next checkpoint would wait for."""
+        """Wait for pending steps, which the next checkpoint includes."""
 
     @property
     @abc.abstractmethod
     def settled_steps(self) -> int:
-        """Number of decisions that reached an environment and were answered, since the beginning of the run."""
+        """Number of decisions whose resulting rows have arrived, since the beginning of the run."""
 
     @property
     @abc.abstractmethod
@@ -107,7 +107,7 @@ class Acting(abc.ABC):
 
     @abc.abstractmethod
     def evaluation_state(self) -> dict[str, Any] | None:
-        """Return what an evaluation needs of what was learned while acting; None: nothing."""
+        """Return the state learned while acting that an evaluation needs; None: nothing."""
 
     @abc.abstractmethod
     def exploration_state(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Acting(abc.ABC):
 
     @property
     def layout(self) -> Layout:
-        """How the environments are divided."""
+        """The division of the environments into groups."""
         return Layout(self.num_workers, tuple(self.group_sizes))
 
     @abc.abstractmethod
@@ -129,7 +129,7 @@ class Acting(abc.ABC):
 
 @dataclass(frozen=True)
 class Block:
-    """The groups of environments of one acting side, and its place among all acting sides of a run."""
+    """The groups of environments of one acting side, and their place among all groups of a run."""
 
     groups: tuple[int, ...]  # numbers of its groups
     first_env: int = 0  # index of its first environment
@@ -174,7 +174,7 @@ def open_streams(
 
 @dataclass(frozen=True)
 class ActingOptions:
-    """How an acting side differs from that of a plain run."""
+    """Settings of an acting side that differ from those of a plain run."""
 
     travelling: Travelling | None = None  # the configuration, for child processes
     exact: bool = False  # choose nothing by measured speed, so that the same run gives the same numbers
@@ -198,7 +198,7 @@ def build_acting(
     streams: list[Stream] | None = None,
     kind: Callable[..., ActingSide] | None = None,
 ) -> ActingSide:
-    """Build the acting side of an experiment, or one of several; nothing starts.
+    """Build the acting side of an experiment, or one of several; environments are not stepped yet.
 
     Args:
       experiment: what to build.
@@ -244,7 +244,7 @@ def build_sides(
     options: ActingOptions = ActingOptions(),  # noqa: B008  (frozen)
     streams: list[Stream] | None = None,
 ) -> tuple[ActingSide, LearningSide]:
-    """Build both sides of an experiment in this process, connected; nothing starts.
+    """Build both sides of an experiment in this process and connect them; environments are not stepped yet.
 
     Args:
       experiment: what to build.
@@ -275,7 +275,7 @@ class ActingSide(Acting):
     """Serves groups of environments in this process with one policy that uses the newest weights."""
 
     def __init__(self, experiment: Experiment, streams: list[Stream], policy: Policy, device: torch.device):
-        """Nothing starts before the first step.
+        """Store the arguments; nothing starts before the first step.
 
         Args:
           experiment: of the run.
@@ -363,7 +363,7 @@ class ActingSide(Acting):
 
     @property
     def settled_steps(self) -> int:
-        """Number of decisions that reached an environment and were answered, since the beginning of the run."""
+        """Number of decisions whose resulting rows have arrived, since the beginning of the run."""
         return self.actor.settled_steps
 
     @property
@@ -372,7 +372,7 @@ class ActingSide(Acting):
         return all(columns.savable for columns in self.columns) and self.actor.steps > 0
 
     def settle(self) -> None:
-        """Wait for the steps that the next checkpoint would wait for."""
+        """Wait for pending steps, which the next checkpoint includes."""
         if self.actor.savable:
             self.actor.settle()
 
@@ -407,7 +407,7 @@ class ActingSide(Acting):
         return kept if any(kept) else []
 
     def evaluation_state(self) -> dict[str, Any] | None:
-        """Return what an evaluation needs of what the first group learned while acting; None: nothing."""
+        """Return the state learned by the first group that an evaluation needs; None: nothing."""
         return self.actor.actor_states[0].evaluation_state()
 
     def exploration_state(self) -> dict[str, Any]:
@@ -439,12 +439,12 @@ class ActingSide(Acting):
 
 
 def local_side(acting: Acting) -> ActingSide:
-    """Return the acting side itself, for what needs its environments and its actor in this process."""
+    """Return the acting side itself, for code that accesses its environments and actor in this process."""
     assert isinstance(acting, ActingSide), "this acts in another process"
     return acting
 
 
 def settle_gpu() -> None:
-    """Wait until the GPU has finished: one thread is about to use what another's CUDA stream has worked on."""
+    """Wait for the GPU before one thread uses results of another thread's CUDA stream."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

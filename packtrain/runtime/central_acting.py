@@ -38,7 +38,7 @@ LOOK_SECS = 0.2
 
 
 def refuse_central(experiment: Experiment) -> None:
-    """Raise a ConfigError if the policy cannot act far from the environments."""
+    """Raise a ConfigError if the policy cannot act in another process than the environments."""
     if experiment.policy.env_access == "states":
         raise ConfigError(
             "--inference learner: planners search in the simulator and act beside it; leave --inference out"
@@ -97,7 +97,7 @@ def central_acting(
 
 
 def engine_for(setup: Callable[[int, int], EnvServerSetup], launched: Any) -> Engine:
-    """Return what starts the servers.
+    """Return the engine that starts the servers.
 
     Args:
       setup: of a server by its index and life.
@@ -115,7 +115,7 @@ def engine_for(setup: Callable[[int, int], EnvServerSetup], launched: Any) -> En
 
 
 class _Waiting(NamedTuple):
-    """A row that waits for room in the memories."""
+    """A row that cannot be stored yet because the memory is full."""
 
     group: int
     row: Row
@@ -124,18 +124,18 @@ class _Waiting(NamedTuple):
 
 
 class _PatientWriter(Writer):
-    """Writes the rows of a group while there is room in the memory, and keeps them in order otherwise."""
+    """Writes the rows of a group in order, and queues them while the memory is full."""
 
     def __init__(self, acting: CentralActing, group: int):
         self._acting, self._group = acting, group
 
     def add(self, row: Row, carry: Any, extras: dict[str, Any]) -> None:
-        """Store a row, now or later."""
+        """Store a row, or queue it while the memory is full."""
         self._acting.store(self._group, row, carry, extras)
 
 
 class CentralActing(ActingSide):
-    """Serves the groups whose rows are here, with one policy that uses the newest weights."""
+    """Serves the groups whose rows have arrived, with one policy that uses the newest weights."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class CentralActing(ActingSide):
         servers: EnvServers,
         exact: bool,
     ):
-        """Nothing starts before the first step.
+        """Store the arguments; nothing starts before the first step.
 
         Args:
           experiment: of the run.
@@ -172,7 +172,7 @@ class CentralActing(ActingSide):
     # -- acting
 
     def act(self, patience: float | None = None) -> Report:
-        """Serve the groups whose rows are here.
+        """Serve the groups whose rows have arrived.
 
         Args:
           patience: seconds to wait for a row; None: until there is one.
@@ -191,7 +191,7 @@ class CentralActing(ActingSide):
         return Report(self.actor.steps, self.actor.drain_finished(), self.policy.random)
 
     def _serve(self) -> bool:
-        """Serve the groups whose rows are here; return whether anything was done."""
+        """Serve the groups whose rows have arrived; return whether any was served."""
         stored = self._store_waiting()
         if self._waiting:
             return stored
@@ -219,7 +219,7 @@ class CentralActing(ActingSide):
         return [first] if first in answered else []
 
     def _begin_anew(self, group: int) -> None:
-        """Begin new episodes of a group: those under way ended with its server."""
+        """Begin new episodes of a group: the unfinished ones ended with its server."""
         stream, state = self.streams[group], self.actor.actor_states[group]
         if not stream.started:
             return  # the first episodes of the run
@@ -234,7 +234,7 @@ class CentralActing(ActingSide):
     # -- rows on their way to memories
 
     def store(self, group: int, row: Row, carry: Any, extras: dict[str, Any]) -> None:
-        """Store a row of a group, in the order of calls; later if a memory has no room."""
+        """Store a row of a group in the order of calls; rows wait while a memory is full."""
         if self._waiting or not self._has_room(group):
             kept = trees.map(_copied, (tuple(row), carry, extras))
             self._waiting.append(_Waiting(group, Row(*kept[0]), kept[1], kept[2]))
@@ -267,7 +267,7 @@ class CentralActing(ActingSide):
 
     @property
     def layout(self) -> Layout:
-        """How the environments are divided. No checkpoint has this layout: environments of servers are not saved."""
+        """The division of the environments. It is never in a checkpoint: environments of servers are not saved."""
         return Layout(0, tuple(self.group_sizes))
 
     def close(self) -> None:

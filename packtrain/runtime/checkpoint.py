@@ -1,4 +1,4 @@
-"""Checkpoints: directories of safetensors and JSON that are whole and verified, or ignored.
+"""Checkpoints: directories of safetensors and JSON files; only complete and verified ones are loaded.
 
     checkpoints/STEP/manifest.json      schema, step, and size and SHA-256 of every other file
     checkpoints/STEP/NAME.safetensors   the arrays of one part of the state
@@ -40,7 +40,7 @@ log = logging.getLogger("packtrain")
 
 
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Write a checkpoint. If that fails, nothing of it stays, and one of the same step that was there is kept.
+    """Write a checkpoint. If that fails, it is removed, and an existing one of the same step is kept.
 
     Args:
       folder: RUN/checkpoints.
@@ -70,7 +70,7 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
 
 def _files_of(step: int, state: dict[str, Any]) -> dict[str, bytes]:
-    """The content of every file of a checkpoint by its name, the manifest last."""
+    """Return the content of every file of a checkpoint by its name, the manifest last."""
     files: dict[str, bytes] = {}
     plain: dict[str, Any] = {}
     for part, content in state.items():
@@ -91,7 +91,7 @@ def _files_of(step: int, state: dict[str, Any]) -> dict[str, bytes]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read one checkpoint, verified before anything is parsed; CheckpointError if it is not whole."""
+    """Load one checkpoint, whose files are verified before they are parsed; CheckpointError if it is damaged."""
     contents = {name: _read_verified(path / name, entry) for name, entry in _listed(path).items()}
     try:
         plain = json.loads(contents["state.json"])
@@ -113,7 +113,7 @@ def verify(path: Path) -> None:
 
 
 def _listed(path: Path) -> dict[str, Any]:
-    """The files of a checkpoint that its manifest lists."""
+    """Return the files of a checkpoint that its manifest lists."""
     manifest = _read_json(path / "manifest.json")
     if manifest.get("schema") != SCHEMA:
         raise CheckpointError(
@@ -129,7 +129,7 @@ def _listed(path: Path) -> dict[str, Any]:
 
 
 def peek(folder: Path, step: int, part: str) -> Any:
-    """A part of a checkpoint's state, unverified and with nothing in its arrays; {} if it has none.
+    """Return a part of a checkpoint's state, unverified and with empty arrays; {} if it has none.
 
     CheckpointError if it cannot be read.
     """
@@ -138,14 +138,14 @@ def peek(folder: Path, step: int, part: str) -> Any:
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint, newest last; half-written ones are not among them."""
+    """Return the steps of all checkpoints in ascending order; half-written ones are left out."""
     if not folder.is_dir():
         return []
     return sorted(int(child.name) for child in folder.iterdir() if child.name.isdecimal() and child.is_dir())
 
 
 def load_newest(folder: Path) -> tuple[int, dict[str, Any]] | None:
-    """The newest checkpoint in RUN/checkpoints that is whole; damaged ones are skipped with a warning.
+    """Load the newest undamaged checkpoint in RUN/checkpoints; damaged ones are skipped with a warning.
 
     CheckpointError if there are checkpoints, but none is whole.
     """
@@ -165,7 +165,7 @@ def load_newest(folder: Path) -> tuple[int, dict[str, Any]] | None:
 
 
 def _recover(folder: Path) -> None:
-    """Put back a checkpoint that a crash caught between being moved aside and being replaced by one of its step."""
+    """Restore a checkpoint if a crash happened between moving it aside and replacing it by one of its step."""
     for old in folder.glob(".old-*"):
         final = folder / old.name.split("-")[1]
         if final.exists():
@@ -176,7 +176,7 @@ def _recover(folder: Path) -> None:
 
 
 def choose(folder: Path, which: str) -> tuple[int, dict[str, Any]]:
-    """The checkpoint called "latest", "best" or by its step."""
+    """Return the checkpoint called "latest" or "best", or of a given step."""
     found = steps(folder)
     if not found:
         raise CheckpointError(f"{folder} holds no checkpoint; train for longer, or look for the run elsewhere")
@@ -197,7 +197,7 @@ def choose(folder: Path, which: str) -> tuple[int, dict[str, Any]]:
 
 
 def best(folder: Path) -> dict[str, Any] | None:
-    """{"step", "score"} of the best checkpoint, or None."""
+    """Return {"step", "score"} of the best checkpoint, or None."""
     path = folder / "best.json"
     if not path.exists():
         return None
@@ -210,14 +210,14 @@ def best(folder: Path) -> dict[str, Any] | None:
 def mark_best(
     folder: Path, step: int, score: float, rewards: dict[str, float] | None = None, kind: str = "greedy"
 ) -> None:
-    """Note the best checkpoint, by the return that was learned from, what it got of other rewards, and how it acted."""
+    """Record the best checkpoint: its return on the training reward, its returns of other rewards, and how it acted."""
     entry = {"step": step, "score": score, "kind": kind, **({"rewards": rewards} if rewards else {})}
     write_whole(folder / "best.json", json.dumps(entry).encode())
     sync_folder(folder)
 
 
 def prune(folder: Path, keep_every: int | None, whole: set[int] | None = None, written: int | None = None) -> None:
-    """Delete all but the last three whole checkpoints, the best, and the first of each span of `keep_every` steps.
+    """Delete all but the last three undamaged checkpoints, the best one, and the first of each `keep_every` steps.
 
     Damaged ones among the newest do not count: they are renamed to STEP.damaged, of which the last few are kept.
 
@@ -252,7 +252,7 @@ def prune(folder: Path, keep_every: int | None, whole: set[int] | None = None, w
 
 
 def _last_whole(folder: Path, whole: set[int]) -> set[int]:
-    """The last three checkpoints that are whole, with those above them that cannot be read; others are moved aside."""
+    """Return the last three undamaged checkpoints and unreadable newer ones; damaged ones are moved aside."""
     kept, count = set(), 0
     for step in reversed(steps(folder)):
         if count == KEPT:
@@ -284,7 +284,7 @@ def _move_aside(folder: Path, step: int, error: DamagedError) -> None:
 
 
 def _strip(tree: Any, part: str, path: str, arrays: dict[str, torch.Tensor]) -> Any:
-    """The tree with its arrays moved to `arrays` and their places marked."""
+    """Return the tree with placeholders for its arrays, which are moved to `arrays`."""
     if isinstance(tree, np.ndarray):
         arrays[path] = torch.from_numpy(np.ascontiguousarray(tree).reshape(tree.shape))  # a lone number stays one
         return {"__array__": path, "numpy": True}

@@ -1,4 +1,4 @@
-"""How a run's checkpoints are written: when they are due, at once or in the background, and what gives way to them.
+"""Writing of a run's checkpoints: when they are due, at once or in the background, and which old ones are deleted.
 
 A disk that refuses is a warning, since the checkpoint before stands, unless this one is required. A folder that is no
 longer where it was ends the run: see `RunFolder.check_place`.
@@ -28,7 +28,7 @@ class Saving:
     """Writes the checkpoints of one run."""
 
     def __init__(self, folder: RunFolder, secs: float, keep_every: int | None, in_use: Callable[[], dict[str, Any]]):
-        """The first is due after so many seconds.
+        """Schedule the first checkpoint after this many seconds.
 
         Args:
           folder: of the run.
@@ -46,11 +46,11 @@ class Saving:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a checkpoint."""
+        """Return whether it is time for a checkpoint."""
         return time.monotonic() - self._last >= self._secs
 
     def write(self, state: dict[str, Any], background: bool = False, required: bool = False) -> None:
-        """Write a checkpoint, and let old ones go.
+        """Write a checkpoint, and delete old ones.
 
         Raises:
           DivergedError: some weights are not finite.
@@ -90,7 +90,7 @@ class Saving:
     def keep_if_best(
         self, state: dict[str, Any], score: float, rewards: dict[str, float], kind: str = "greedy"
     ) -> None:
-        """Keep the state that an evaluation was made of, if none was better.
+        """Keep the evaluated state as the best checkpoint, if its score is not below the best so far.
 
         Args:
           state: of the run, before the evaluation.
@@ -111,14 +111,14 @@ class Saving:
             checkpoint.mark_best(self._folder.checkpoints, step, score, rewards, kind)
 
     def join(self) -> None:
-        """Wait for what is written in the background."""
+        """Wait for background writes."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     @contextlib.contextmanager
     def guarded(self, step: int, required: bool = False) -> Iterator[None]:
-        """Around what writes a checkpoint, or part of it: a disk that refuses is a warning, SaveError if required.
+        """Turn errors of the disk into warnings, or into a SaveError if the checkpoint is required.
 
         FolderLostError if the run folder is no longer where it was.
         """
@@ -137,7 +137,7 @@ class Saving:
             sync(file.fileno(), self._folder.metrics)
 
     def _clear_old(self, step: int, state: dict[str, Any]) -> None:
-        """Let old checkpoints and segments go; a disk that refuses is a warning, since the new one is written."""
+        """Delete old checkpoints and segments; if the disk refuses, warn, since the new checkpoint is complete."""
         try:
             checkpoint.prune(self._folder.checkpoints, self._keep_every, self._whole, step)
             self._drop_segments(state.get("memories", {}))
@@ -160,7 +160,7 @@ class Saving:
         return float(best["score"])
 
     def _drop_segments(self, newest: dict[str, Any]) -> None:
-        """Delete segments of the replay that no checkpoint refers to any more, nor who else uses them."""
+        """Delete replay segments that no checkpoint refers to."""
         folder = self._folder.checkpoints
         try:
             others = [checkpoint.peek(folder, step, "memories") for step in checkpoint.steps(folder)]

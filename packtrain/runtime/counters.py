@@ -1,4 +1,4 @@
-"""What is counted while a run acts, and survives a resume."""
+"""Counters of steps, epochs and solved episodes, which survive a resume."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from packtrain.runtime.messages import Report
 
 
 class Counters:
-    """Steps, epochs and when an episode was first solved; fed from reports of the acting side only."""
+    """Steps, epochs and the step of the first solved episode; updated from reports of the acting side only."""
 
     def __init__(self, stages: int):
         self.step = 0  # decisions learned from; where experience is replayed or played in epochs, decisions made
@@ -22,7 +22,7 @@ class Counters:
 
     @property
     def epoch(self) -> int:
-        """Epochs that are over."""
+        """Number of finished epochs."""
         return sum(self.repeats)
 
     def add(self, report: Report) -> None:
@@ -35,7 +35,7 @@ class Counters:
             self.solved_at = report.env_steps
 
     def acting_state(self) -> dict[str, Any]:
-        """Return what is counted as environments are stepped, as JSON values."""
+        """Return the counters of environment steps as JSON values."""
         return {
             "random_steps": self.random_steps,
             "counted": self.env_steps,

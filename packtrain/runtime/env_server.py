@@ -1,4 +1,4 @@
-"""Environments in a process of their own, without a policy: it answers actions with outcomes. No torch.
+"""Environments in a process of their own, without a policy: they receive actions and return rows. Imports no torch.
 
 Any engine can serve it: a spawned process (`process_engine.py`) or a Ray actor (`cluster/engine.py`).
 """
@@ -30,7 +30,7 @@ class ServedGroup:
 
 @dataclass(frozen=True)
 class EnvServerSetup:
-    """What a server is built from. Everything in it is a value, and none of it imports torch."""
+    """Settings of a server, as plain values that do not import torch."""
 
     environment: Environment
     spec: Spec
@@ -40,19 +40,19 @@ class EnvServerSetup:
     import_path: tuple[str, ...] = field(default_factory=tuple)  # where modules of the user's are found
 
     def build(self) -> EnvServer:
-        """Return the server: called in its process."""
+        """Return the server; called in the server's process."""
         return EnvServer(self)
 
 
 class EnvOrder(NamedTuple):
-    """What a server is to do next: reset a group, or step it."""
+    """An order to a server: reset a group, or step it."""
 
     group: int
     actions: Tree | None  # [B, ...]; None: reset
 
 
 class EnvAnswer(NamedTuple):
-    """The outcome of a reset or a step of one group, and counts of what was wrong since the server began."""
+    """The outcome of a reset or a step of one group, and the server's counts of errors since it began."""
 
     group: int
     outcome: Outcome
@@ -64,7 +64,7 @@ class EnvServer:
     """Owns some groups of environments and steps them as ordered."""
 
     def __init__(self, setup: EnvServerSetup):
-        """Open the environments; nothing is stepped."""
+        """Open the environments; they are not stepped."""
         if setup.travelling is not None:
             setup.travelling.check()
         self._groups: dict[int, VectorEnv] = {}
@@ -100,5 +100,5 @@ class EnvServer:
 
 
 def _owned(leaf: Any) -> Any:
-    """Return an array in one piece, which may travel; anything else as it is."""
+    """Return an array as a contiguous array that can be sent; other values are unchanged."""
     return np.ascontiguousarray(leaf) if isinstance(leaf, np.ndarray) else leaf

@@ -51,7 +51,7 @@ class EvalRequest:
 
 
 def evaluate(request: EvalRequest) -> dict[str, Any]:
-    """Play episodes with a run's checkpoint, and write the result to RUN/eval.json; no file of the run can run code."""
+    """Play episodes with a run's checkpoint and write RUN/eval.json; code of the run folder is not executed."""
     run = request.run
     refuse_no_run(run)
     folder = films.folder_for(run, request.video_format) if request.video_episodes else None
@@ -97,7 +97,7 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
 def _restore(
     run: Path, experiment: Experiment, evaluator: Evaluator, network: torch.nn.Module, state: dict[str, Any]
 ) -> dict[str, Any]:
-    """Load a checkpoint into an evaluator; return what the actor learned in training and evaluations need."""
+    """Load a checkpoint into an evaluator; return the actor state that evaluations need."""
     with restoring(run):
         repeats = state["run"].get("repeats", [0] * len(experiment.schedule))
         for policy in evaluator.policies:
@@ -117,7 +117,7 @@ def _analyst(experiment: Experiment) -> LearnerSettings | None:
 
 
 def _end_at_once(error: EnvError) -> None:
-    """End the process: an environment hangs, and nothing can interrupt it."""
+    """End the process at once, because an environment hangs and cannot be interrupted."""
     print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
     os._exit(error.exit_code)
 
@@ -125,7 +125,7 @@ def _end_at_once(error: EnvError) -> None:
 def _play(
     evaluator: Evaluator, learned: dict[str, Any], film: films.Film | None
 ) -> tuple[dict[str, Any], list[Episode]]:
-    """Play all episodes; return the result and the episodes of the first kind. On a terminal, a line counts them."""
+    """Play all episodes; return the result and the episodes of the first kind. A terminal shows the count."""
     shown = time.monotonic()
     evaluator.begin(learned)
     result, episodes = None, evaluator.episodes
@@ -146,7 +146,7 @@ def _play(
 
 
 def describe_evaluation(run: str, result: dict[str, Any]) -> str:
-    """Return the result as one or several lines for people."""
+    """Return the result as one or several lines of text."""
     interval = _half_width(result["return_ci95"]) + " (95 % interval)" * (result["return_ci95"] is not None)
     solved = f", solved {result['solved']:.3f}" if "solved" in result else ""
     cut = f", {result['episodes_truncated']} cut off" if result["episodes_truncated"] else ""

@@ -1,4 +1,4 @@
-"""Evaluation episodes in environments of their own, one step at a time, so that a runtime can fit them in anywhere."""
+"""Evaluation episodes in separate environments, one step at a time, so that a runtime can interleave them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ LONGEST_TICK_SECS = 60.0  # a longer pause between two steps does not count as t
 
 
 class Limits:
-    """Cuts off episodes that go on too long; each counts as it is, and its column plays no other."""
+    """Truncates episodes that take too long; a truncated episode counts, and its column plays no further ones."""
 
     def __init__(self, max_steps: int | None = None, deadline_secs: float | None = None):
-        """Nothing is cut off yet.
+        """Create limits that have truncated no episode yet.
 
         Args:
           max_steps: of an episode; None: no limit.
@@ -42,12 +42,12 @@ class Limits:
         self.begin()
 
     def begin(self) -> None:
-        """An evaluation begins."""
+        """Reset the limits for a new evaluation."""
         self._time = RunningTime(LONGEST_TICK_SECS)
         self.cut_off = 0  # columns
 
     def apply(self, stream: Stream, played: list[list[Episode]], wanted: list[int]) -> None:
-        """Add the episodes that are cut off now to `played`, and let `wanted` of their columns be what they have."""
+        """Add the episodes truncated now to `played`, and reduce `wanted` of their columns to what they have."""
         late = self._deadline is not None and self._time.look() > self._deadline
         if not late and (self._max_steps is None or stream.lengths.max() < self._max_steps):
             return
@@ -60,7 +60,7 @@ class Limits:
 
 
 class Evaluator:
-    """Plays a fixed number of episodes of each kind, each column its share, so that short ones are not over-counted.
+    """Plays a fixed number of episodes of each kind, divided among columns, so that short ones are not over-counted.
 
     Kinds are played one after the other in the same environments, from the same seeds.
     """
@@ -68,7 +68,7 @@ class Evaluator:
     def __init__(
         self, stream: Stream, policies: Mapping[Kind, Policy], num_episodes: int, limits: Limits | None = None
     ):
-        """Nothing is played before `begin`.
+        """Open the environments; nothing is played before `begin`.
 
         Args:
           stream: the environments.
@@ -92,21 +92,21 @@ class Evaluator:
 
     @property
     def policy(self) -> Policy:
-        """The policy of the first kind."""
+        """Return the policy of the first kind."""
         return self._policies[self._kinds[0]]
 
     @property
     def policies(self) -> list[Policy]:
-        """The policies of all kinds."""
+        """Return the policies of all kinds."""
         return list(self._policies.values())
 
     @property
     def plays_first_kind(self) -> bool:
-        """Whether the episodes at hand are those of the first kind."""
+        """Return whether the current episodes are those of the first kind."""
         return self.kind == self._kinds[0]
 
     def begin(self, known: dict[str, Any] | None = None) -> None:
-        """Start over with the weights the policy has now, from the same seeds every time.
+        """Start again with the policy's current weights, from the same seeds every time.
 
         Args:
           known: the snapshot of the actor state in training. It is copied:
@@ -132,7 +132,7 @@ class Evaluator:
         self._start_next, self.active = False, True
 
     def tick(self) -> dict[str, Any] | None:
-        """One step of every column; the result when the last episode of the last kind is over."""
+        """Step every column once; return the result after the last episode of the last kind, else None."""
         if self._start_next:
             self._start(self._kinds[len(self._results)])
         self.stream.send(self._actor_state.act(self._row).action)
@@ -152,7 +152,7 @@ class Evaluator:
         return self._combined()
 
     def _combined(self) -> dict[str, Any]:
-        """The result of the first kind, and if there are several, the returns of each under its own name."""
+        """Return the result of the first kind, and with several kinds, the returns of each under its own name."""
         result = dict(self._results[self._kinds[0]])
         if len(self._kinds) > 1:
             for kind, found in self._results.items():
@@ -162,23 +162,23 @@ class Evaluator:
         return result
 
     def progress(self) -> str:
-        """Say how far it is."""
+        """Return the progress as text."""
         of = sum(self._share) * len(self._kinds)
         return f"evaluating: {self.played} of {of} episodes; the longest under way: {self.stream.lengths.max():,} steps"
 
     @property
     def row(self) -> Row:
-        """The latest row, NumPy arrays, valid until the next tick."""
+        """Return the latest row of NumPy arrays, valid until the next tick."""
         return self._row
 
     @property
     def episodes(self) -> list[list[Episode]]:
-        """Those of the kind at hand that count so far, by column."""
+        """Return the counted episodes of the current kind, by column."""
         return self._played
 
     @property
     def played(self) -> int:
-        """Episodes of all kinds that count so far."""
+        """Return the number of counted episodes of all kinds."""
         under_way = 0 if self.kind in self._results else sum(len(played) for played in self._played)
         return under_way + sum(int(found["episodes"]) for found in self._results.values())
 
@@ -188,7 +188,7 @@ class Evaluator:
 
 
 def summary(episodes: list[Episode]) -> dict[str, Any]:
-    """Mean, spread and 95 % Student-t half-width of the returns of some episodes; the mean of every reward channel.
+    """Return mean, spread and 95 % Student-t half-width of the episodes' returns; the mean of every reward channel.
 
     return_ci95 = t(0.95, n − 1) · s / √n
     """
@@ -221,7 +221,7 @@ def open_evaluator(
     precision: torch.dtype | None = None,
     kinds: Sequence[Kind] = (),
 ) -> tuple[Evaluator, torch.nn.Module]:
-    """Return an evaluator with environments and a network of its own, and that network.
+    """Return an evaluator with its own environments and network, and that network.
 
     Args:
       experiment: what is evaluated.

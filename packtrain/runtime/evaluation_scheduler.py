@@ -1,4 +1,4 @@
-"""Evaluations during a training run: when each is due, what it plays with, and its result.
+"""Evaluations during a training run: when each is due, its networks and environments, and its result.
 
 One plays at a time. It counts as under way until its row is written: only then may what was evaluated be deleted.
 """
@@ -29,7 +29,7 @@ class Evaluated(NamedTuple):
 
 
 class _One:
-    """One of a run's evaluations: its name, settings, evaluator, network and when it is due."""
+    """One of a run's evaluations: its name, settings, evaluator, network and next step."""
 
     def __init__(self, name: str, settings: Evaluation, evaluator: Evaluator, network: nn.Module):
         self.name, self.settings, self.evaluator, self.network = name, settings, evaluator, network
@@ -45,7 +45,7 @@ class _One:
 
 
 class Evaluations:
-    """All evaluations of one run, one at a time; none, if no settings ask for one.
+    """All evaluations of one run, one at a time; empty if no settings request one.
 
     The first one decides which checkpoint is the best.
     """
@@ -91,7 +91,7 @@ class Evaluations:
         return self._current is self._all[0]
 
     def is_due(self, step: int, epoch: int, finished: bool) -> bool:
-        """Return whether an evaluation should begin at this step, or at the end of the run; it is the current one then.
+        """Return whether an evaluation should begin at this step or at the end of the run, and make it the current one.
 
         Args:
           step: of the run.

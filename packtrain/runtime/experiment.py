@@ -78,7 +78,7 @@ class LearnerUse:
         self._optional("check_new_run")(policy)
 
     def prepare_policy(self, policy: Policy, memory: MemorySettings) -> None:
-        """Let a policy that acts in training compute what the learner needs."""
+        """Let a training policy compute what the learner needs."""
         self._optional("prepare_policy")(policy, memory)
 
     @property
@@ -94,7 +94,7 @@ class LearnerUse:
 @configurable
 @dataclass(frozen=True)
 class Collect:
-    """Act: until the memory can serve a batch, or whole episodes, or until a number of steps has been made."""
+    """Collect steps: until the memory can supply a batch, for a number of episodes, or for a number of steps."""
 
     memory: str | tuple[str, ...] | None = None  # where episodes go; None: nothing is kept
     rounds: int | None = None  # episodes that every column plays; None: as long as the memory is not ready
@@ -113,14 +113,14 @@ class Collect:
 
     @property
     def memories(self) -> tuple[str, ...]:
-        """The names of all memories that are filled."""
+        """Names of all memories that are filled."""
         return (self.memory,) if isinstance(self.memory, str) else self.memory or ()
 
 
 @configurable
 @dataclass(frozen=True)
 class Update:
-    """Let a learner take `count` steps; of a replay, before anything is repeated, `count` since the beginning."""
+    """Make `count` updates of a learner; before a replay's `Repeat`, `count` since the beginning of the run."""
 
     learner: str
     count: int = 1
@@ -133,7 +133,7 @@ class Update:
 @configurable
 @dataclass(frozen=True)
 class Repeat:
-    """Do these in order, again and again, until `Run.total_steps`. Runtimes that can, do them at the same time.
+    """Repeat these stages in order until `Run.total_steps`. Runtimes that can, run them concurrently.
 
     Where whole episodes are collected, once through is an epoch: nothing is learned while they are played. Where
     learners replay, each makes as many updates as its ratio to the steps allows, and acting and learning take turns; a
@@ -147,12 +147,12 @@ class Repeat:
 
     @property
     def by_epochs(self) -> bool:
-        """Whether it collects whole episodes."""
+        """Whether the stage collects whole episodes."""
         return any(isinstance(stage, Collect) and stage.rounds is not None for stage in self.stages)
 
     @property
     def learns(self) -> bool:
-        """Whether anything is updated in it."""
+        """Whether the stage contains updates."""
         return any(isinstance(stage, Update) for stage in self.stages)
 
     @property
@@ -164,7 +164,7 @@ class Repeat:
 @configurable
 @dataclass(frozen=True)
 class Run:
-    """How long, and what is written when. All of it may change on resume."""
+    """Run length, and the intervals of logs and checkpoints. All of it may change on resume."""
 
     total_steps: int | None = 100_000  # decisions learned from, or made where whole episodes are played; None: no limit
     log_every: int = 5_000  # steps between metric rows
@@ -186,7 +186,7 @@ class Run:
 @configurable
 @dataclass(frozen=True)
 class Evaluation:
-    """Episodes between training, in environments of their own; not stored, not counted.
+    """Evaluation episodes in separate environments; they are neither stored nor counted as steps.
 
     A policy that outputs a distribution plays them twice: greedily, by the distribution's mode, and sampled, as it acts
     in training. Others play greedily only.
@@ -217,7 +217,7 @@ class Evaluation:
 @configurable
 @dataclass(frozen=True)
 class Experiment:
-    """Everything a runtime needs to know, and nothing that is alive."""
+    """All settings that a runtime needs, as plain values."""
 
     streams: Streams
     policy: PolicySettings
@@ -274,55 +274,55 @@ class Experiment:
 
     @property
     def samples(self) -> bool:
-        """Whether the policy outputs a distribution, so that greedy and sampled returns are two things."""
+        """Whether the policy outputs a distribution, so that greedy and sampled returns differ."""
         return self.policy.samples
 
     @property
     def evaluations(self) -> dict[str, Evaluation]:
-        """All evaluations by their names, the first one first."""
+        """All evaluations by name, the first one first."""
         return {self.evaluation_name: self.evaluation, **self.more_evaluations}
 
     @property
     def by_ratio(self) -> bool:
-        """Whether memories replay: steps are counted as they are acted, and updates follow them by a ratio."""
+        """Whether memories replay: updates follow the number of steps by a ratio."""
         return any(memory.replays for memory in self.memories.values())
 
     @property
     def overlaps(self) -> bool:
-        """Whether environments may step while a learner that replays learns."""
+        """Whether environments may step while a replay learner makes updates."""
         return self.by_ratio and any(use.ratio is None or use.slack is not None for use in self.learners.values())
 
     @property
     def can_overlap(self) -> bool:
-        """Whether acting and learning can go on at the same time, so that the local runtime uses two threads."""
+        """Whether acting and learning can overlap, so that the local runtime uses two threads."""
         return not self.by_epochs and (not self.by_ratio or self.overlaps)
 
     @property
     def warm_up(self) -> int:
-        """Steps that are acted before anything is repeated."""
+        """Number of steps before the first `Repeat`."""
         return max((s.steps or 0 for s in self.schedule if isinstance(s, Collect)), default=0)
 
     def pretraining(self, learner: str) -> int:
-        """Updates that a learner makes before anything is repeated."""
+        """Number of updates that a learner makes before the first `Repeat`."""
         return max((s.count for s in self.schedule if isinstance(s, Update) and s.learner == learner), default=0)
 
     @property
     def by_epochs(self) -> bool:
-        """Whether acting and learning take turns, a round of whole episodes at a time."""
+        """Whether acting and learning alternate, one round of whole episodes at a time."""
         return any(isinstance(stage, Repeat) and stage.by_epochs for stage in self.schedule)
 
     @property
     def epochs(self) -> int | None:
-        """How many epochs the schedule has; None if it has no end of its own."""
+        """Number of epochs of the schedule; None if it has no end."""
         times = [stage.times for stage in self.schedule if isinstance(stage, Repeat)]
         return None if None in times else sum(t for t in times if t is not None)
 
     @property
     def total_steps(self) -> int:
-        """The step at which a run ends at the latest."""
+        """Maximum number of steps of a run."""
         return NO_LIMIT if self.run.total_steps is None else self.run.total_steps
 
     def probe(self) -> Spec:
-        """What its environment shows and takes, found out by making one."""
+        """Observation and action space of the environment, found by making one."""
         environment = self.streams.environment
         return environment.probe_core() if self.policy.env_access == "states" else environment.probe()

@@ -1,4 +1,4 @@
-"""Watches where the environments go, in worlds whose states can all be listed: how much was seen, how near the goal."""
+"""Exploration statistics for environments with enumerable states: states visited, and distance to the goal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MARKS = ("wrong", "false_loop", "verified")  # what may be noted of a step: see 
 @partial(configurable, module="packtrain")
 @dataclass(frozen=True)
 class ExplorationCallback:
-    """Which states were seen, how far they are from the goal by exact search, and pictures of it in RUN/pictures.
+    """Counts visited states and their exact distances to the goal, and draws pictures of them in RUN/pictures.
 
     For small worlds of ours with one start: all states are listed when a run begins.
     """
@@ -41,10 +41,10 @@ class ExplorationCallback:
 
 
 class Explorer:
-    """The books of all streams. Steps of random play that only gathers data have books of their own."""
+    """Visit counts of all streams. Steps of random data collection are counted separately."""
 
     def __init__(self, settings: ExplorationCallback, streams: list[Stream], folder: Path):
-        """List all states; EnvSetupError if they cannot be.
+        """Enumerate all states; EnvSetupError if that is impossible.
 
         Args:
           settings: what to write.
@@ -66,7 +66,7 @@ class Explorer:
         self._lock = threading.Lock()  # one thread may look while another writes a row
 
     def look(self, group: int, stream: Stream, at: int, random: bool, marks: Mapping[str, np.ndarray]) -> None:
-        """After a turn of a group: it has received a row and sent actions.
+        """Count the states of a group after its actor step, in which it received a row and sent actions.
 
         Args:
           group: its number.
@@ -89,7 +89,7 @@ class Explorer:
         self._before[group] = (states, np.array(stream.sent))
 
     def row(self) -> dict[str, Any]:
-        """The metrics of an epoch or of a span between two rows, after which the next one begins."""
+        """Return the metrics since the last call, or of an epoch, and begin a new interval."""
         with self._lock:
             row = self.planned.row()
             if self.random.visits.any():
@@ -103,7 +103,7 @@ class Explorer:
         return row
 
     def draw(self, name: str = "visits.png") -> None:
-        """A heat map of visits, and of what was noted, if the world can be drawn; a warning if it cannot be written."""
+        """Write a heat map of visits and recorded values, if the environment can be drawn; warn if writing fails."""
         if not hasattr(self._core, "chart"):
             return
         noted = {label: (self.graph.states, counts) for label, counts in self._marks.items() if counts.any()}
@@ -115,7 +115,7 @@ class Explorer:
             self._refused.warn(f"{error}; the run goes on without that picture")
 
     def snapshot(self) -> dict[str, Any]:
-        """All counts."""
+        """Return all counts."""
         return {
             "planned": self.planned.snapshot(),
             "random": self.random.snapshot(),
@@ -124,7 +124,7 @@ class Explorer:
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on from a snapshot, with the next row."""
+        """Continue from a snapshot, with the next row."""
         self.planned.restore(snapshot["planned"])
         self.random.restore(snapshot["random"])
         self._marks = {name: np.array(counts) for name, counts in snapshot["marks"].items()}

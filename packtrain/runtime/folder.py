@@ -1,4 +1,4 @@
-"""The run folder: paths of its parts, its lock, its log, and a check that it is still in its place."""
+"""The run folder: paths of its files, its lock, its log, and a check that it still exists."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _TAKEN = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}  # errors of a lock tha
 
 
 class RunFolder:
-    """One run's folder, held by a lock that the kernel frees when its process dies."""
+    """One run's folder, protected by a lock that the kernel releases when its process dies."""
 
     def __init__(self, path: Path, home: Path | None = None, fresh: bool = False):
-        """Nothing is made or opened yet.
+        """Store the path; nothing is created or opened yet.
 
         Args:
           path: of the folder.
@@ -42,26 +42,26 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are."""
+        """Path of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def metrics(self) -> Path:
-        """The metric rows."""
+        """Path of the metric rows."""
         return self.path / "metrics.jsonl"
 
     @property
     def config(self) -> Path:
-        """The configuration."""
+        """Path of the configuration."""
         return self.path / "config.gin"
 
     @property
     def study(self) -> Path:
-        """What a finished study leaves, which has no checkpoints."""
+        """Path of the results of a finished study, which has no checkpoints."""
         return self.path / "study.json"
 
     def open(self) -> None:
-        """Create the folder if need be, take its lock and start its log; RunFolderError if that cannot be."""
+        """Create the folder if necessary, take its lock and start its log; RunFolderError if that fails."""
         try:
             if self._fresh:
                 name = claim(self.path).name
@@ -112,7 +112,7 @@ class RunFolder:
         self._lock.flush()
 
     def _holder(self, pid: str, host: str) -> str:
-        """Describe the process that holds the lock, and the way out.
+        """Describe the process that holds the lock, and what the user can do.
 
         Args:
           pid: process id in the file .lock.
@@ -159,7 +159,7 @@ class RunFolder:
                         leftover.unlink()
 
     def close(self) -> None:
-        """Free the lock and end the log."""
+        """Release the lock and end the log."""
         _open_folders.discard(self)
         if self._handler is not None:
             log.removeHandler(self._handler)
@@ -177,7 +177,7 @@ class RunFolder:
             self._lock, self._held = None, None
 
     def write_config(self, text: str) -> None:
-        """Write config.gin whole or not at all, if its text has changed; RunFolderError if it cannot be written."""
+        """Write config.gin atomically if its text has changed; RunFolderError if it cannot be written."""
         try:
             if not self.config.is_file() or self.config.read_bytes() != text.encode():
                 write_whole(self.config, text.encode())
@@ -187,7 +187,7 @@ class RunFolder:
     # -- whether it is still there
 
     def check_place(self) -> None:
-        """FolderLostError if the folder that was opened is not what its path leads to any more."""
+        """Raise a FolderLostError if the path no longer leads to the folder that was opened."""
         if self._handle is None or self._is_here(self.path):
             return
         raise FolderLostError(f"{self.shown} was deleted, renamed or replaced while its run went on")
@@ -221,7 +221,7 @@ class RunFolder:
     # -- whether it can be used
 
     def check_writable(self) -> None:
-        """RunFolderError if the folder could not be written; creates nothing."""
+        """Raise a RunFolderError if the folder could not be written; creates nothing."""
         place = self.path.parent if self._fresh else self.path
         while not place.exists():
             place = place.parent
@@ -233,7 +233,7 @@ class RunFolder:
             )
 
     def refuse_other_kind(self, sign: Path) -> None:
-        """RunFolderError if the folder holds a run of the other kind, of which this file or folder is the sign."""
+        """Raise a RunFolderError if the folder holds a run of the other kind, which this file or folder indicates."""
         if not self._fresh and sign.exists():
             raise RunFolderError(
                 f"{self.shown} holds another kind of run; --fresh starts one beside it, or choose another --output_dir"
@@ -241,13 +241,13 @@ class RunFolder:
 
 
 class _LogFile(logging.FileHandler):
-    """A log that a full disk does not turn into tracebacks on the terminal."""
+    """A log file whose write errors (such as a full disk) are not printed as tracebacks."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Leave the line out."""
+        """Drop the line."""
 
     def close(self) -> None:
-        """Close the file, whatever of it the disk refuses."""
+        """Close the file and ignore write errors."""
         with contextlib.suppress(OSError):
             super().close()
 
@@ -256,7 +256,7 @@ _open_folders: weakref.WeakSet[RunFolder] = weakref.WeakSet()
 
 
 def _let_go_in_child() -> None:
-    """A forked process has the lock open too; it must not keep the folder locked when this one is gone."""
+    """Close the lock in a forked process, which would otherwise keep the folder locked after this process ends."""
     for folder in list(_open_folders):
         if folder._lock is not None:
             folder._lock.close()
@@ -271,7 +271,7 @@ def _is_running(pid: str) -> bool:
 
 
 def _users_of(path: Path) -> list[str]:
-    """The ids of the processes on this machine that have a file open, as far as this user may see them."""
+    """Return the ids of the processes on this machine that have a file open, as far as this user may see them."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -281,7 +281,7 @@ def _users_of(path: Path) -> list[str]:
 
 
 def claim(path: Path) -> Path:
-    """Make a folder: itself if it is new, else the first free name beside it. No two processes get the same."""
+    """Create a folder: this path if it is new, else the first free name beside it. Two processes never get the same."""
     path.parent.mkdir(parents=True, exist_ok=True)
     candidate, number = path, 2
     while True:
@@ -294,7 +294,7 @@ def claim(path: Path) -> Path:
 
 
 def point_latest(root: Path, path: Path) -> None:
-    """ROOT/latest → the newest run; a real file or folder of that name is left alone."""
+    """Link ROOT/latest to the newest run; an existing file or folder of that name is left alone."""
     link = root / "latest"
     if link.is_symlink() or not link.exists():
         temporary = root / f".latest-{os.getpid()}"

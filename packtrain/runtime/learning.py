@@ -52,12 +52,12 @@ class LearningSide:
         return self.memories[self._experiment.learners[name].memory]
 
     def learn(self, name: str, count: int) -> UpdateResult | None:
-        """Make updates of one learner, `max_updates` at most; None if its memory has too little."""
+        """Make updates of one learner, at most `max_updates`; None if its memory holds too little."""
         results = learn([self.learners[name]], [self.memory_of(name)], count)
         return None if results is None else results[0]
 
     def publish_after(self, name: str) -> None:
-        """Publish the weights after updates of a learner; by a ratio to steps, only if it changed what actors use."""
+        """Publish the weights after a learner's updates; with an update ratio, only if the actors' weights changed."""
         due = self._experiment.learners[name].publishes and self.learners[name].publish_due
         if due or not self._experiment.by_ratio:
             self.publish(self.updates)
@@ -69,12 +69,12 @@ class LearningSide:
                 self.weights.publish(name, self._acting_network(learner.network), version)
 
     def moved(self) -> None:
-        """Look up the learners' weights again: they lie elsewhere in memory from now on."""
+        """Look up the learners' weights again after they have moved in memory."""
         for learner, _ in self._published:
             self.weights.forget(self._acting_network(learner.network))
 
     def renew(self, name: str, epoch: int) -> None:
-        """Give a learner fresh weights, drawn for this epoch, and clear its memory."""
+        """Replace a learner's weights by fresh ones, sampled for this epoch, and clear its memory."""
         torch.manual_seed(seed_for(self._experiment.seed, "weights", epoch))
         learner = self.learners[name]
         learner.reset(self._experiment.policy.build_network(self._spec).state_dict())
@@ -93,7 +93,7 @@ class LearningSide:
         return state
 
     def memory_states(self, with_episodes: bool) -> dict[str, Any]:
-        """Return the memories' states; without the episodes in progress, only of those that are of use then."""
+        """Return the memories' states; without unfinished episodes, only the states that are useful without them."""
         kept = (name for name, memory in self.memories.items() if with_episodes or memory.outlives_episodes)
         return {name: self.memories[name].snapshot() for name in kept}
 
@@ -131,7 +131,7 @@ class LearningSide:
 def build_learning(
     experiment: Experiment, spec: Spec, device: torch.device, group_sizes: list[int], context: int, exact: bool = False
 ) -> LearningSide:
-    """Build networks, memories and learners; nothing starts.
+    """Build networks, memories and learners; no update is made.
 
     Args:
       experiment: what to build.
@@ -179,5 +179,5 @@ def network_precision(
 
 
 def nothing_to_learn_from() -> ConfigError:
-    """The error of a learner that is due and whose memory has no batch."""
+    """Return the error for a learner that is due and whose memory has no batch."""
     return ConfigError("there is no whole sequence to learn from yet: more steps must be collected before")

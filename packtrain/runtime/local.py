@@ -1,4 +1,4 @@
-"""The local runtime: one process, acting and learning at the same time, each in a thread of its own."""
+"""The local runtime: one process, acting and learning concurrently in two threads."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _short_switches() -> Iterator[None]:
 
 
 def _join(actor: threading.Thread, faults: list[BaseException]) -> None:
-    """Wait for the turn under way: 30 s, or 5 s from when an environment is known to hang."""
+    """Wait for the current actor step: 30 s, or 5 s after an environment is known to hang."""
     waited, hung = RunningTime(longest_gap=1.0), RunningTime(longest_gap=1.0)
     while actor.is_alive() and waited.look() < 30.0:
         if faults and hung.look() > 5.0:
@@ -113,7 +113,7 @@ def _join(actor: threading.Thread, faults: list[BaseException]) -> None:
 
 
 def _act_until(training: Training, over: threading.Event, faults: list[BaseException]) -> None:
-    """The actor's thread: steps while there is room, an evaluation's steps in between."""
+    """Run the actor's thread: steps while the memory has room, with the steps of evaluations in between."""
     torch.set_num_threads(1)
     memories = list(training.learning.memories.values())
     ratios = training.experiment.by_ratio
@@ -149,7 +149,7 @@ def _loop(training: Training) -> Loop:
 
 
 def _tidy(training: Training) -> None:
-    """Count, evaluate and save, where that is due, without waiting for evaluations or files."""
+    """Count, evaluate and save when that is due, without waiting for evaluations or files."""
     training.count_acted()
     training.collect_evaluation()
     training.begin_evaluation_if_due()
@@ -157,7 +157,7 @@ def _tidy(training: Training) -> None:
 
 
 def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseException]) -> None:
-    """The learner's thread: updates as they are due; where actor steps are due, the actor's thread makes them."""
+    """Run the learner's thread: make updates as they are due; the actor's thread makes actor steps."""
     memories, by_ratio = list(training.learning.memories.values()), training.experiment.by_ratio
     hunger = _Hunger("the learner", "unrolls: the environments or the policy are slower")
     for item in due:
@@ -179,7 +179,7 @@ def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseExce
 
 
 def _last_evaluation(training: Training, faults: list[BaseException]) -> None:
-    """Wait for the evaluation under way, and for one of the last weights; what has been learned is saved before."""
+    """Wait for the current evaluation, and for one of the final weights; save what has been learned first."""
     saved = False
     while training.stop is None and not faults and training.finished:
         if not training.evaluating and not training.begin_evaluation_if_due():
@@ -193,7 +193,7 @@ def _last_evaluation(training: Training, faults: list[BaseException]) -> None:
 
 
 class _Hunger:
-    """Says once a minute that a loop waits, and for what."""
+    """Logs once a minute that a loop waits, and for what."""
 
     def __init__(self, who: str, what: str):
         self._who, self._what = who, what

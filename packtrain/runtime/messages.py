@@ -1,4 +1,4 @@
-"""Messages between the learner's process and acting sides, as values that may travel between processes. No torch."""
+"""Messages between the learner's process and acting sides, as values that can be sent between processes. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # `packtrain train --help` imports this module, and must not 
 
 
 class Report(NamedTuple):
-    """What one or several actor steps added."""
+    """The outcome of one or several actor steps."""
 
     env_steps: int  # decisions that reached an environment, since the beginning of the run
     finished: list[Finished]  # episodes that ended
@@ -21,7 +21,7 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is to do next: act, or answer a question between two actor steps."""
+    """An order to a worker: act, or answer a question between two actor steps."""
 
     steps: int = 1  # actor steps to make, at most; one serves one group of environments
     each_group: bool = False  # so many steps for each group of the worker
@@ -34,7 +34,7 @@ class Order:
 
 
 class WorkerReport(NamedTuple):
-    """What a worker says with its rows."""
+    """A worker's report, sent with its rows."""
 
     report: Report
     round: int  # `Order.round`
@@ -47,7 +47,7 @@ class WorkerReport(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a worker is built from. Everything in it is a value."""
+    """Settings of a worker, as plain values."""
 
     experiment: Any  # Experiment
     groups: tuple[int, ...]  # numbers of the groups of environments that it serves
@@ -65,7 +65,7 @@ class WorkerSetup:
     imports: tuple[str, ...] = ()  # modules that the configuration imports
 
     def build(self) -> Any:
-        """Return the worker: called in its process. torch is imported here, while its pipe is served already."""
+        """Return the worker; called in its process, which imports torch here and already answers its pipe."""
         from packtrain.runtime.worker import Worker
 
         return Worker(self)
@@ -79,14 +79,14 @@ class GroupChunk(NamedTuple):
 
 
 def measure(chunks: Sequence[GroupChunk]) -> tuple[int, int]:
-    """Return the bytes of the arrays of chunks, and the number of environment steps in them."""
+    """Return the bytes of the chunks' arrays, and the number of environment steps in them."""
     size = sum(chunk.nbytes for _, chunk in chunks)
     return size, sum(int((~chunk.rows.first).sum()) for _, chunk in chunks)
 
 
 @dataclass(frozen=True)
 class Remote:
-    """Acting outside the learner's process, as the command line describes it. Not part of a run's identity."""
+    """Settings of acting outside the learner's process, from the command line. They may change on resume."""
 
     kind: Literal["process", "cluster"]
     workers: int | None = None  # None: one process; on a cluster, one per NUMA node of every machine that may act

@@ -1,4 +1,4 @@
-"""The metric rows of a run: what is averaged between two rows, and where rows are written."""
+"""The metric rows of a run: averages between two rows, and the sinks that receive them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MetricsLog:
     """Averages updates and episodes, and writes a row whenever one is due."""
 
     def __init__(self, every: int, frames_per_step: int, console: Console):
-        """Write nothing before `open`.
+        """Create the averages; nothing is written before `open`.
 
         Args:
           every: steps between rows.
@@ -48,7 +48,7 @@ class MetricsLog:
         self._process = psutil.Process()
 
     def open(self, path: Path, keep: int, sinks: Sequence[Sink], about: About) -> None:
-        """Begin to write.
+        """Open the sinks.
 
         Args:
           path: metrics.jsonl.
@@ -63,15 +63,15 @@ class MetricsLog:
 
     @property
     def bytes(self) -> int:
-        """Length of metrics.jsonl."""
+        """Return the length of metrics.jsonl in bytes."""
         return int(self._writers[0].bytes)
 
     def add_update(self, result: UpdateResult) -> None:
-        """Average an update's metrics into the next row."""
+        """Add an update's metrics to the next row's averages."""
         self.recorder.update(result.metrics, result.lag)
 
     def add_epoch_update(self, learner: str, result: UpdateResult) -> None:
-        """Keep an update's metrics until its epoch is over."""
+        """Store an update's metrics until its epoch is over."""
         self._epoch_updates.setdefault(learner, []).append(result.metrics)
 
     def epoch_updates(self) -> dict[str, list[dict[str, Any]]]:
@@ -79,12 +79,12 @@ class MetricsLog:
         return {name: own_copies(updates) for name, updates in self._epoch_updates.items()}
 
     def restore_epoch(self, updates: dict[str, list[dict[str, Any]]], episodes: list[dict[str, Any]]) -> None:
-        """Go on with an epoch whose updates and finished episodes these are."""
+        """Continue an epoch with the metrics of its updates and finished episodes so far."""
         self._epoch_updates = {name: list(own) for name, own in updates.items()}
         self.episodes.extend(Finished(**finished) for finished in episodes)
 
     def move(self, path: Path) -> None:
-        """Write metrics.jsonl elsewhere: its folder is gone."""
+        """Write metrics.jsonl to another folder, because the run's folder is lost."""
         self._writers[0].move(path)
 
     def drain_epoch_updates(self) -> dict[str, dict[str, float]]:
@@ -94,7 +94,7 @@ class MetricsLog:
         return averages
 
     def record_episodes(self) -> None:
-        """Take finished episodes into the next row."""
+        """Add finished episodes to the next row."""
         while self.episodes:
             finished = self.episodes.popleft()
             self.recorder.episodes(finished)
@@ -102,7 +102,7 @@ class MetricsLog:
                 sink.episodes(finished)
 
     def checkpoint(self, step: int, folder: Path) -> None:
-        """Tell the sinks about a checkpoint that has been written."""
+        """Notify the sinks of a checkpoint that has been written."""
         for sink in self._sinks:
             sink.checkpoint(step, folder)
 
@@ -140,11 +140,11 @@ class MetricsLog:
         self.console.show(row)
 
     def wall_s(self) -> float:
-        """Return the seconds of training, those before a resume included."""
+        """Return the seconds of training, including those before a resume."""
         return self._wall_before + time.monotonic() - self._begin
 
     def restore(self, state: dict[str, Any], step: int, wall_s: float) -> None:
-        """Go on from a saved recorder."""
+        """Continue from a saved recorder."""
         self.recorder.load_state_dict(state, step)
         self.row_step, self._wall_before = step, wall_s
 

@@ -1,4 +1,4 @@
-"""Several seeds of one experiment in one process: each run has its own folder and networks, and all share the work.
+"""Several seeds of one experiment in one process: each run has its own folder and networks, and updates are batched.
 
 Runs that plan share a search, runs that replay share their updates: the networks of all lie side by side, and one
 launch updates them together. With `slack` environments step on while a GPU is at the updates that were launched last.
@@ -45,7 +45,7 @@ def can_share(experiment: Experiment) -> bool:
 
 
 def run(runs: Sequence[Training | None], overlaps: bool = True) -> dict[int, DivergedError]:
-    """Run all to their ends, or until `stop` is set in them. Run k has the seed of the first plus k, and is else equal.
+    """Run all to their ends, or until their `stop` is set. Run k has the first run's seed plus k and the same settings.
 
     Args:
       runs: None stands in the place of a run that has ended before: the others draw what they would have drawn beside
@@ -107,7 +107,7 @@ def save_all(
 
 
 def _replay(trainings: Mapping[int, Training], overlaps: bool) -> dict[int, DivergedError]:
-    """Act with each, and learn with all at once: they request the same updates in the same order."""
+    """Let all runs act, and update all at once: they request the same updates in the same order."""
     _join(trainings.values())
     for training in trainings.values():
         training.saver.decides = False
@@ -121,7 +121,7 @@ def _replay(trainings: Mapping[int, Training], overlaps: bool) -> dict[int, Dive
 
 
 def _join(trainings: Iterable[Training]) -> None:
-    """Let runs update together from now on, whoever they were joined with before."""
+    """Let these runs update together from now on, whatever runs they were joined with before."""
     joined = list(trainings)
     names = list(joined[0].learning.learners)
     each = [[training.learning.learners[name] for name in names] for training in joined]
@@ -131,7 +131,7 @@ def _join(trainings: Iterable[Training]) -> None:
 
 
 def _take_turns(trainings: dict[int, Training], launched: _Launched) -> dict[int, DivergedError]:
-    """Until the runs end. Those that diverge are taken out of `trainings`."""
+    """Alternate between the runs until they end. Diverged runs are removed from `trainings`."""
     under_way = {place: serial.loop(training) for place, training in trainings.items()}
     diverged: dict[int, DivergedError] = {}
     while True:
@@ -160,7 +160,7 @@ def _take_turns(trainings: dict[int, Training], launched: _Launched) -> dict[int
 
 
 def _leave_out(trainings: dict[int, Training], diverged: Mapping[int, DivergedError]) -> None:
-    """Take diverged runs out, and join the others anew; DivergedError if none is left."""
+    """Remove diverged runs and join the others anew; DivergedError if none is left."""
     gone = {place: trainings.pop(place) for place in diverged if place in trainings}
     if not gone:
         return
@@ -180,17 +180,17 @@ def _say_diverged(training: Training, error: DivergedError) -> None:
 
 
 def left_behind(folder: Path) -> bool:
-    """Whether the others of its seeds have gone on without the run in a folder."""
+    """Return whether the other seeds have continued without the run in this folder."""
     return (folder / _MARK).exists()
 
 
 def take_up(folder: Path) -> None:
-    """The run in a folder goes on."""
+    """Resume the run in a folder."""
     (folder / _MARK).unlink(missing_ok=True)
 
 
 class _Launched:
-    """Updates that a GPU may not be done with: as many as there is slack for.
+    """Updates that a GPU may not have finished: as many as there is slack for.
 
     Without slack those who act wait for the newest weights, and so for all updates.
     """
@@ -203,7 +203,7 @@ class _Launched:
         self._queue: collections.deque[tuple[Learn, torch.cuda.Event]] = collections.deque()
 
     def add(self, wish: Learn) -> None:
-        """These were launched last."""
+        """Add the launched updates."""
         if wish.learner in self._slack:
             done = torch.cuda.Event()
             done.record()
@@ -211,7 +211,7 @@ class _Launched:
             self._counts[wish.learner] += wish.updates
 
     def wait(self) -> None:
-        """Until no more of any learner are left than it has slack."""
+        """Wait until at most `slack` updates of any learner are unfinished."""
         while any(self._counts[name] > slack for name, slack in self._slack.items()):
             wish, done = self._queue.popleft()
             done.synchronize()
@@ -219,7 +219,7 @@ class _Launched:
 
 
 def same_updates(folders: Sequence[Path]) -> list[tuple[int, dict[str, Any]] | None]:
-    """The newest checkpoint of each run at which all had made the same updates; None for each if none has any.
+    """Return the newest checkpoint of each run with the same number of updates in all; None for each if there is none.
 
     A kill between saving two of them leaves some a checkpoint ahead.
 
@@ -281,7 +281,7 @@ def _learn_until_it_acts(training: Training, loop: Loop) -> bool:
 
 
 def _joint(runs: Sequence[Training | None], first: Training, seed: int) -> SeedGroup:
-    """Return what acts for all runs."""
+    """Return the object that acts for all runs."""
     sides = [local_side((training or first).acting) for training in runs]
     actors = [None if training is None else side.actor for training, side in zip(runs, sides, strict=True)]
     policies: list[Any] = [side.policy for side in sides]
@@ -289,7 +289,7 @@ def _joint(runs: Sequence[Training | None], first: Training, seed: int) -> SeedG
 
 
 def _plan(trainings: Mapping[int, Training], joint: SeedGroup) -> dict[int, DivergedError]:
-    """Let each run go on until it wants a turn, make the turns of all that do at once, and again.
+    """Advance each run until it needs an actor step, make those of all runs at once, and repeat.
 
     Runs begin every epoch together: those that have finished one wait for those that have not.
     """

@@ -1,4 +1,4 @@
-"""From a parsed `train` command line to a run that is ready to start; all checks come before anything is written."""
+"""From a parsed `train` command line to a run that is ready to start; checks come before any file is written."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ class OpenRun:
 
 
 def prepare_request(request: TrainRequest) -> tuple[Configuration, Experiment, Spec]:
-    """Load and try what a command line describes, with paths relative to where it was typed."""
+    """Load and check what a command line describes, with paths relative to the folder where it was typed."""
     with contextlib.chdir(request.home):
         return prepare(request.files, request.bindings, request.knobs, request.seed, request.trust_config)
 
 
 @contextlib.contextmanager
 def open_run(request: TrainRequest, saved: Saved | str | None = "newest") -> Iterator[OpenRun | None]:
-    """Open the folder of a run and build the run; yield None if it is finished already.
+    """Open a run's folder and build the run; yield None if it is finished already.
 
     Args:
       request: the command line.
@@ -185,7 +185,7 @@ def _check_start(request: TrainRequest, experiment: Experiment, spec: Spec, devi
 
 
 def _branch(run: Path, source: Experiment, configuration: Configuration) -> tuple[Saved, bytes]:
-    """Return another run's checkpoint to begin from, and its metrics, which become the beginning of this run's."""
+    """Return another run's checkpoint to start from, and its metrics, which become the first rows of this run."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.gin"
         path.write_text(configuration.text(), encoding="utf-8")
@@ -206,7 +206,7 @@ def _find_start(
     saved: Saved | None,
     begun: tuple[Saved, bytes] | None,
 ) -> Saved | None:
-    """Return the checkpoint to go on from, None to begin, or `_FINISHED`; print which it is.
+    """Return the checkpoint to resume from, None to begin, or `_FINISHED`; print which it is.
 
     Args:
       request: the command line.
@@ -241,7 +241,7 @@ def _find_start(
 def _announce(
     request: TrainRequest, configuration: Configuration, experiment: Experiment, spec: Spec, device: torch.device
 ) -> None:
-    """Print and log what is about to start, and what of the command line has no effect."""
+    """Print and log what starts, and which flags have no effect."""
     versions = f"packtrain {__version__}, torch {torch.__version__}"
     text = "%s, %s runtime on %s, configuration %s"
     log.info(text, versions, request.runtime, device, configuration.hash()[:12])
@@ -272,7 +272,7 @@ def _warn(line: str) -> None:
 
 
 def _raise_logged(error: BaseException, folder: RunFolder, device: torch.device) -> None:
-    """Write an error to the run's log, and raise it again; a full memory becomes a ConfigError."""
+    """Write an error to the run's log, and raise it again; out-of-memory errors become a ConfigError."""
     if isinstance(error, Error):
         log.error("%s", error, exc_info=error.__cause__)  # an environment's own traceback is the cause
     elif isinstance(error, torch.OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""Between an actor's thread and a learner's: a gate that holds the actor between two turns, and how busy a loop is."""
+"""Synchronisation of an actor thread and a learner thread: pausing the actor, and measuring utilisation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packtrain.errors import StalledError
 
 
 class Gate:
-    """Lets an actor thread pass turn by turn, and lets another thread hold it between two turns.
+    """Lets another thread pause an actor thread between two actor steps.
 
     The actor passes thousands of times for each time it is held, so passing takes no lock: it says that it is inside,
     then looks whether somebody holds the gate; a holder says so, then looks whether somebody is inside.
@@ -25,7 +25,7 @@ class Gate:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Around each turn of the actor."""
+        """Enclose each actor step."""
         self._inside = True
         while self._holders:
             self._inside = False
@@ -38,7 +38,7 @@ class Gate:
 
     @contextlib.contextmanager
     def held(self, timeout: float) -> Iterator[None]:
-        """No turn begins, and none is under way; StalledError if the current one does not end."""
+        """Pause the actor; StalledError if its current step does not end."""
         self._holders += 1
         try:
             waited = RunningTime(longest_gap=1.0)
@@ -53,14 +53,14 @@ class Gate:
 
 @dataclass
 class Busy:
-    """How much of its time a loop worked, since the last look."""
+    """Fraction of its time that a loop worked, since the last query."""
 
     waited: float = 0.0
     since: float = 0.0
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a wait."""
+        """Enclose a wait."""
         begin = time.perf_counter()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Checks before a run starts: parts that do not fit each other, and memory that is not there."""
+"""Checks before a run starts: settings that do not fit each other, and insufficient memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_parts(experiment: Experiment, spec: Spec) -> None:
 
 
 def refuse_too_large(experiment: Experiment, spec: Spec, device: torch.device) -> None:
-    """Raise a ConfigError if the memories would not fit: their size is a product of knobs."""
+    """Raise a ConfigError if the memories would not fit; their size is a product of several knobs."""
     on_gpu = device.type == "cuda"
     host = psutil.virtual_memory().available
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else host
@@ -67,13 +67,13 @@ def refuse_too_large(experiment: Experiment, spec: Spec, device: torch.device) -
 
 
 def row_bytes(spec: Spec) -> int:
-    """Return the bytes of one row of one environment, about."""
+    """Return the approximate bytes of one row of one environment."""
     leaves = trees.flatten([space_leaves(spec.obs), space_leaves(spec.action)])
     return sum(math.prod(leaf.shape or (1,)) * np.dtype(leaf.dtype or np.int64).itemsize for leaf in leaves) + 32
 
 
 def plan_memory(experiment: Experiment, spec: Spec, device: torch.device) -> dict[str, float]:
-    """Estimate the bytes that a run takes at its peak; models that planners search in are not counted.
+    """Estimate the peak memory of a run in bytes, without models that planners search in.
 
     Returns:
       "host" of this process and, on a GPU, "device": all of it; "memories" and "networks": their parts of that. The
@@ -97,7 +97,7 @@ def plan_memory(experiment: Experiment, spec: Spec, device: torch.device) -> dic
 
 
 def describe_plan(plan: dict[str, float]) -> str:
-    """Return the estimate of a run's memory as one line for people."""
+    """Return the estimate of a run's memory as one line of text."""
     sizes = {name: f"{size / 2**30:,.2f} GiB" for name, size in plan.items()}
     where = f" and {sizes['device']} on the GPU" if "device" in plan else ""
     return (

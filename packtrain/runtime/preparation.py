@@ -1,4 +1,4 @@
-"""From what a command line names to an experiment that has been tried: configuration, device, run folder."""
+"""From a command line to a checked experiment: configuration, device, run folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prepare(
 
 
 def finished(experiment: Experiment, run: dict[str, Any]) -> str | None:
-    """Why a run that was saved like this has nothing left to do; None if it has."""
+    """Return why a saved run has nothing left to do; None if it has."""
     if run["step"] >= experiment.total_steps:
         return f"{run['step']:,} of {experiment.total_steps:,} steps"
     if experiment.by_epochs and experiment.epochs is not None and sum(run["repeats"]) >= experiment.epochs:
@@ -47,7 +47,7 @@ def finished(experiment: Experiment, run: dict[str, Any]) -> str | None:
 
 
 def find_device(name: str) -> torch.device:
-    """The torch device; ConfigError if it is not there or does not open."""
+    """Return the torch device; ConfigError if it does not exist or cannot be opened."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -69,7 +69,7 @@ def find_device(name: str) -> torch.device:
 
 
 def refuse_no_run(run: Path) -> None:
-    """RunFolderError, with a hint, unless a folder is that of a run and none of its parts is a link."""
+    """Raise a RunFolderError, with a hint, unless a folder is a run folder without symbolic links."""
     if not run.is_dir():
         raise RunFolderError(f"{run} is not a run folder: it does not exist")
     seeds = sorted(run.glob("seed_*"), key=lambda path: path.name)

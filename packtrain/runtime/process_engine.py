@@ -1,4 +1,4 @@
-"""Workers as processes of this machine, for `--acting process`: an `Engine` of the flow control without Ray.
+"""Workers as processes of this machine, for `--acting process`: an `Engine` for the flow control without Ray.
 
 Each worker is a spawned process with one pipe. It answers calls in order, and status requests at once from a second
 thread. Messages on the pipe come from this program's own processes only.
@@ -26,7 +26,7 @@ from packtrain.runtime.messages import measure
 
 
 class Setup(Protocol):
-    """What a worker is built from: a value that travels to its process."""
+    """Settings of a worker, as a value that is sent to its process."""
 
     @property
     def import_path(self) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ class ProcessEngine:
     """Starts and calls workers, each in a process of its own."""
 
     def __init__(self, setup: Callable[[int, int], Setup]):
-        """Nothing starts.
+        """Create an engine without workers.
 
         Args:
           setup: returns what a worker is built from, for its index and life.
@@ -100,12 +100,12 @@ class ProcessEngine:
         return events
 
     def kill(self, worker: int, life: int) -> None:
-        """End a process at once."""
+        """Kill a process."""
         if (found := self._lives.pop((worker, life), None)) is not None:
             found.end(0.0)
 
     def put(self, version: int, weights: Any) -> Any:
-        """Return the weights: they travel with the first call that needs them."""
+        """Return the weights: they are sent with the first call that needs them."""
         return weights
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class _Life:
     pipe: Any
 
     def send(self, message: tuple[Any, ...]) -> None:
-        """Send a message; a process that has ended is noticed by `ready`."""
+        """Send a message; `ready` notices a process that has ended."""
         with contextlib.suppress(OSError):
             self.pipe.send(message)
 

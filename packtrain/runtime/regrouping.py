@@ -1,4 +1,4 @@
-"""A resume with other environments than the checkpoint's: another number, other groups, or another number of workers.
+"""Resuming with other environments than the checkpoint's: another number, other groups, or other workers.
 
 Episodes in progress end, and the environments begin new ones. What outlives an episode goes on: environment i of the
 run follows environment i modulo n of the checkpoint, which had n. Replays are resized by the memories themselves.
@@ -15,7 +15,7 @@ from packtrain.interfaces import ActorState
 
 
 class Layout(NamedTuple):
-    """How the environments of a run are divided."""
+    """The division of a run's environments into groups."""
 
     workers: int  # acting sides; 0: environments that are never saved
     sizes: tuple[int, ...]  # number of environments in each group, over all of them
@@ -30,13 +30,13 @@ def saved_layout(state: dict[str, Any]) -> Layout | None:
 
 
 def saved_envs(state: dict[str, Any]) -> int | None:
-    """Return the number of environments that a checkpoint was made with; None: it does not say."""
+    """Return the number of environments in a checkpoint; None if it is not recorded."""
     layout, sizes = saved_layout(state), state["run"].get("groups")
     return sum(layout.sizes) if layout is not None else sum(sizes) if sizes else None
 
 
 def leave_environments(state: dict[str, Any], layout: Layout) -> None:
-    """Replace what a checkpoint holds of its environments by what outlives their episodes, if they are other ones.
+    """Replace the environments' state in a checkpoint by what outlives their episodes, if the environments differ.
 
     Args:
       state: of the checkpoint; it gets "left" in place of "actor" or "seats".
@@ -59,7 +59,7 @@ def leave_environments(state: dict[str, Any], layout: Layout) -> None:
 
 
 def adopt(actor_states: Sequence[ActorState], left: dict[str, Any]) -> None:
-    """Let groups of environments go on with what outlives the episodes of those of a checkpoint.
+    """Let groups of environments continue with the lasting state of a checkpoint's groups.
 
     Args:
       actor_states: one per group.

@@ -1,4 +1,4 @@
-"""Groups of environments that servers step in other processes, seen from the process that acts.
+"""Groups of environments that are stepped by servers in other processes, as seen by the acting process.
 
 Answers are taken first come, first served, so a slow server delays its own groups alone. A server that ends, raises or
 does not answer in time is started again with new episodes, after a pause that doubles with each failure in a row; its
@@ -58,7 +58,7 @@ class EnvServers:
         start_secs: float,
         step_secs: float,
     ):
-        """Nothing starts before the first `poll`.
+        """Store the settings; nothing starts before the first `poll`.
 
         Args:
           engine: starts and calls the servers.
@@ -81,7 +81,7 @@ class EnvServers:
 
     @property
     def answered(self) -> list[int]:
-        """Groups whose outcome is here, first come first."""
+        """Groups whose outcome has arrived, in order of arrival."""
         return list(self._answered)
 
     @property
@@ -90,17 +90,17 @@ class EnvServers:
         return [group for server in self._servers if server.phase == "left_out" for group in server.groups]
 
     def send(self, group: int, actions: Tree) -> None:
-        """Start a step of a group; ignored if its server has ended, which begins new episodes soon."""
+        """Start a step of a group; ignored if its server has ended, since new episodes begin soon."""
         server = self._server_of[group]
         if server.phase == "ready" and group not in self._new:
             self._call(server, EnvOrder(group, actions))
 
     def is_new(self, group: int) -> bool:
-        """Return whether the outcome of a group that is here is the first one of new episodes."""
+        """Return whether a group's outcome is the first one of new episodes."""
         return group in self._new
 
     def take(self, group: int) -> Outcome:
-        """Return the outcome of a group; waits until it is here.
+        """Return the outcome of a group; waits for it.
 
         Raises:
           EnvError: the group was left out.
@@ -255,7 +255,7 @@ class RemoteGroup(Unsaved):
         self._servers.send(self._group, actions)
 
     def recv(self) -> Outcome:
-        """Wait for that step."""
+        """Wait for the step and return its outcome."""
         outcome = self._servers.take(self._group)
         self.boundary.dropped, self.boundary.clipped = self._servers.counts(self._group)
         return outcome
@@ -265,11 +265,11 @@ class RemoteGroup(Unsaved):
         return f"group {self._group} of {self._name}"
 
     def picture(self, column: int) -> np.ndarray:
-        """Raise an error: pictures are drawn where the environments are."""
+        """Raise an error: pictures can be drawn only in the environments' process."""
         raise EnvSetupError(f"{self._name} cannot be drawn from another process")
 
     def pictures_per_second(self) -> float:
-        """Return a usual number."""
+        """Return a default, since the environment's rate is not known here."""
         return 30.0
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a run says of its rewards before it begins: which one it learns from, and what clipping leaves of it."""
+"""Summary of a run's rewards before it begins: which one is trained on, and what clipping leaves of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def say_rewards(experiment: Experiment) -> list[str]:
-    """Lines for the user; none if the environment's own reward is learned from and nothing is said of it."""
+    """Return lines for the user; none if the environment's own reward is trained on and nothing is notable."""
     rewards = experiment.streams.environment.rewards
     if rewards is None or not rewards.line:
         return []
@@ -24,14 +24,14 @@ def say_rewards(experiment: Experiment) -> list[str]:
 
 
 def _remedy(experiment: Experiment, name: str) -> str:
-    """What to try where a learner cannot tell two rewards apart."""
+    """Return advice for a learner that cannot distinguish two rewards."""
     if getattr(experiment.learners[name].learner, "reward_clipping", None) == "symlog":
         return "a larger --reward_scale or a stronger penalty can"
     return "--reward_clipping symlog can"
 
 
 def signals(experiment: Experiment) -> dict[str, Signal]:
-    """What each learner sees of a reward that knows what it can pay, by the learner's name."""
+    """Return what each learner receives of a reward whose possible values are known, by the learner's name."""
     rewards = experiment.streams.environment.rewards
     proxy = None if rewards is None else rewards.functions.get(rewards.train)
     if proxy is None or not hasattr(proxy, "values"):

@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds: collected from its parts, and given back to them after a resume."""
+"""The content of a run's checkpoint: collected from its components, and returned to them after a resume."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("packtrain")
 
 
 def collect(training: Training, with_actor: bool) -> dict[str, Any]:
-    """Return everything that must survive, as a tree of tensors, arrays and JSON values; acting must be held.
+    """Return all state that a resume needs, as a tree of tensors, arrays and JSON values; acting must be paused.
 
     Args:
       training: the run.

@@ -1,4 +1,4 @@
-"""Checks of a loaded checkpoint: well formed, made with the same configuration, and restored without surprises."""
+"""Checks of a loaded checkpoint: well formed, same configuration, and restored without unexpected errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("packtrain")
 
 
 def refuse_ill_formed(path: Path, state: dict[str, Any]) -> None:
-    """CheckpointError if a checkpoint lacks what every command reads, or its weights are not finite.
+    """Raise a CheckpointError if a checkpoint lacks what every command reads, or its weights are not finite.
 
     Args:
       path: its run folder, for the message.
@@ -99,7 +99,7 @@ def refuse_other(path: Path, state: dict[str, Any], configuration: config.Config
 
 
 def log_changes(before: dict[str, str], configuration: config.Configuration) -> None:
-    """Note in the log what was changed that may be: run length, logging, evaluation, how the machine is used."""
+    """Log which settings changed that may change: run length, logging, evaluation, device and runtime."""
     lasting = configuration.identity()
     for name, text in sorted(configuration.values.items()):
         if name not in lasting and before.get(name) != text:

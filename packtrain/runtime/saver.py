@@ -1,4 +1,4 @@
-"""When and how a run is saved: on time, before an evaluation, at its end, and when its folder is lost."""
+"""Saving of a run: periodically, before an evaluation, at its end, and when its folder is lost."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Saver:
-    """Saves one run; acting is held while its state is copied."""
+    """Saves one run; acting is paused while its state is copied."""
 
     def __init__(self, training: Training):
-        """Save nothing yet.
+        """Create a saver; nothing is saved yet.
 
         Args:
           training: the run.
@@ -36,16 +36,16 @@ class Saver:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a checkpoint."""
+        """Return whether it is time for a checkpoint."""
         return self._saving.due
 
     def save_if_due(self, background: bool) -> None:
-        """Save when `checkpoint_secs` have passed, unless others decide when."""
+        """Save when `checkpoint_secs` have passed, unless another component decides when."""
         if self.decides and self.due:
             self.save(background=background)
 
     def save(self, background: bool = False, with_actor: bool = True, required: bool = False) -> None:
-        """Write a checkpoint of this moment; in the background, only the copying holds up training.
+        """Write a checkpoint of the current state in the background: only copying it pauses training.
 
         A disk that refuses is a warning, since the checkpoint before stands.
 
@@ -57,7 +57,7 @@ class Saver:
             self._save(background, with_actor, required)
 
     def state_to_evaluate(self) -> dict[str, Any] | None:
-        """Return the state of this moment, which an evaluation may find to be the best; None if the disk refuses."""
+        """Return the current state for an evaluation that may find it to be the best; None if the disk refuses."""
         state = None
         with self._rescuing(), self._saving.guarded(self._training.step):  # segments of the replay are written
             state = run_state.collect(self._training, with_actor=True)
@@ -77,7 +77,7 @@ class Saver:
 
     @contextlib.contextmanager
     def _rescuing(self, with_actor: bool = True) -> Iterator[None]:
-        """If the run folder is lost, save in its new place or in a new folder, and end the run.
+        """Save to the folder's new path or to a new folder if the run folder is lost, and end the run.
 
         The FolderLostError that is raised then contains the new place.
         """
@@ -110,5 +110,5 @@ class Saver:
             self._saving.write(state, background, required)
 
     def join(self) -> None:
-        """Wait for what is written in the background."""
+        """Wait for background writes."""
         self._saving.join()

@@ -1,4 +1,4 @@
-"""Named streams of randomness from one seed: adding one never changes another."""
+"""Named random seeds derived from one seed: adding a name never changes the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def seed_for(seed: int, *name: str | int) -> int:
-    """A 63-bit seed for the stream called `name` in the run with this seed."""
+    """Return a 63-bit seed for the random stream `name` of a run with this seed."""
     words = hashlib.sha256("/".join(str(part) for part in name).encode()).digest()
     entropy = [seed, *np.frombuffer(words[:16], np.uint32).tolist()]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,4 +1,4 @@
-"""The serial runtime: one thread, a fixed order, the same numbers every time, across a resume too."""
+"""The serial runtime: one thread and a fixed order, so that results are bit-exact, also across a resume."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def loop(training: Training) -> Loop:
 
 
 def carry_out(training: Training, due: Act | Learn) -> None:
-    """Make the actor step or the updates that are due."""
+    """Make the actor steps or the updates that are due."""
     if isinstance(due, Act):
         with training.log.learner_busy.waiting():
             training.act()

@@ -1,4 +1,4 @@
-"""Processes that outlive their parent are ended, and a run that dies is started again.
+"""End processes whose parent has died, and restart runs that die.
 
 A driver that starts processes has a *session folder* of its own in the folder for temporary files, readable for its
 owner alone. A small guard process watches the driver, writes the process ids and creation times of everything the
@@ -46,7 +46,7 @@ class Record(NamedTuple):
 
 
 def record(pid: int) -> Record | None:
-    """Return a process as it is now, or None if there is none."""
+    """Return a process's current record, or None if it does not exist."""
     try:
         return Record(pid, psutil.Process(pid).create_time())
     except psutil.Error:
@@ -54,7 +54,7 @@ def record(pid: int) -> Record | None:
 
 
 def is_running(each: Record) -> bool:
-    """Return whether this very process exists and is no zombie."""
+    """Return whether this very process exists and is not a zombie."""
     try:
         process = psutil.Process(each.pid)
         same = abs(process.create_time() - each.created) < 0.01
@@ -64,7 +64,7 @@ def is_running(each: Record) -> bool:
 
 
 def descendants(roots: Iterable[Record]) -> set[Record]:
-    """Return the processes that these and their children have started and that still descend from them."""
+    """Return all living descendants of these processes."""
     found: set[Record] = set()
     for root in roots:
         if is_running(root):
@@ -75,7 +75,7 @@ def descendants(roots: Iterable[Record]) -> set[Record]:
 
 
 def mentioning(text: str) -> set[Record]:
-    """Return own processes whose command line has this text, such as the path of a session folder."""
+    """Return own processes whose command line contains this text, such as the path of a session folder."""
     found, me = set(), os.getuid()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -102,7 +102,7 @@ def end(records: Iterable[Record], grace_secs: float = GRACE_SECS) -> int:
 
 
 class Session:
-    """A private folder whose processes end with the driver; to be closed."""
+    """A private folder whose processes end with the driver; must be closed."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_short_folder()))  # mode 700
@@ -115,7 +115,7 @@ class Session:
         )
 
     def close(self) -> None:
-        """Let the guard end what is left and delete the folder; waits for it."""
+        """Let the guard end remaining processes and delete the folder; waits for it."""
         if self._guard.stdin is not None:
             with contextlib.suppress(OSError):
                 self._guard.stdin.close()
@@ -130,13 +130,13 @@ class Session:
 
 
 def _short_folder() -> str | None:
-    """Return a folder for sockets, whose paths must be short; None: the usual one for temporary files."""
+    """Return a folder for sockets, whose paths must be short; None: the default temporary folder."""
     usual = tempfile.gettempdir()
     return os.sep + "tmp" if len(usual) > LONGEST_PATH and os.path.isdir(os.sep + "tmp") else None
 
 
 def guard(driver: int, folder: Path) -> None:
-    """Record what a driver starts, and end what is left of it once standard input is closed or the driver is gone.
+    """Record the processes that a driver starts, and end the remaining ones when stdin closes or the driver dies.
 
     The driver itself is not ended, and while it lives neither are processes of Python's multiprocessing. Standard
     input is a pipe from the driver, which the kernel closes when it dies.
@@ -160,7 +160,7 @@ def guard(driver: int, folder: Path) -> None:
 
 
 def reap_left_over(root: Path | None = None) -> int:
-    """End what earlier sessions of this user left behind when they and their guards were killed; return how many.
+    """End processes of this user's earlier sessions whose guards were killed; return how many.
 
     Args:
       root: where session folders are; None: the folder for temporary files.
@@ -187,7 +187,7 @@ def _write(folder: Path, driver: Record, known: set[Record]) -> None:
 
 
 def _read(folder: Path) -> tuple[Record, set[Record]] | None:
-    """Return driver and processes of a session folder; None unless it is this user's, closed to others and whole."""
+    """Return driver and processes of a session folder; None unless it belongs to this user alone and is complete."""
     try:
         state = folder.lstat()
         if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o077:

@@ -56,7 +56,7 @@ def _train(request: TrainRequest) -> int:
 
 
 def carry_out(request: TrainRequest, opened: OpenRun) -> int:
-    """Train a run that is open to its end, or until it is asked to stop; return the exit code."""
+    """Train an open run to its end, or until it is asked to stop; return the exit code."""
     with _signals([opened.training]) as received:
         RUNTIMES[request.runtime](opened.training)
         opened.training.saver.save(required=True)
@@ -65,7 +65,7 @@ def carry_out(request: TrainRequest, opened: OpenRun) -> int:
 
 
 def _train_seeds(request: TrainRequest, num_seeds: int) -> int:
-    """Train several seeds, at once where they can share the work, else one after another."""
+    """Train several seeds, at once where they can share updates, else one after another."""
     _, experiment, _ = prepare_request(request)
     root = request.output
     if request.fresh:
@@ -127,7 +127,7 @@ def _train_together(requests: list[TrainRequest]) -> int:
 
 
 def _together_from(requests: list[TrainRequest]) -> list[tuple[TrainRequest, Saved | None] | None]:
-    """Return the checkpoint that each of several seeds goes on from: of the same update where they learn together.
+    """Return the checkpoint that each of several seeds resumes from; joint training needs equal update counts.
 
     None stands for a run that diverged before while others, which are not finished yet, went on.
     """

@@ -1,4 +1,4 @@
-"""A run that is under way: an acting side, a learning side, and around them counters, log, evaluations and checkpoints.
+"""A training run: an acting side, a learning side, counters, log, evaluations and checkpoints.
 
 A loop (`runtime/loops`) decides what is due next, and a runtime carries it out by calling `act` and `learn` here.
 """
@@ -54,7 +54,7 @@ def schedule_epoch(experiment: Experiment, repeats: list[int]) -> int:
 
 @dataclass(frozen=True)
 class RunSetup:
-    """What a run is built from."""
+    """Settings and folder that a run is built from."""
 
     experiment: Experiment
     spec: Spec  # of its environment
@@ -69,10 +69,10 @@ class RunSetup:
 
 
 class Training:
-    """The parts of a run, and what needs several of them: an actor step, an update, a row, an evaluation."""
+    """The components of a run, and operations on several of them: an actor step, an update, a row, an evaluation."""
 
     def __init__(self, setup: RunSetup, saved: tuple[int, dict[str, Any]] | None, streams: list[Stream] | None = None):
-        """Build everything, and go on from a checkpoint if there is one; nothing is stepped.
+        """Build all components, and restore a checkpoint if there is one; environments are not stepped.
 
         Args:
           setup: what to build.
@@ -133,7 +133,7 @@ class Training:
         return acting, learning
 
     def _begin(self, saved: tuple[int, dict[str, Any]] | None, travelling: Travelling) -> None:
-        """Build what stands around the two sides, and go on from a checkpoint if there is one."""
+        """Build the components around the two sides, and restore a checkpoint if there is one."""
         setup, experiment, folder = self.setup, self.experiment, self.folder
         for name, memory in self.learning.memories.items():
             memory.attach(folder.path / "replay" / name)
@@ -164,16 +164,16 @@ class Training:
         self.note_report(self.acting.act(patience))
 
     def note_report(self, report: Report) -> None:
-        """Count what an actor step added."""
+        """Count the outcome of an actor step."""
         self.counters.add(report)
         self.log.episodes.extend(report.finished)
 
     def settle(self) -> None:
-        """Wait for the answers that the next checkpoint would wait for: a runtime's last act under its watchdog."""
+        """Wait for pending steps, as the last action of a runtime under its watchdog."""
         self.acting.settle()
 
     def learn(self, name: str, count: int = 1) -> bool:
-        """Make updates of a learner, `max_updates` at most; return False if there was no batch."""
+        """Make updates of a learner, at most `max_updates`; return False if there was no batch."""
         result = self.learning.learn(name, count)
         if result is None:
             if self.experiment.by_ratio:
@@ -183,7 +183,7 @@ class Training:
         return True
 
     def note_update(self, name: str, result: UpdateResult) -> None:
-        """Publish an update's weights, count its steps and keep its metrics."""
+        """Publish an update's weights, count its steps and record its metrics."""
         self.learning.publish_after(name)
         if self.experiment.by_epochs:
             self.log.add_epoch_update(name, result)
@@ -196,7 +196,7 @@ class Training:
 
     @property
     def acted(self) -> int:
-        """Steps in the replay memories. What environments have answered since the last actor step is not among them."""
+        """Number of steps in the replay memories, without those that arrived since the last actor step."""
         return max(memory.steps for memory in self.learning.memories.values())
 
     @property
@@ -206,12 +206,12 @@ class Training:
 
     @property
     def epoch(self) -> int:
-        """Epochs that are over."""
+        """Number of finished epochs."""
         return self.counters.epoch
 
     @property
     def finished(self) -> bool:
-        """Whether all steps have been made, all epochs are over, or the task is solved and that ends the run."""
+        """Whether all steps or epochs have been made, or a solved task ends the run."""
         experiment, epochs = self.experiment, self.experiment.epochs
         over = experiment.by_epochs and epochs is not None and self.epoch >= epochs
         over |= experiment.run.until_solved and self.counters.solved_at is not None
@@ -225,7 +225,7 @@ class Training:
     # -- rows
 
     def count_acted(self) -> None:
-        """Bring the step count up to what has been acted, and write the row that may be due."""
+        """Update the step count, and write a metric row if one is due."""
         if self.experiment.by_ratio:
             self.counters.step = self.acted
             self.write_row_if_due(without_updates=True)
@@ -266,24 +266,24 @@ class Training:
         self.log.train_row(self.step, row)
 
     def _update_counts(self) -> dict[str, int]:
-        """Return how many updates each learner has made, where they follow steps."""
+        """Return how many updates each learner has made, where updates follow steps."""
         learners = self.learning.learners if self.experiment.by_ratio else {}
         return {f"updates/{name}": learner.updates for name, learner in learners.items()}
 
     def report_checkpoints(self) -> None:
-        """Tell the sinks about checkpoints that have been written."""
+        """Notify the sinks of checkpoints that have been written."""
         while self.saver.written:
             step = self.saver.written.popleft()
             self.log.checkpoint(step, self.folder.checkpoints / str(step))
 
     def pulse(self) -> None:
-        """Show that the run goes on between two rows; rounds of whole episodes have no steps to show."""
+        """Show progress between two rows; rounds of whole episodes have no step count to show."""
         self.report_checkpoints()
         if not self.experiment.by_epochs:
             self.log.console.pulse(self.step, self.log.wall_s(), self._doing)
 
     def _doing(self) -> str:
-        """Say how far the current evaluation is, or else the learners."""
+        """Return the progress of the current evaluation, or else of the learners."""
         if self.evaluating:
             return self.evaluations.progress()
         made = {name: learner.updates for name, learner in self.learning.learners.items()}
@@ -296,7 +296,7 @@ class Training:
     # -- evaluation
 
     def begin_evaluation_if_due(self) -> bool:
-        """Start an evaluation with the current weights if the step count has come to it."""
+        """Start an evaluation with the current weights if it is due at this step."""
         evaluations = self.evaluations
         if not evaluations.is_due(self.step, planned_epochs(self.experiment, self.counters.repeats), self.finished):
             return False
@@ -313,7 +313,7 @@ class Training:
         return True
 
     def collect_evaluation(self) -> None:
-        """Write the row of a finished evaluation; a new best score keeps the state that was evaluated.
+        """Write the row of a finished evaluation; a new best score saves the evaluated state.
 
         Of one that is not finished, the console shows how far it is.
         """
@@ -337,13 +337,13 @@ class Training:
 
     @property
     def evaluating(self) -> bool:
-        """Whether an evaluation has been begun and its row is not written yet."""
+        """Whether an evaluation has begun and its row is not written yet."""
         return self.evaluations.under_way is not None
 
     # -- life
 
     def acting_state(self) -> dict[str, Any]:
-        """Return what is counted as environments are stepped."""
+        """Return the counters of environment steps."""
         return self.counters.acting_state() | self.acting.exploration_state()
 
     def close(self) -> None:
@@ -354,7 +354,7 @@ class Training:
         self._close_processes()
 
     def _close_processes(self) -> None:
-        """Close the processes that learn, and the environments."""
+        """Close learner processes and the environments."""
         if self._group is not None:
             self._group.close()
         self.acting.close()

@@ -26,7 +26,7 @@ HOLD_SECS = 1.0  # how long the last picture stays
 
 
 def folder_for(run: Path, form: Format) -> Path:
-    """Return the folder of a run's films; an error if they could not be encoded or written."""
+    """Return the folder of a run's films; raises an error if films cannot be encoded or written."""
     need_mp4() if form == "mp4" else need_png()
     folder = run / "videos"
     if not os.access(folder if folder.exists() else run, os.W_OK | os.X_OK):
@@ -35,7 +35,7 @@ def folder_for(run: Path, form: Format) -> Path:
 
 
 def for_pictures(experiment: Experiment) -> Experiment:
-    """Return the experiment with environments that can be drawn; EnvSetupError if they cannot be."""
+    """Return the experiment with environments that can be drawn; EnvSetupError if they cannot."""
     if experiment.policy.env_access == "states":  # it plays in functional cores, which can always be drawn
         return experiment
     environment = experiment.evaluation.environment or experiment.streams.environment
@@ -43,7 +43,7 @@ def for_pictures(experiment: Experiment) -> Experiment:
 
 
 class Film:
-    """Looks on while an evaluator plays, and writes an episode's film when it is over.
+    """Records an evaluator's episodes, and writes an episode's film when it is over.
 
     Episode k is the first of column k; where there are more than columns, the second ones follow.
     """
@@ -51,7 +51,7 @@ class Film:
     def __init__(
         self, evaluator: Evaluator, folder: Path, name: str, episodes: int, form: Format = "png", keep: bool = False
     ):
-        """Begin before the evaluation does.
+        """Create a recorder; call this before the evaluation begins.
 
         Args:
           evaluator: to be looked at.
@@ -70,7 +70,7 @@ class Film:
         self._finished: dict[int, tuple[dict[str, Any], _Reel]] = {}
 
     def look(self) -> None:
-        """After an evaluation has begun, and after each of its ticks. The first look says whether there are pictures.
+        """Record the current state; call this after the evaluation begins and after each tick.
 
         Raises:
           EnvSetupError: the environment cannot be drawn.
@@ -97,12 +97,12 @@ class Film:
 
     @property
     def videos(self) -> list[dict[str, Any]]:
-        """What has been written, in the order of episodes."""
+        """Files that have been written, in the order of episodes."""
         return [self._finished[k][0] for k in sorted(self._finished)]
 
     @property
     def steps(self) -> dict[int, list[ObservedStep]]:
-        """What happened in each filmed episode, by its number, from 1 on."""
+        """Steps of each filmed episode, by its number, counted from 1."""
         return {k: self._finished[k][1].steps for k in sorted(self._finished)}
 
     def _draw(self, reel: _Reel, column: int) -> None:
@@ -150,7 +150,7 @@ class Film:
 
 @dataclass
 class _Reel:
-    """An episode being filmed: pictures of every so many steps, the first row's before them."""
+    """An episode that is being filmed: a picture every few steps, beginning with the first row."""
 
     number: int  # of its column's episodes, from 0 on
     every: int
@@ -159,7 +159,7 @@ class _Reel:
 
 
 def write_analysis(path: Path, analysis: EpisodeAnalysis) -> dict[str, Any]:
-    """Write the analysis of all filmed episodes to a file; return its summary, with the file's name and the lines."""
+    """Write the analysis of all filmed episodes to a file; return its summary, file name and lines to print."""
     write_film(path, json.dumps({**analysis.summary, "episodes": analysis.episodes}).encode() + b"\n")
     return {**analysis.summary, "file": f"{path.parent.name}/{path.name}", "lines": analysis.lines}
 

@@ -1,4 +1,4 @@
-"""Begin a run from another run's checkpoint, where both would have done the same so far.
+"""Start a run from another run's checkpoint, if both would have been identical so far.
 
 Random data and pre-training depend on the seed, the environment and the model, not on the planner that searches in it.
 They are made once, by a run that ends there; every variant begins from its checkpoint: `train CONFIG --start_from RUN`.
@@ -48,7 +48,7 @@ def branch(
 
 
 def difference(before: Experiment, experiment: Experiment, repeats: list[int]) -> str | None:
-    """Return the first setting that would have changed the stages that are over; None if there is none."""
+    """Return the first setting that would have changed the finished stages; None if there is none."""
     policies = before.policy.warm_start_settings(), experiment.policy.warm_start_settings()
     if policies[0] is None or policies[1] is None:
         return "only planning runs can be begun from another one"
@@ -82,7 +82,7 @@ def difference(before: Experiment, experiment: Experiment, repeats: list[int]) -
 
 
 def _teaching(experiment: Experiment, name: str) -> Any:
-    """Return a learner's settings and memory; which weights act makes no difference before the planner plays."""
+    """Return a learner's settings and memory; acting weights are irrelevant before the planner plays."""
     use = experiment.learners.get(name)
     return None if use is None else (use.learner, use.memory)
 

@@ -1,4 +1,4 @@
-"""Detection of environments of this process that hang: a thread that measures how long the call under way lasts."""
+"""Detection of environments that hang: a thread measures how long the current call takes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Watchdog:
         on_hang: Callable[[EnvError], None],
         stopping: Callable[[], bool] = lambda: False,
     ):
-        """Nothing is watched before the `with` statement.
+        """Create a watchdog; it runs inside the `with` statement.
 
         Args:
           columns: the environments.
@@ -83,7 +83,7 @@ class Watchdog:
 
 
 def save_and_exit(trainings: Sequence[Training], error: EnvError) -> NoReturn:
-    """Save without the environments and end the process: its main thread is stuck inside an environment."""
+    """Save without the environments and end the process, whose main thread hangs inside an environment."""
     log.error("%s", error)
     print(f"packtrain: error: {error}", file=sys.stderr, flush=True)
     try:

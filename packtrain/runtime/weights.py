@@ -1,4 +1,4 @@
-"""Step 5 of the walk: a learner's weights under a name, in numbered versions that are never seen half-written."""
+"""Step 5 of the walk: named weights in numbered versions that are never read half-written."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ class Weights:
             place.number = version
 
     def _leaves(self, module: nn.Module) -> list[torch.Tensor]:
-        """A module's parameters and buffers, looked up once: they are always written in place."""
+        """Return a module's parameters and buffers, looked up once: they are always written in place."""
         if module not in self._modules:
             self._modules[module] = [leaf.detach() for leaf in module.state_dict().values()]
         return self._modules[module]
 
     def forget(self, module: nn.Module) -> None:
-        """Look its leaves up again: they have moved in memory."""
+        """Discard the cached leaves, because they have moved in memory."""
         self._modules.pop(module, None)
 
     def version(self, name: str) -> int:
-        """The number of the newest version that can be read."""
+        """Return the number of the newest readable version."""
         with self._lock:
             self._look(name)
             return self._newest[name].number
 
     def pull(self, name: str, module: nn.Module, have: int) -> int:
-        """Copy the newest version into a module, in place, unless it has it already; returns its number."""
+        """Copy the newest version into a module, in place, unless the module has it already; return its number."""
         if self._newest[name].number == have and name not in self._coming:
             return have
         target = self._leaves(module)
@@ -77,7 +77,7 @@ class Weights:
             return newest.number
 
     def snapshot(self, name: str) -> dict[str, Any]:
-        """The newest version that can be read, and its number."""
+        """Return the newest readable version and its number."""
         with self._lock, torch.no_grad():
             self._look(name)
             newest = self._newest[name]
@@ -86,12 +86,12 @@ class Weights:
             return {"number": newest.number, "leaves": leaves}
 
     def export(self, name: str) -> tuple[int, list[Any]]:
-        """Return the number of the newest version that can be read, and its leaves as arrays."""
+        """Return the number of the newest readable version, and its leaves as arrays."""
         found = self.snapshot(name)
         return found["number"], [leaf.cpu().numpy() for leaf in found["leaves"]]
 
     def restore(self, name: str, snapshot: dict[str, Any]) -> None:
-        """Make what a snapshot holds the newest version of what has been published before."""
+        """Restore the newest version of published weights from a snapshot."""
         with self._lock, torch.no_grad():
             self._look(name)
             newest = self._newest[name]
@@ -99,7 +99,7 @@ class Weights:
             newest.number = int(snapshot["number"])
 
     def _look(self, name: str) -> None:
-        """Let what was on its way be the newest, if it is there."""
+        """Make a pending version the newest if its copy is complete."""
         coming = self._coming.get(name)
         if coming is not None and (self.waits or coming.there):
             self._spare[name], self._newest[name] = self._newest[name], coming
@@ -107,7 +107,7 @@ class Weights:
 
 
 class _Version:
-    """One place for weights, and what was last copied to it or from it."""
+    """Storage of one version of weights, and its latest copy in either direction."""
 
     def __init__(self, like: list[torch.Tensor]):
         self.leaves = [leaf.clone() for leaf in like]
@@ -117,7 +117,7 @@ class _Version:
 
     @property
     def there(self) -> bool:
-        """Whether the last copy is done; does not wait."""
+        """Return whether the last copy is done; does not wait."""
         return self._copied is None or self._copied.query()
 
     def copy(self, to: list[torch.Tensor], source: list[torch.Tensor]) -> None:

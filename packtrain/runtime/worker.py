@@ -1,4 +1,4 @@
-"""An acting side in a process of its own: it answers orders with chunks of rows and a report.
+"""An acting side in a separate process: it answers orders with chunks of rows and a report.
 
 Any engine can serve it: a spawned process (`process_engine.py`) or a Ray actor (`cluster/engine.py`).
 """
@@ -26,7 +26,7 @@ ROWS = "rows"  # the name under which all rows are collected
 
 
 class ReceivedWeights:
-    """The newest weights that came with an order; has the reader's side of `Weights`."""
+    """The newest weights received with an order; has the reading methods of `Weights`."""
 
     def __init__(self) -> None:
         self._version, self._leaves = -1, list[np.ndarray]()
@@ -185,7 +185,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """A tensor on its way between processes, as an array: torch itself would share its memory with the receiver."""
+    """A tensor as an array, for sending: torch itself would share its memory with the receiver."""
 
     array: np.ndarray
     dtype: str  # of the tensor, as torch names it

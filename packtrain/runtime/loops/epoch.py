@@ -33,7 +33,7 @@ def run(training: Training, tidy: Tidy) -> Loop:
 
 
 def _update(training: Training, place: int, stage: Update) -> Generator[Act | Learn, None, bool]:
-    """Make the updates of the stage at this place of the epoch; return False if the run is to stop first."""
+    """Make the updates of the stage at this place of the epoch; return False if the run should stop first."""
     if training.epoch_updates is None or training.epoch_updates[0] != place:
         training.epoch_updates = place, 0
     while (made := training.epoch_updates[1]) < stage.count:
@@ -46,7 +46,7 @@ def _update(training: Training, place: int, stage: Update) -> Generator[Act | Le
 
 
 def _play(training: Training, stage: Collect) -> Generator[Act | Learn, None, bool]:
-    """Let every environment play `stage.rounds` episodes; return False if the run is to stop first."""
+    """Let every environment play `stage.rounds` episodes; return False if the run should stop first."""
     for _ in range(stage.rounds or 1):
         training.acting.begin_round(stage)
         while not training.acting.round_is_over():
@@ -57,14 +57,14 @@ def _play(training: Training, stage: Collect) -> Generator[Act | Learn, None, bo
 
 
 def repeats_left(training: Training, index: int) -> bool:
-    """Whether a stage of the schedule is to be gone through once more."""
+    """Return whether a stage of the schedule should be repeated."""
     stage = training.experiment.schedule[index]
     assert isinstance(stage, Repeat)
     return stage.times is None or training.counters.repeats[index] < stage.times
 
 
 def _begin(training: Training) -> None:
-    """Note the state before the epoch: until the epoch is over, this is what is saved."""
+    """Copy the state before the epoch: until the epoch is over, checkpoints contain this copy."""
     acting = training.acting
     acting.begin_epoch(schedule_epoch(training.experiment, training.counters.repeats), training.epoch)
     actor = acting.snapshot() if acting.savable else None
@@ -72,7 +72,7 @@ def _begin(training: Training) -> None:
 
 
 def _end(training: Training, index: int) -> None:
-    """Count the epoch, clear and renew what the stage says, and write the epoch's rows."""
+    """Count the epoch, clear and renew what the stage names, and write the epoch's rows."""
     counters, learning = training.counters, training.learning
     counters.repeats[index] += 1
     counters.step = counters.env_steps
@@ -100,7 +100,7 @@ def _end(training: Training, index: int) -> None:
 
 
 def _drain_updates(training: Training) -> dict[str, dict[str, float]]:
-    """Return what the epoch's updates reported on average, by learner, and how good what they learned is."""
+    """Return the mean metrics of the epoch's updates by learner, with validation metrics."""
     learned = training.log.drain_epoch_updates()
     for name, averages in learned.items():
         memory = training.learning.memory_of(name)

@@ -1,4 +1,4 @@
-"""On-policy training: unrolls go through a queue from actors to a learner, and each is learned from once."""
+"""On-policy training: unrolls pass through a queue from actors to a learner, and each is used once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from packtrain.runtime.training import Training
 
 
 def run(training: Training, tidy: Tidy) -> Loop:
-    """Yield actor steps until the queue holds a batch, then an update, until all steps are learned from."""
+    """Yield actor steps until the queue holds a batch, then an update, until all steps have been used."""
     tidy()
     for stage in training.experiment.schedule:
         if not isinstance(stage, Repeat):

@@ -8,7 +8,7 @@ from packtrain.runtime.training import Training
 
 
 def run(training: Training, tidy: Tidy, *, catch_up: bool = True) -> Loop:
-    """Yield what a resumed run would yield too: what is next follows from counters alone.
+    """Yield what is due next; it follows from counters alone, so that a resumed run yields the same.
 
     Args:
       training: the run.
@@ -56,7 +56,7 @@ def _repeat(training: Training, stage: Repeat, tidy: Tidy, catch_up: bool) -> Lo
 
 
 def due(training: Training, name: str) -> int:
-    """How many updates a learner may make before more steps have been acted."""
+    """Return the number of updates that a learner may make before more steps are needed."""
     experiment, learner = training.experiment, training.learning.learners[name]
     if not training.learning.memory_of(name).ready():
         return 0
@@ -71,7 +71,7 @@ def due(training: Training, name: str) -> int:
 
 
 def acting_is_ahead(training: Training) -> bool:
-    """Whether acting should wait: a learner is behind by more than its slack, or all steps have been acted."""
+    """Return whether acting should wait: a learner is behind by more than its slack, or all steps have been made."""
     if training.acted < training.experiment.warm_up:
         return False  # pre-training comes after the warm-up
     if training.acted >= training.experiment.total_steps:
