@@ -45,7 +45,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what `__all__` names when it is asked for."""
+    """Import a name of `__all__` when it is first accessed."""
     if name not in __all__:
         raise AttributeError(f"module 'packtrain' has no attribute {name!r}")
     import importlib

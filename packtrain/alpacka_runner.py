@@ -53,7 +53,7 @@ MEMORY = "episodes"
 
 @partial(configurable, module="packtrain.batch_steppers")
 def LocalBatchStepper() -> str:  # noqa: N802
-    """Run all environments in this process, planned for together."""
+    """Run all environments in this process, with one planner for all."""
     return "local"
 
 

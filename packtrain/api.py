@@ -56,7 +56,7 @@ class Callbacks:
 
 
 class Metrics(dict[str, np.ndarray]):
-    """Metric name → array over rows; NaN where a row does not have the metric. "step" and "wall_s" are among them."""
+    """Arrays over rows by metric name, with NaN for missing values; "step" and "wall_s" are among them."""
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame with one line per row."""
@@ -161,7 +161,7 @@ def train(
 
 
 def _read(names: Sequence[str | os.PathLike[str]], settings: dict[str, Any]) -> tuple[list[Path], dict[str, Any]]:
-    """The files of configurations, and values of their knobs; ConfigError for a name that is no knob."""
+    """Return configuration files and knob values; ConfigError for a name that is not a knob."""
     paths = [knobs.find_config(os.fspath(name))[0] for name in names]
     known = {name: knob for path in paths for name, knob in knobs.read_knobs(path).items()}
     for name in settings:
@@ -184,7 +184,7 @@ def _run(request: TrainRequest, calls: _CallbackSink) -> tuple[Path, int]:
 
 
 class _StopRequested(Exception):
-    """Why a run ends early: a callback returned False."""
+    """Raised to end a run early because a callback returned False."""
 
 
 class _CallbackSink(Sink):
@@ -196,18 +196,18 @@ class _CallbackSink(Sink):
         self.stopped = False
 
     def write(self, row: dict[str, Any]) -> None:
-        """Pass a row on."""
+        """Pass a row to the callback."""
         is_evaluation = row["kind"].partition("/")[0] == "eval"
         self._call(self._callbacks.on_evaluation if is_evaluation else self._callbacks.on_row, dict(row))
 
     def episodes(self, finished: Finished) -> None:
-        """Pass episodes on, one by one."""
+        """Pass episodes to the callback, one by one."""
         if self._callbacks.on_episode is not None:
             for episode in finished.episodes():
                 self._call(self._callbacks.on_episode, episode)
 
     def checkpoint(self, step: int, folder: Path) -> None:
-        """Pass a checkpoint on."""
+        """Pass a checkpoint to the callback."""
         self._call(self._callbacks.on_checkpoint, step, folder)
 
     def _call(self, function: Callable[..., Any] | None, *arguments: Any) -> None:
@@ -283,7 +283,7 @@ def report(
 
 
 def make_env(env: Any, **kwargs: Any) -> gym.Env:
-    """Return one Gymnasium environment by anything that `train` takes: a built-in name, an id, a class, a factory."""
+    """Return one Gymnasium environment for anything that `train` accepts: a built-in name, id, class or factory."""
     with configurations.alone():
         return make_single(Environment(id=user_code.id_of(env), kwargs=kwargs))
 

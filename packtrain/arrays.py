@@ -1,4 +1,4 @@
-"""Functions that extend arrays."""
+"""Functions that enlarge arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shipped configurations that are put together from parts, as METHOD_TASK and METHOD_TASK_paper are.
+"""Shipped configurations that are composed of parts, such as METHOD_TASK and METHOD_TASK_paper.
 
 A folder of configurations may have a file names.toml, which lists such names:
 
@@ -46,12 +46,12 @@ class Composed:
     knobs: tuple[tuple[str, Any], ...] = ()  # set after them
 
     def text(self) -> str:
-        """Return it as a .gin file would have it."""
+        """Return the configuration as the text of a .gin file."""
         lines = [f"# {self.title}", *(f"include {part!r}" for part in self.parts)]
         return "\n".join([*lines, *(f"{name} = {value!r}" for name, value in self.knobs)]) + "\n"
 
     def description(self) -> str:
-        """Return its parts and knobs in one line; of more than a few knobs, how many."""
+        """Return its parts and knobs in one line; if there are many knobs, only their number."""
         said = [part.removesuffix(".gin") for part in self.parts]
         settings = [f"{name} = {value!r}" for name, value in self.knobs]
         if len(settings) > MOST_SETTINGS:
@@ -85,13 +85,13 @@ def composed() -> dict[str, Composed]:
 
 
 def _value(value: Any) -> Any:
-    """Return a value of a table as a configuration has it: TOML has lists where knobs have tuples."""
+    """Return a value of a TOML table as a knob's value: lists become tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
 @functools.cache
 def parts_of_names() -> frozenset[Path]:
-    """Return the files that are parts only: they are next to runnable configurations and cannot be run."""
+    """Return the files that are only parts: they lie beside runnable configurations and cannot be run."""
     return frozenset(
         table.parent / f"{stage}.gin"
         for table in CONFIGS.glob(f"*/{TABLE}")

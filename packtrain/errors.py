@@ -111,7 +111,7 @@ class LearnerGroupError(Error):
 
 
 class WorkersLostError(StalledError):
-    """Too many processes that act have ended again and again, or did not start."""
+    """Too many acting processes have ended repeatedly, or did not start."""
 
 
 class FolderLostError(Error):

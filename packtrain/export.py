@@ -158,7 +158,7 @@ def build_program(policy: Policy) -> tuple[Any, str]:
 
 
 def _observations(space: gym.spaces.Box) -> np.ndarray:
-    """Random observations inside the space, and near 0 where it has no bounds."""
+    """Return random observations inside the space, near 0 in unbounded dimensions."""
     rng = np.random.default_rng(0)
     low, high = (np.clip(bound.astype(np.float64), -2, 255) for bound in (space.low, space.high))
     return rng.uniform(low, np.maximum(low, np.minimum(high, low + 255)), (CHECKED_STEPS, *space.shape)).astype(

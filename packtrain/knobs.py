@@ -59,7 +59,7 @@ class Knob:
     where: str  # file:line of the line that sets it
 
     def accept(self, value: Any) -> Any:
-        """Check a value that a program gives; ConfigError if it is not of the knob's type. A text is parsed."""
+        """Check a value from a Python program; ConfigError if it is not of the knob's type. Strings are parsed."""
         if value is None and (self.default is None or "None:" in self.comment):
             return None
         if isinstance(value, str):

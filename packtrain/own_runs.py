@@ -1,4 +1,4 @@
-"""Which run folders this user's own trainings wrote on this machine: their configurations are trusted again.
+"""Record of the runs that this user trained on this machine: their configurations are trusted.
 
 A configuration in a run folder may come from somebody else, so by itself it may import packtrain's modules only. When
 a run begins, the digest of its config.gin and the folders of the modules it needs are noted outside the run folder,
@@ -21,7 +21,7 @@ MOST_NOTES = 10_000  # the oldest beyond are deleted
 
 
 def folder() -> Path:
-    """Return the folder of the notes."""
+    """Return the folder of the records."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(state) / "packtrain" / "own_runs"
 
@@ -31,7 +31,7 @@ def _note(text: bytes) -> Path:
 
 
 def remember(text: str, needs_modules: bool) -> None:
-    """Note a configuration that is about to be trained with.
+    """Record a configuration that is about to be trained.
 
     Args:
       text: of its config.gin.

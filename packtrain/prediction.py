@@ -1,4 +1,4 @@
-"""A trained policy in a program of one's own: observations in, actions out."""
+"""Inference with a trained policy in a user's program: observations in, actions out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from packtrain.types import Row, Spec
 
 
 class PolicyState(NamedTuple):
-    """What a policy remembers between two calls of `predict`: pass it on, and None where an episode begins."""
+    """Acting state between two calls of `predict`; None at the beginning of an episode."""
 
     actor: dict[str, Any]  # recurrent state and frame window
     last_action: Tree  # [B, ...] as the policy gave it
@@ -101,7 +101,7 @@ class Policy:
         return make_single(self.environment, **kwargs)
 
     def _batch(self, obs: Any) -> tuple[Tree, bool]:
-        """Observations as arrays [B, ...] of the space's types, and whether it was a single one."""
+        """Return observations as arrays [B, ...] of the space's types, and whether the input was a single one."""
         spaces = trees.flatten(self._obs_spaces)
         obs = trees.map(lambda _, leaf: np.asarray(leaf), self._obs_spaces, _plain(obs, self._obs_spaces))
         shapes = [leaf.shape for leaf in trees.flatten(obs)]
@@ -115,7 +115,7 @@ class Policy:
         return (trees.map(lambda leaf: leaf[None], cast) if single else cast), single
 
     def _actor(self, size: int, deterministic: bool) -> tuple[Any, dict[str, Any]]:
-        """The acting state for so many environments, and how it begins."""
+        """Return the acting state for this many environments, and its initial value."""
         key = size, deterministic
         if key not in self._actors:
             if self._settings.env_access == "states":
@@ -137,7 +137,7 @@ class Policy:
 
 
 def _plain(obs: Any, spaces: Tree) -> Tree:
-    """An observation with the structure of its space: plain dicts with sorted keys, and tuples."""
+    """Return an observation with the structure of its space: plain dicts with sorted keys, and tuples."""
     if isinstance(spaces, dict):
         if not isinstance(obs, dict) or set(obs) != set(spaces):
             raise ConfigError(f"predict needs an observation with the keys {sorted(spaces)}")

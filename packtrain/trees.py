@@ -44,7 +44,7 @@ def pack(tree: Tree, leaves: Iterable) -> Tree:
 
 
 def front(tree: Tree) -> Any:
-    """Return the first leaf; ValueError on a tree that has none."""
+    """Return the first leaf; ValueError on a tree without leaves."""
     leaves = flatten(tree)
     if not leaves:
         raise ValueError("a tree without leaves has no first leaf")

@@ -75,7 +75,7 @@ def usage() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command; return the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -111,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _traceback_of(error: Error, argv: list[str]) -> str:
-    """Where the traceback of the user's own code is, if an error has one that no run has logged."""
+    """Return the log with the traceback of the user's own code, if an error has one that no run has logged."""
     if not isinstance(error, EnvSetupError) or error.__cause__ is None:
         return ""
     from packtrain.cli import last_resort

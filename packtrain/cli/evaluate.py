@@ -77,7 +77,7 @@ def run(argv: list[str]) -> int:
 
 
 def _refuse_other_knobs(run: str, flags: list[str]) -> None:
-    """ConfigError for a flag that is no knob of a run's configuration, or not what the run has."""
+    """Raise a ConfigError for a flag that is not a knob of a run's configuration, or has another value than the run."""
     if not flags:
         return
     path = Path(run) / "config.gin"

@@ -1,4 +1,4 @@
-"""What is said and logged of an error that no command has caught."""
+"""Messages and logs for errors that no command has caught."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from packtrain.errors import Error
 
 
 def describe(error: Exception, argv: list[str]) -> str:
-    """Describe an error that nothing has caught, its traceback written to a log.txt, which is named."""
+    """Describe an uncaught error; its traceback is written to a log.txt, whose path is given."""
     import errno
 
     text = (str(error).splitlines() or [""])[0]
@@ -26,7 +26,7 @@ def describe(error: Exception, argv: list[str]) -> str:
 
 
 def log_traceback(error: Exception, argv: list[str]) -> str:
-    """Write a traceback to the log.txt of the run folder that a command names, or to a temporary one; its path."""
+    """Write a traceback to log.txt in the run folder that a command names, or to a temporary file; return its path."""
     import tempfile
     import traceback
 

@@ -63,7 +63,7 @@ def run(argv: list[str]) -> int:
 
 
 def _own_knobs(name: str) -> str:
-    """The first knobs that a configuration sets itself, and how many it has in all."""
+    """Return the first knobs that a configuration sets itself, and their total number."""
     known = knobs.read_knobs(knobs.CONFIGS / f"{name}.gin")
     own = [knob.name for knob in knobs.own_knobs(name)][:4]
     shown = [f"{knob}={known[knob].default!r}" for knob in own]

@@ -97,13 +97,13 @@ def _say_next(run: Path, arguments: argparse.Namespace) -> None:
 
 
 def _trackers(arguments: argparse.Namespace) -> list[str]:
-    """The names of all trackers that a command line asks for."""
+    """Return the names of all trackers that a command line requests."""
     names = [] if arguments.track is None else [name.strip() for name in arguments.track.split(",")]
     return [*names, *(["tensorboard"] if arguments.tensorboard else [])]
 
 
 def _supervised(argv: list[str], arguments: argparse.Namespace) -> int:
-    """Run the same command without --restarts in a process of its own, again after a fault; return the exit code."""
+    """Run the same command without --restarts in a child process, again after a fault; return the exit code."""
     if arguments.restarts < 0:
         raise ConfigError(f"--restarts {arguments.restarts} must be at least 0")
     if arguments.fresh or (arguments.output_dir is None and arguments.xpid is None):
@@ -117,7 +117,7 @@ def _supervised(argv: list[str], arguments: argparse.Namespace) -> int:
 
 
 def _remote(arguments: argparse.Namespace, runtime: str) -> Remote | None:
-    """Return what the command line says about processes that act; ConfigError if its flags do not fit each other."""
+    """Return the settings of acting processes on a command line; ConfigError if its flags do not fit each other."""
     cluster = runtime == "cluster"
     if arguments.acting not in (None, "thread", "process"):
         raise ConfigError(f"--acting {arguments.acting!r} is not one of thread, process")

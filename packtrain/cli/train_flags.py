@@ -21,7 +21,7 @@ DESCRIPTIONS = {
 
 
 def _parser(known: dict[str, knobs.Knob], title: str, program: str) -> Parser:
-    """The parser of `train` or `show-config`, with the knobs of the given configurations."""
+    """Return the parser of `train` or `show-config`, with the knobs of the given configurations."""
     usage = f"packtrain {program} {title or 'CONFIG...'} [--KNOB VALUE]... [FLAGS]"
     epilog = None if title else "With a CONFIG, --help prints its knobs too. `packtrain list` prints the names."
     parser = Parser(prog=f"packtrain {program}", usage=usage, description=DESCRIPTIONS[program], epilog=epilog)
@@ -120,7 +120,7 @@ def _add_run_flags(parser: Parser) -> None:
 
 
 def _split_configs(argv: list[str]) -> tuple[list[str], list[str]]:
-    """CONFIG arguments and the rest. A word after a flag is its value, unless it names a configuration."""
+    """Return CONFIG arguments and the rest. A word after a flag is its value, unless it names a configuration."""
     switches = {"--fresh", "--tensorboard", "--trust-config", "--trust_config", "--video", "--help", "-h"}
     takes_path = {
         "--config_file",
@@ -152,7 +152,7 @@ def _split_configs(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def parse(argv: list[str], program: str = "train") -> tuple[list[Path], dict[str, Any], argparse.Namespace, list[str]]:
-    """Files, knob values, flags and configuration names of a `train` or `show-config` command line."""
+    """Return files, knob values, flags and configuration names of a `train` or `show-config` command line."""
     names, rest = _split_configs(argv)
     files: list[str] = [*names]
     for index, word in enumerate(rest):
@@ -188,7 +188,7 @@ def parse(argv: list[str], program: str = "train") -> tuple[list[Path], dict[str
 
 
 def _env_kwargs(text: str) -> dict[str, Any]:
-    """The keyword arguments that a text gives as a Python dict or as JSON; ConfigError for anything else."""
+    """Return the keyword arguments in a text, a Python dict or JSON; ConfigError for anything else."""
     found: Any = None
     for read in (ast.literal_eval, json.loads):
         with contextlib.suppress(ValueError, SyntaxError):

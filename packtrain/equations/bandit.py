@@ -1,4 +1,4 @@
-"""A bandit that forgets: which member of a family of policies to play next, by the returns of the last W episodes.
+"""Sliding-window bandit: selects the policy of the next episode by the returns of the last W episodes.
 
 UCB1-Tuned: Auer et al. 2002, section 4. Over a window: Garivier and Moulines 2008 (arXiv:0805.3415); as the
 meta-controller of an actor: Badia et al. 2020 (Agent57, arXiv:2003.13350), section 3.2.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Window(NamedTuple):
-    """The last W episodes of each column, in a ring."""
+    """The last W episodes of each column, in a ring buffer."""
 
     arm: Tensor  # [C, W] int64
     value: Tensor  # [C, W] the return of that episode
@@ -23,7 +23,7 @@ class Window(NamedTuple):
 
 
 class ArmStatistics(NamedTuple):
-    """What the episodes in the window say of each arm; 0 where it is not there."""
+    """Statistics of each arm in the window; 0 for an arm without episodes."""
 
     number: Tensor  # [C, A] n_a
     mean: Tensor  # [C, A]
@@ -31,14 +31,14 @@ class ArmStatistics(NamedTuple):
 
 
 def empty_window(columns: int, length: int, device: torch.device | None = None) -> Window:
-    """Before the first episode."""
+    """Return a window without episodes."""
     arm = torch.zeros(columns, length, dtype=torch.int64, device=device)
     return Window(arm, torch.zeros_like(arm, dtype=torch.float64), arm.new_zeros(columns))
 
 
 @torch.no_grad()
 def add_episode(window: Window, arm: Tensor, value: Tensor, ended: Tensor) -> Window:
-    """The window after an episode: it takes the place of the one W before it, arm and return together.
+    """Return the window after an episode, which replaces arm and return of the episode W before it.
 
     Args:
       window: before; not changed.
@@ -62,7 +62,7 @@ def add_episode(window: Window, arm: Tensor, value: Tensor, ended: Tensor) -> Wi
 
 @torch.no_grad()
 def arm_statistics(window: Window, arms: int, scaled: bool = True) -> ArmStatistics:
-    """Number, mean and variance of the returns of each arm in the window.
+    """Return number, mean and variance of the returns of each arm in the window.
 
     Args:
       window: the episodes.
@@ -88,7 +88,7 @@ def arm_statistics(window: Window, arms: int, scaled: bool = True) -> ArmStatist
 
 @torch.no_grad()
 def ucb1_tuned_scores(statistics: ArmStatistics) -> Tensor:
-    """UCB1-Tuned, Auer et al. 2002: the better mean and the larger doubt first; returns in [0, 1].
+    """Return UCB1-Tuned scores (Auer et al. 2002) for returns in [0, 1]: mean plus an uncertainty bonus.
 
         score_a = mean_a + √(ln m / n_a · min(¼, variance_a + √(2 ln m / n_a))),   m = Σ_a n_a
 
@@ -106,7 +106,7 @@ def ucb1_tuned_scores(statistics: ArmStatistics) -> Tensor:
 
 @torch.no_grad()
 def agent57_scores(statistics: ArmStatistics, exploration: float = 1.0) -> Tensor:
-    """Agent57's simpler rule, without the logarithm: score_a = mean_a + β √(1 / n_a), inf where n_a is 0; [C, A].
+    """Return Agent57's simpler scores, without the logarithm: mean_a + β √(1 / n_a), inf where n_a is 0; [C, A].
 
     The paper's returns are not scaled, so that β is in units of returns.
     """
@@ -116,7 +116,7 @@ def agent57_scores(statistics: ArmStatistics, exploration: float = 1.0) -> Tenso
 
 @torch.no_grad()
 def choose_arm(scores: Tensor, explore: Tensor, noise: Tensor) -> Tensor:
-    """The arm to play: one of those that are not in the window, else any where exploring, else the best.
+    """Return the arm to play: one that is not in the window, else a random one when exploring, else the best.
 
     Among those that are equally good (all, where exploring) the one with the largest noise is taken: with independent
     uniform noise each is as likely.

@@ -1,4 +1,4 @@
-"""Where terminations, truncations and filler rows meet the mathematics; no other module looks at these flags."""
+"""Treatment of terminations, truncations and filler rows in the equations; no other module reads these flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from packtrain.equations.shapes import assert_equal_shapes
 
 
 class Boundaries(NamedTuple):
-    """What the ends of episodes do to each of T rows."""
+    """Effects of episode ends on each of T rows."""
 
     discount_t: Tensor  # [T, B] float32  what the value after row t is worth
     continue_t: Tensor  # [T, B] float32  1 where row t+1 goes on with the episode of row t, else 0: traces are cut
@@ -19,7 +19,7 @@ class Boundaries(NamedTuple):
 
 
 def boundaries(first: Tensor, terminated: Tensor, truncated: Tensor, discount: float) -> Boundaries:
-    """Discount, continuation and loss weight of each row of a stream with next-step autoreset.
+    """Return discount, continuation and loss weight of each row of a stream with next-step autoreset.
 
     After the last step of an episode the stream holds its final observation in row t; the action chosen there is
     dropped by a reset, which makes row t+1. That row t is a filler: no step happened.

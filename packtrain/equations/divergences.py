@@ -1,4 +1,4 @@
-"""How far apart two policies are in one state: divergences between action distributions, row by row, in nats.
+"""Divergences between the action distributions of two policies, row by row, in nats.
 
 p is the policy that acts, q another. Categorical distributions are given by logits [..., A], normalised or not: the
 logarithm of probabilities is one choice of them, and −inf is an action that is never taken. Diagonal Gaussians are
@@ -20,7 +20,7 @@ _LEAST_LOG = -1e4  # its exponential is 0, and unlike −inf it can be subtracte
 
 
 def categorical_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """Kullback–Leibler divergence of q from p; exchange the arguments for the other direction.
+    """Return the Kullback–Leibler divergence of q from p; exchange the arguments for the other direction.
 
         KL(p ‖ q) = Σ_a p_a log(p_a / q_a)
 
@@ -42,7 +42,7 @@ def categorical_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def categorical_jensen_shannon(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """Jensen–Shannon divergence in nats: 0 for equal distributions, log 2 for those that share no action.
+    """Return the Jensen–Shannon divergence in nats: 0 for equal distributions, log 2 if they share no action.
 
         JS(p, q) = ½ KL(p ‖ m) + ½ KL(q ‖ m),   m = ½ (p + q)
 
@@ -64,7 +64,7 @@ def categorical_jensen_shannon(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def jensen_shannon_distance(divergence: Tensor) -> Tensor:
-    """√JS, which obeys the triangle inequality; from 0 to √(log 2) ≈ 0.833.
+    """Return √JS, which satisfies the triangle inequality; from 0 to √(log 2) ≈ 0.833.
 
     Args:
       divergence: any shape, Jensen–Shannon divergence in nats.
@@ -76,7 +76,7 @@ def jensen_shannon_distance(divergence: Tensor) -> Tensor:
 
 
 def categorical_hellinger(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """Hellinger distance, from 0 to 1.
+    """Return the Hellinger distance, from 0 to 1.
 
         H(p, q) = √½ ‖√p − √q‖₂,   H² = 1 − Σ_a √(p_a q_a)
 
@@ -94,7 +94,7 @@ def categorical_hellinger(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def categorical_total_variation(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """Total variation, from 0 to 1: the most by which the probabilities of any set of actions differ.
+    """Return the total variation, from 0 to 1: the largest difference in probability of any set of actions.
 
         TV(p, q) = ½ Σ_a |p_a − q_a|
 
@@ -110,7 +110,7 @@ def categorical_total_variation(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def categorical_bhattacharyya(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """Bhattacharyya distance: 0 for equal distributions, infinite for those that share no action.
+    """Return the Bhattacharyya distance: 0 for equal distributions, infinite if they share no action.
 
         D_B(p, q) = −log Σ_a √(p_a q_a)
 
@@ -126,7 +126,7 @@ def categorical_bhattacharyya(p_logits: Tensor, q_logits: Tensor) -> Tensor:
 
 
 def gaussian_kl(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor) -> Tensor:
-    """Kullback–Leibler divergence of q from p; exchange the pairs for the other direction.
+    """Return the Kullback–Leibler divergence of q from p; exchange the pairs for the other direction.
 
         KL(p ‖ q) = Σ_d log(σ_q / σ_p) + (σ_p² + (μ_p − μ_q)²) / (2 σ_q²) − ½
 
@@ -146,7 +146,7 @@ def gaussian_kl(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor) ->
 
 
 def gaussian_bhattacharyya(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor) -> Tensor:
-    """Bhattacharyya distance −log ∫ √(p q), a sum over the dimensions.
+    """Return the Bhattacharyya distance −log ∫ √(p q), a sum over the dimensions.
 
         D_B(p, q) = Σ_d ¼ (μ_p − μ_q)² / (σ_p² + σ_q²) + ½ log((σ_p² + σ_q²) / (2 σ_p σ_q))
 
@@ -169,7 +169,7 @@ def gaussian_bhattacharyya(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std:
 
 
 def gaussian_hellinger(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor) -> Tensor:
-    """Hellinger distance, from 0 to 1.
+    """Return the Hellinger distance, from 0 to 1.
 
         H(p, q) = √(½ ∫ (√p − √q)²) = √(1 − exp(−D_B(p, q)))
 
@@ -186,7 +186,7 @@ def gaussian_hellinger(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Ten
 
 
 def gaussian_jensen_shannon(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor, noise: Tensor) -> Tensor:
-    """Jensen–Shannon divergence in nats, estimated: there is no closed form.
+    """Return a sampling estimate of the Jensen–Shannon divergence in nats, which has no closed form.
 
         JS(p, q) ≈ ½ mean_s f(d(μ_p + σ_p ε_s)) + ½ mean_s f(d(μ_q + σ_q ε_s)),   d(x) = (p(x) − q(x)) / (p(x) + q(x))
 
@@ -214,7 +214,7 @@ def gaussian_jensen_shannon(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std
 
 
 def _jensen_shannon_of(log_ratio: Tensor) -> Tensor:
-    """What one action adds to the Jensen–Shannon divergence, for its probability under the mixture.
+    """Return one action's contribution to the Jensen–Shannon divergence, given its probability under the mixture.
 
         f(d) = ½ ((1 + d) log(1 + d) + (1 − d) log(1 − d)),   d = (p − q) / (p + q) = tanh(½ log(p / q))
 
@@ -227,7 +227,7 @@ def _jensen_shannon_of(log_ratio: Tensor) -> Tensor:
 
 
 def joint_logits(parameters: Tensor, nvec: Sequence[int]) -> Tensor:
-    """Logits of all combinations of independent choices, [..., Σ n] → [..., Π n]; the last choice varies fastest."""
+    """Return the logits of all combinations of independent choices, [..., Σ n] → [..., Π n]; last varies fastest."""
     parts = [part.log_softmax(-1) for part in parameters.split(list(nvec), dim=-1)]
     joint: Tensor = parts[0]
     for part in parts[1:]:
@@ -236,7 +236,7 @@ def joint_logits(parameters: Tensor, nvec: Sequence[int]) -> Tensor:
 
 
 def clipped_gaussian_hellinger(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor, bound: Tensor) -> Tensor:
-    """Hellinger distance of two diagonal Gaussians whose draws are clipped to ±bound, in closed form.
+    """Return the Hellinger distance of two diagonal Gaussians with samples clipped to ±bound, in closed form.
 
         H = √(1 − Π_d C_d),   C = √(p₋ q₋) + √(p₊ q₊) + e^{−D_B} (Φ((b − m) / s) − Φ((−b − m) / s))
 
@@ -271,7 +271,7 @@ def clipped_gaussian_hellinger(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_
 def clipped_gaussian_jensen_shannon(
     p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor, bound: Tensor, noise: Tensor
 ) -> Tensor:
-    """Jensen–Shannon divergence in nats of two diagonal Gaussians whose draws are clipped to ±bound, estimated.
+    """Return an estimated Jensen–Shannon divergence, in nats, of two diagonal Gaussians with samples clipped to ±bound.
 
         JS ≈ ½ mean_s log(2 p / (p + q))(x_s) + ½ mean_s log(2 q / (p + q))(y_s),   x ~ p, y ~ q
 

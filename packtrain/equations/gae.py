@@ -1,4 +1,4 @@
-"""Generalised advantage estimation: how much better than expected an action turned out, over many horizons at once.
+"""Generalised advantage estimation: an exponentially weighted average of n-step advantages.
 
 Schulman et al. 2016 (arXiv:1506.02438). The paper writes V(s_t), r_t, V(s_{t+1}); here these are v_tm1[t], r_t[t] and
 v_t[t], as in `vtrace`.
@@ -16,7 +16,7 @@ from packtrain.equations.shapes import assert_equal_shapes
 
 
 class Advantages(NamedTuple):
-    """What an actor–critic needs of an unroll, both detached."""
+    """Advantages and value targets of an unroll, both detached."""
 
     advantages: Tensor  # [T, B] 0 on filler rows
     targets: Tensor  # [T, B] what the value of row t should be: V + advantage
@@ -33,7 +33,7 @@ def gae(
     *,
     trace_lambda: float = 0.95,
 ) -> Advantages:
-    """Advantages and value targets of one unroll, Schulman et al. 2016, equation 16; ends are as in `boundaries`.
+    """Return advantages and value targets of one unroll (Schulman et al. 2016, equation 16); ends as in `boundaries`.
 
         A_t = Σ_{k≥t} (Π_{i=t}^{k-1} γ_i λ continue_i) (r_k + γ_k V(x_{k+1}) − V(x_k))
 
@@ -65,7 +65,7 @@ def gae(
 def endless_gae(
     v_tm1: Tensor, v_t: Tensor, r_t: Tensor, weight_t: Tensor, *, discount: float, trace_lambda: float = 0.95
 ) -> Advantages:
-    """The same for a reward that goes on over the ends of episodes: a stream of steps, one after the other.
+    """Return the same for a reward that does not end with episodes: the steps form one endless stream.
 
     Burda et al. 2018 (arXiv:1810.12894), section 2.3: what an explorer finds after a reset is worth something to the
     step that led to it. Filler rows are not there: the step before one is followed by the reset's observation, not by

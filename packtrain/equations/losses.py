@@ -19,7 +19,7 @@ REDUCTIONS = ("sum", "mean")
 
 
 def policy_gradient_loss(log_prob: Tensor, advantages: Tensor, weight_t: Tensor, reduction: str = "sum") -> Tensor:
-    """The loss whose gradient is minus the policy gradient.
+    """Return the loss whose gradient is minus the policy gradient.
 
         L = Σ_{t,b} −weight · log π(a|x) · stopgrad(advantage)
 
@@ -37,7 +37,7 @@ def policy_gradient_loss(log_prob: Tensor, advantages: Tensor, weight_t: Tensor,
 
 
 def baseline_loss(targets: Tensor, values: Tensor, weight_t: Tensor, reduction: str = "sum") -> Tensor:
-    """Half the squared error of the values.
+    """Return half the squared error of the values.
 
         L = ½ Σ_{t,b} weight · (stopgrad(target) − V(x))²
 
@@ -55,7 +55,7 @@ def baseline_loss(targets: Tensor, values: Tensor, weight_t: Tensor, reduction: 
 
 
 def entropy_loss(entropy: Tensor, weight_t: Tensor, reduction: str = "sum") -> Tensor:
-    """Negative entropy: minimising it keeps the policy from collapsing.
+    """Return the negative entropy: minimising it keeps the policy from collapsing.
 
         L = Σ_{t,b} −weight · H(π(·|x)),   H = −Σ_a π log π
 
@@ -72,7 +72,7 @@ def entropy_loss(entropy: Tensor, weight_t: Tensor, reduction: str = "sum") -> T
 
 
 def _reduce(loss_t: Tensor, weight_t: Tensor, reduction: str) -> Tensor:
-    """Weighted sum or mean. The mask goes first: 0 · inf is NaN, a masked inf is 0."""
+    """Return the weighted sum or mean. Masked entries are zeroed first, since 0 · inf is NaN."""
     total = (loss_t.masked_fill(weight_t == 0, 0.0) * weight_t).sum()
     if reduction == "sum":
         return total

@@ -1,4 +1,4 @@
-"""How new an observation is: prediction errors, visit counts, distances to what an episode has shown, and their scales.
+"""Novelty of observations: prediction errors, visit counts, distances within an episode, and their normalisation.
 
 RND: Burda et al. 2018 (arXiv:1810.12894). NGU: Badia et al. 2020 (arXiv:2002.06038). A reward for novelty belongs to
 the action that led there: row t of every reward here speaks of the observation after action t.
@@ -19,7 +19,7 @@ LEAST = 100  # errors, before their deviation is a unit for rewards
 
 
 class Moments(NamedTuple):
-    """What is known of a stream of numbers (or of vectors, each coordinate for itself); float64."""
+    """Count, mean and sum of squared deviations of a stream of numbers, or of each coordinate of vectors; float64."""
 
     number: Tensor  # [] how many
     mean: Tensor  # [...]
@@ -27,14 +27,14 @@ class Moments(NamedTuple):
 
 
 def no_moments(*shape: int, device: torch.device | None = None) -> Moments:
-    """Of nothing yet."""
+    """Return the moments of an empty stream."""
     zeros = torch.zeros(shape, dtype=torch.float64, device=device)
     return Moments(torch.zeros((), dtype=torch.float64, device=device), zeros, zeros.clone())
 
 
 @torch.no_grad()
 def add_to_moments(moments: Moments, values: Tensor, weight: Tensor) -> Moments:
-    """The moments with N more values, merged as in Chan et al. 1979: the order and the batches do not matter.
+    """Return the moments after N more values, merged as in Chan et al. 1979: order and batches do not matter.
 
     Args:
       moments: of what came before.
@@ -62,18 +62,18 @@ def add_to_moments(moments: Moments, values: Tensor, weight: Tensor) -> Moments:
 
 @torch.no_grad()
 def forget(moments: Moments, most: float) -> Moments:
-    """The same mean and deviation, but as if of `most` values at most: what comes then counts for more."""
+    """Limit the count of the moments to `most`, with the same mean and deviation, so that later values weigh more."""
     share = (most / moments.number.clamp(min=1)).clamp(max=1.0)
     return Moments(moments.number * share, moments.mean, moments.m2 * share)
 
 
 def deviation(moments: Moments) -> Tensor:
-    """The standard deviation √(M2 / number), [...] float64; 0 of nothing."""
+    """Return the standard deviation √(M2 / number), [...] float64; 0 for an empty stream."""
     return (moments.m2 / moments.number.clamp(min=1)).sqrt()
 
 
 def normalise(values: Tensor, moments: Moments, clip: float) -> Tensor:
-    """Values on the scale of what has been seen: (x − mean) / std, clipped to [−clip, clip], same shape, float32.
+    """Return (x − mean) / std of values, clipped to [−clip, clip], same shape, float32.
 
     A coordinate that has never changed is 0 where it is as ever, and ±clip where it is not.
     """
@@ -82,13 +82,13 @@ def normalise(values: Tensor, moments: Moments, clip: float) -> Tensor:
 
 
 def rnd_error(prediction: Tensor, target: Tensor) -> Tensor:
-    """The mean squared error of a prediction of random features, [..., F] → [...]; Burda et al. 2018, section 2.2."""
+    """Return the mean squared error of predicted random features, [..., F] → [...] (Burda et al. 2018, section 2.2)."""
     assert prediction.shape == target.shape, f"shapes differ: {tuple(prediction.shape)} and {tuple(target.shape)}"
     return (prediction - target).square().mean(-1)
 
 
 def rnd_reward(error: Tensor, moments: Moments) -> Tensor:
-    """Errors in units of their standard deviation, same shape, float32; 0 while there are none to speak of.
+    """Return errors divided by their standard deviation, same shape, float32; 0 while the deviation is negligible.
 
     That is before `LEAST` have been counted, and where they differ by less than a thousandth of their mean: a deviation
     near 0 would make rewards without bounds.
@@ -99,13 +99,13 @@ def rnd_reward(error: Tensor, moments: Moments) -> Tensor:
 
 
 def count_bonus(visits: Tensor) -> Tensor:
-    """1 / √n for the n-th visit, any shape, n at least 1; Bellemare et al. 2016 (arXiv:1606.01868) without its β."""
+    """Return 1 / √n for the n-th visit, n at least 1, any shape (Bellemare et al. 2016, arXiv:1606.01868, β = 1)."""
     return visits.float().rsqrt()
 
 
 @torch.no_grad()
 def forward_returns(r_t: Tensor, weight_t: Tensor, discount: float, before: Tensor) -> Tensor:
-    """What rewards have come to so far, discounted backward in time.
+    """Return the sums of past rewards, discounted backward in time.
 
         f_t = γ f_{t−1} + r_t,   f_{−1} = before
 
@@ -131,7 +131,7 @@ def forward_returns(r_t: Tensor, weight_t: Tensor, discount: float, before: Tens
 
 
 def life_long_modulator(error: Tensor, moments: Moments, largest: float = 5.0) -> Tensor:
-    """How much more than usual there is to learn here: NGU's α, which multiplies an episodic bonus.
+    """Return NGU's life-long novelty modulator α: the distillation error in standard deviations above its mean, plus 1.
 
         α = min(max(1 + (error − mean) / std, 1), largest)
 
@@ -148,7 +148,7 @@ def life_long_modulator(error: Tensor, moments: Moments, largest: float = 5.0) -
 
 
 def nearest_distances(embedding: Tensor, memory: Tensor, neighbours: int) -> Tensor:
-    """Squared distances to the nearest of what an episode has shown before, ascending: [N, D], [M, D] → [N, k].
+    """Return squared distances to the nearest points of an episode's memory, ascending: [N, D], [M, D] → [N, k].
 
     k is `neighbours`, or M where the memory holds fewer.
     """
@@ -166,7 +166,7 @@ def episodic_bonus(
     pseudo_count: float = 0.001,
     most_similar: float = 8.0,
 ) -> Tensor:
-    """NGU's episodic bonus, Badia et al. 2020, equation 2 and algorithm 1: 1 / √n with a count by likeness.
+    """Return NGU's episodic bonus (Badia et al. 2020, equation 2 and algorithm 1): 1 / √n with a kernel-based count.
 
         K_i = ε / (max(d_i² / d_m² − ξ, 0) + ε)
         s   = √(Σ_i K_i) + c
@@ -193,20 +193,20 @@ def episodic_bonus(
 
 
 class MeanDistance(NamedTuple):
-    """A running mean of squared distances, of each column for itself."""
+    """Running means of squared distances, one per column."""
 
     number: Tensor  # [B] how many steps have been counted
     mean: Tensor  # [B] d_m²; 0 before the first
 
 
 def no_mean_distance(columns: int, device: torch.device | None = None) -> MeanDistance:
-    """Of no step yet."""
+    """Return running means before the first step."""
     zeros = torch.zeros(columns, device=device)
     return MeanDistance(zeros, zeros.clone())
 
 
 def nearest_in_memories(embedding: Tensor, memory: Tensor, number: Tensor, neighbours: int) -> Tensor:
-    """Squared distances to the nearest of each column's own memory, ascending: `nearest_distances` for B episodes.
+    """Return `nearest_distances` for B episodes at once, each in its own memory.
 
     Differences are taken before they are squared: |a|² + |b|² − 2ab would be faster and lose the small distances,
     which are the ones that count.
@@ -232,7 +232,7 @@ def nearest_in_memories(embedding: Tensor, memory: Tensor, number: Tensor, neigh
 def add_to_mean_distance(
     scale: MeanDistance, squared_distances: Tensor, weight: Tensor, decay: float = 0.99
 ) -> MeanDistance:
-    """The running mean with one more step: the plain mean of all at first, one that forgets later.
+    """Return the running mean after one more step: the exact mean at first, later an exponential average.
 
         d_m² ← d_m² + max(1 − decay, 1 / (number + 1)) (mean_i d_i² − d_m²)
 
@@ -273,7 +273,7 @@ def episodic_novelty(
     pseudo_count: float = 0.001,
     most_similar: float = 8.0,
 ) -> tuple[Tensor, MeanDistance]:
-    """NGU's episodic reward of B columns, Badia et al. 2020, algorithm 1: ask, adapt the scale, then judge.
+    """Return NGU's episodic reward of B columns (Badia et al. 2020, algorithm 1), and the updated distance scale.
 
     d_m² takes in this step's distances before they are divided by it, so that it is never 0 where they are not, and
     rewards do not depend on the size of embeddings. The caller puts the embedding into the memory afterwards, and
@@ -309,7 +309,7 @@ def episodic_novelty(
 
 
 def ngu_reward(episodic: Tensor, error: Tensor, moments: Moments, largest: float = 5.0) -> Tensor:
-    """NGU's intrinsic reward, Badia et al. 2020, equation 1: r = r_episodic · min(max(α, 1), L).
+    """Return NGU's intrinsic reward r = r_episodic · min(max(α, 1), L) (Badia et al. 2020, equation 1).
 
     Args:
       episodic: any shape, `episodic_bonus`.

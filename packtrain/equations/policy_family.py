@@ -1,4 +1,4 @@
-"""Families of behaviours: how much each actor explores, for how much novelty and how far it looks.
+"""Parameters of policy families: each actor's ε, and each arm's novelty weight and discount.
 
 Ape-X: Horgan et al. 2018 (arXiv:1803.00933). NGU: Badia et al. 2020 (arXiv:2002.06038). Agent57: Badia et al. 2020
 (arXiv:2003.13350). Made once, in float64, and handed out as float32.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def actor_epsilons(actors: int, base: float = 0.4, alpha: float = 7.0) -> Tensor:
-    """The chance of a random action of each actor, Horgan et al. 2018, section 4.1.
+    """Return each actor's probability of a random action (Horgan et al. 2018, section 4.1).
 
         ε_i = base^(1 + α i / (N − 1))
 
@@ -31,7 +31,7 @@ def actor_epsilons(actors: int, base: float = 0.4, alpha: float = 7.0) -> Tensor
 
 
 def novelty_weights(arms: int = 32, largest: float = 0.3) -> Tensor:
-    """How much of the intrinsic reward each arm adds, Badia et al. 2020 (NGU); Agent57's are the same.
+    """Return each arm's weight of the intrinsic reward (Badia et al. 2020, NGU); Agent57's are the same.
 
         β_0 = 0,   β_{N−1} = β,   β_j = β · σ(10 (2j − (N − 2)) / (N − 2)) between
 
@@ -51,7 +51,7 @@ def novelty_weights(arms: int = 32, largest: float = 0.3) -> Tensor:
 
 
 def ngu_discounts(arms: int = 32, largest: float = 0.997, smallest: float = 0.99) -> Tensor:
-    """The discount of each arm, Badia et al. 2020 (NGU): 1 − γ evenly spaced in logarithms.
+    """Return each arm's discount (Badia et al. 2020, NGU): 1 − γ evenly spaced in logarithms.
 
         γ_i = 1 − exp(((N − 1 − i) ln(1 − γ_max) + i ln(1 − γ_min)) / (N − 1))
 
@@ -70,7 +70,7 @@ def ngu_discounts(arms: int = 32, largest: float = 0.997, smallest: float = 0.99
 def agent57_discounts(
     arms: int = 32, longest: float = 0.9999, middle: float = 0.997, smallest: float = 0.99, ordered: bool = False
 ) -> Tensor:
-    """The discount of each arm of Agent57, Badia et al. 2020 (arXiv:2003.13350).
+    """Return each arm's discount in Agent57 (Badia et al. 2020, arXiv:2003.13350).
 
         γ_0 = g0
         γ_j = g1 + (g0 − g1) σ(10 (2j − 6) / 6)                           1 ≤ j ≤ 6
@@ -98,6 +98,6 @@ def agent57_discounts(
 
 
 def _log_spaced(number: int, largest: float, smallest: float) -> Tensor:
-    """Discounts from the largest to the smallest, with 1 − γ in a geometric series; [number] float64."""
+    """Return discounts from the largest to the smallest, with 1 − γ in a geometric series; [number] float64."""
     first, last = math.log1p(-largest), math.log1p(-smallest)
     return 1 - torch.linspace(first, last, number, dtype=torch.float64).exp()

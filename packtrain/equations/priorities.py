@@ -1,4 +1,4 @@
-"""How often what is stored is replayed, and how that is made up for.
+"""Priorities of prioritised replay, and the importance weights that correct for them.
 
 Prioritised replay: Schaul et al. 2016 (arXiv:1511.05952). Sequences: Kapturowski et al. 2019 (R2D2). Actor and learner
 judge by the same functions.
@@ -14,7 +14,7 @@ from packtrain.equations.shapes import assert_equal_shapes
 
 @torch.no_grad()
 def sequence_priority(td_error: Tensor, weight_t: Tensor, eta: float = 0.9) -> Tensor:
-    """One error for a sequence, Kapturowski et al. 2019, section 2.3.
+    """Return one error for a sequence (Kapturowski et al. 2019, section 2.3).
 
         p = η max_t |δ_t| + (1 − η) mean_t |δ_t|
 
@@ -37,7 +37,7 @@ def sequence_priority(td_error: Tensor, weight_t: Tensor, eta: float = 0.9) -> T
 
 @torch.no_grad()
 def item_priority(error: Tensor, exponent: float, epsilon: float = 1e-4) -> Tensor:
-    """What an item is drawn in proportion to, Schaul et al. 2016, section 3.3: (|δ| + ε)^α, any shape.
+    """Return the priority (|δ| + ε)^α of an item, any shape (Schaul et al. 2016, section 3.3).
 
     Large errors are not clipped: with raw rewards a clip would make them all alike. α = 0 is uniform, and so is
     everything where all errors are equal; ε keeps an item without error from being forgotten.
@@ -47,7 +47,7 @@ def item_priority(error: Tensor, exponent: float, epsilon: float = 1e-4) -> Tens
 
 @torch.no_grad()
 def importance_weights(probability: Tensor, exponent: float | Tensor, smallest: Tensor | None = None) -> Tensor:
-    """What makes up for unequal chances, Schaul et al. 2016, section 3.4.
+    """Return importance weights that correct for non-uniform sampling (Schaul et al. 2016, section 3.4).
 
         w_i = (N P(i))^−β / max_j (N P(j))^−β = (P(i) / min_j P(j))^−β
 
@@ -71,5 +71,5 @@ def importance_weights(probability: Tensor, exponent: float | Tensor, smallest: 
 
 
 def annealed_exponent(step: int, start: float = 0.4, end: float = 1.0, over: int = 100_000) -> float:
-    """β on its way: linear from `start` at step 0 to `end` at step `over`, and there ever after; plain numbers."""
+    """Return the exponent β, a float: linear from `start` at step 0 to `end` at step `over`, constant after that."""
     return start + (end - start) * min(max(step / over, 0.0), 1.0)

@@ -1,4 +1,4 @@
-"""What tree search computes at a node: exploration bonuses, histograms of visits, and Gumbel's root, in NumPy.
+"""Tree-search statistics of a node in NumPy: exploration bonuses, visit histograms, and Gumbel root selection.
 
 Shapes: M nodes, A actions. Visits are floats or integers; whether an action's rating counts as its first visit is the
 caller's affair.
@@ -12,14 +12,14 @@ import numpy as np
 
 
 def puct_bonus(priors: np.ndarray, visits: np.ndarray, parent_visits: np.ndarray) -> np.ndarray:
-    """P(a) · √N / (N(a) + 1) as in Silver et al. 2017: priors, visits [M, A], parent_visits [M] → [M, A]."""
+    """Return P(a) · √N / (N(a) + 1) (Silver et al. 2017): priors, visits [M, A], parent_visits [M] → [M, A]."""
     assert priors.shape == visits.shape and parent_visits.shape == visits.shape[:1]
     found: np.ndarray = priors * np.sqrt(parent_visits)[:, None] / (visits + 1)
     return found
 
 
 def ucb_bonus(visits: np.ndarray, parent_visits: np.ndarray) -> np.ndarray:
-    """√N / (N(a) + 1), the same for every prior: visits [M, A], parent_visits [M] → [M, A]."""
+    """Return √N / (N(a) + 1), the same for every prior: visits [M, A], parent_visits [M] → [M, A]."""
     assert parent_visits.shape == visits.shape[:1]
     found: np.ndarray = np.sqrt(parent_visits)[:, None] / (visits + 1)
     return found
@@ -40,7 +40,7 @@ def rescaled_qualities(qualities: np.ndarray, allowed: np.ndarray | None = None)
 
 
 def softmax(logits: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray:
-    """Probabilities [M, A] float64, 0 where an action is not allowed; rows need one that is."""
+    """Return probabilities [M, A] float64, 0 where an action is not allowed; each row needs an allowed action."""
     logits = logits.astype(np.float64)
     if allowed is not None:
         logits = np.where(allowed, logits, -np.inf)
@@ -50,20 +50,20 @@ def softmax(logits: np.ndarray, allowed: np.ndarray | None = None) -> np.ndarray
 
 
 def histogram(visits: np.ndarray, otherwise: np.ndarray | None = None) -> np.ndarray:
-    """Visits over their sum, [M, A]; where the sum is 0 the row of `otherwise`, or zeros."""
+    """Return visits divided by their sum, [M, A]; where the sum is 0, the row of `otherwise`, or zeros."""
     total = visits.sum(axis=1, keepdims=True)
     return np.where(total > 0, visits / np.where(total > 0, total, 1), 0.0 if otherwise is None else otherwise)
 
 
 def entropy(probabilities: np.ndarray) -> np.ndarray:
-    """−Σ p ln p of each row, [M, A] → [M]; 0 ln 0 is 0."""
+    """Return −Σ p ln p of each row, [M, A] → [M]; 0 ln 0 is 0."""
     logs = np.log(np.where(probabilities > 0, probabilities, 1.0))
     found: np.ndarray = -(probabilities * logs).sum(axis=1)
     return found
 
 
 def considered_visits(considered: int, simulations: int) -> np.ndarray:
-    """The order of sequential halving, Karnin et al. 2013, as Danihelka et al. 2022 use it, [simulations] int64.
+    """Return the visit counts of sequential halving (Karnin et al. 2013; Danihelka et al. 2022), [simulations] int64.
 
     In simulation i an action is chosen among those that have been tried so many times in this search. Rounds share
     the simulations equally; after each the better half goes on, two at least.
@@ -84,7 +84,7 @@ def considered_visits(considered: int, simulations: int) -> np.ndarray:
 
 
 def completed_qualities(qualities: np.ndarray, visits: np.ndarray, priors: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """Qualities with those of unvisited actions filled in, Danihelka et al. 2022, appendix D.
+    """Return qualities with estimates for unvisited actions (Danihelka et al. 2022, appendix D).
 
         v_mix = (v + ΣN / Σ_{N(b)>0} P(b) · Σ_{N(b)>0} P(b) Q(b)) / (1 + ΣN)
 
@@ -110,7 +110,7 @@ def completed_qualities(qualities: np.ndarray, visits: np.ndarray, priors: np.nd
 def scaled_qualities(
     qualities: np.ndarray, most_visits: np.ndarray, allowed: np.ndarray, value_scale: float, visit_offset: float
 ) -> np.ndarray:
-    """σ(Q) = (visit_offset + max N) · value_scale · Q, Q brought to [0, 1] first; Danihelka et al. 2022, equation 8.
+    """Return (visit_offset + max N) · value_scale · Q, Q scaled to [0, 1] (Danihelka et al. 2022, equation 8).
 
     Args:
       qualities: [M, A].

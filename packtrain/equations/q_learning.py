@@ -1,4 +1,4 @@
-"""Targets for action values over sequences: n-step double Q-learning, Retrace(λ) and Peng's Q(λ), rescaled or not.
+"""Targets of action values over sequences: n-step double Q-learning, Retrace(λ), Peng's Q(λ); optionally rescaled.
 
 All three take the same rows. Row t of T holds action t in a_tm1[t] and its answer in r_t[t] and discount_t[t]; action
 values have T+1 rows, of which row t+1 is where action t led, so that the last one is for bootstrapping. Ends are as in
@@ -24,19 +24,19 @@ from packtrain.equations.shapes import assert_equal_shapes
 
 
 def action_value(q: Tensor, action: Tensor) -> Tensor:
-    """Q of the actions taken, [..., A] and [...] int64 → [...]; differentiable in q."""
+    """Return Q of the actions taken, [..., A] and [...] int64 → [...]; differentiable in q."""
     assert q.shape[:-1] == action.shape, f"{tuple(action.shape)} does not fit {tuple(q.shape)}"
     return q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
 def greedy_value(q_target: Tensor, q_online: Tensor) -> Tensor:
-    """Double Q-learning's value, [..., A] twice → [...]: q_target of the action that q_online ranks first."""
+    """Return the double Q-learning value q_target(argmax q_online), [..., A] twice → [...]."""
     assert q_target.shape == q_online.shape, f"shapes differ: {tuple(q_target.shape)} and {tuple(q_online.shape)}"
     return action_value(q_target, q_online.argmax(-1))
 
 
 def epsilon_greedy_policy(q: Tensor, epsilon: float | Tensor = 0.0) -> Tensor:
-    """Probabilities of the actions, [..., A]: the first best one, or with probability ε any, that one included.
+    """Return ε-greedy probabilities, [..., A]: the first arg-max, or with probability ε any action, that one included.
 
     Args:
       q: [..., A].
@@ -55,7 +55,7 @@ def epsilon_greedy_policy(q: Tensor, epsilon: float | Tensor = 0.0) -> Tensor:
 def combined_q(
     q_extrinsic: Tensor, q_intrinsic: Tensor, beta: float | Tensor, rescaling: float | None = None
 ) -> Tensor:
-    """The values of two rewards as those of their mixture, Agent57 (Badia et al. 2020, arXiv:2003.13350), section 3.1.
+    """Return the combined Q of extrinsic and intrinsic rewards (Agent57, arXiv:2003.13350, section 3.1).
 
         Q = Q_e + β Q_i,   rescaled  Q = h(h⁻¹(Q_e) + β h⁻¹(Q_i))
 
@@ -90,7 +90,7 @@ def n_step_q_targets(
     double: bool = True,
     rescaling: float | None = None,
 ) -> Tensor:
-    """n-step Q-learning targets, as in Kapturowski et al. 2019 (R2D2), section 2.3.
+    """Return n-step Q-learning targets (Kapturowski et al. 2019, R2D2, section 2.3).
 
         y_t = h(Σ_{k=0}^{m−1} (Π_{i<k} γ_{t+i}) r_{t+k} + (Π_{i<m} γ_{t+i}) h⁻¹(Q'(x_{t+m}, a*)))
 
@@ -135,7 +135,7 @@ def peng_q_targets(
     double: bool = True,
     rescaling: float | None = None,
 ) -> Tensor:
-    """Peng's Q(λ) targets, Peng and Williams 1996; Kozuno et al. 2021 (arXiv:2103.00107).
+    """Return Peng's Q(λ) targets (Peng and Williams 1996; Kozuno et al. 2021, arXiv:2103.00107).
 
         G_t = r_t + γ_t ((1 − λ) V(x_{t+1}) + λ G_{t+1}),   V(x) = h⁻¹(Q'(x, a*)),   y_t = h(G_t)
 
@@ -181,7 +181,7 @@ def retrace_q_targets(
     double: bool = True,
     rescaling: float | None = None,
 ) -> Tensor:
-    """Retrace(λ) targets, Munos et al. 2016 (arXiv:1606.02647); rescaled as in NGU (arXiv:2002.06038).
+    """Return Retrace(λ) targets (Munos et al. 2016, arXiv:1606.02647); rescaled as in NGU (arXiv:2002.06038).
 
         y_t = h(q(x_t, a_t) + Σ_{s≥t} (Π_{i=t+1}^{s} γ_{i−1} c_i) δ_s)
         δ_s = r_s + γ_s Σ_a π(a|x_{s+1}) q(x_{s+1}, a) − q(x_s, a_s)
@@ -224,7 +224,7 @@ def retrace_q_targets(
 
 
 def td_errors(q: Tensor, a_tm1: Tensor, targets: Tensor, weight_t: Tensor) -> Tensor:
-    """What the values are off by: y_t − Q(x_t, a_t), 0 on filler rows, in value and in gradient.
+    """Return y_t − Q(x_t, a_t); on filler rows, value and gradient are 0.
 
     Args:
       q: [T, B, A] or [T+1, B, A], online network; a row for bootstrapping is not looked at.
@@ -241,7 +241,7 @@ def td_errors(q: Tensor, a_tm1: Tensor, targets: Tensor, weight_t: Tensor) -> Te
 
 
 def sequence_losses(td_error: Tensor, weight_t: Tensor, huber: float | None = None, reduction: str = "mean") -> Tensor:
-    """The loss of each sequence: the sum or the mean of ½ δ² over its valid steps, 0 if it has none.
+    """Return the loss of each sequence: sum or mean of ½ δ² over its valid steps, 0 if it has none.
 
     "sum" is that of SEED's and Acme's R2D2: the gradient grows with the length of a sequence, and Adam's ε and the norm
     at which gradients are clipped are tied to it.
@@ -286,13 +286,13 @@ def _bootstrap_values(
     double: bool,
     rescaling: float | None,
 ) -> Tensor:
-    """V(x_{t+1}) of the greedy action in the units of rewards, [T, B]."""
+    """Return V(x_{t+1}) of the greedy action in the units of rewards, [T, B]."""
     _check(q_online, q_target, r_t, discount_t, continue_t, weight_t)
     return _unsquash(greedy_value(q_target[1:], (q_online if double else q_target)[1:]), rescaling)
 
 
 def _trace_rows(continue_t: Tensor) -> Tensor:
-    """continue_t with 0 in the last row, which no other follows."""
+    """Return continue_t with 0 in the last row, which has no successor."""
     return torch.cat([continue_t[:-1], torch.zeros_like(continue_t[:1])])
 
 

@@ -1,4 +1,4 @@
-"""Values on a squashed scale, so that one network learns games of single points and of millions; and the way back.
+"""Value rescaling h and its inverse, so that one network can learn returns of very different scales.
 
 Pohlen et al. 2018 (arXiv:1805.11593), used by R2D2 (Kapturowski et al. 2019) in the place of clipped rewards.
 """
@@ -11,7 +11,7 @@ EPSILON = 1e-3  # of h: keeps its slope above ε and so its inverse Lipschitz
 
 
 def rescale(x: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """The squashing function h of Pohlen et al. 2018, section 3.2.
+    """Return the value rescaling h(x) (Pohlen et al. 2018, section 3.2).
 
         h(x) = sign(x) (√(|x| + 1) − 1) + ε x
 
@@ -29,7 +29,7 @@ def rescale(x: Tensor, epsilon: float = EPSILON) -> Tensor:
 
 
 def unrescale(y: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """The inverse of `rescale`, Pohlen et al. 2018, appendix A.
+    """Return the inverse of `rescale` (Pohlen et al. 2018, appendix A).
 
         h⁻¹(y) = sign(y) (((√(1 + 4ε (|y| + 1 + ε)) − 1) / 2ε)² − 1)
 

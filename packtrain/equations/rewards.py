@@ -1,4 +1,4 @@
-"""What the learner does to a reward before it learns from it; logged returns stay raw."""
+"""Transformations of rewards in the learner; logged returns stay raw."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ REWARD_CLIPPING = ("abs_one", "none", "soft_asymmetric", "symlog")
 
 
 def clip_reward(reward: Tensor, mode: str) -> Tensor:
-    """The reward, squeezed in one of four ways.
+    """Return the reward clipped in one of four ways.
 
         abs_one          max(−1, min(1, r))
         none             r

@@ -1,4 +1,4 @@
-"""The backward recursion behind every return, in log2(T) steps."""
+"""The backward linear recursion of returns, in log2(T) steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def reverse_linear_scan(x: Tensor, decay: Tensor) -> Tensor:
-    """The solution of a first-order linear recursion that runs backward in time.
+    """Return the solution of a first-order linear recursion that runs backward in time.
 
         y_t = x_t + decay_t · y_{t+1},   y_T = 0 past the end
 

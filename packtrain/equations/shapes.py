@@ -1,4 +1,4 @@
-"""The assertion every equation starts with: accidental broadcasting is silent, so unequal shapes are refused."""
+"""Shape assertion at the start of every equation, since accidental broadcasting is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PPO's objective: follow the advantages, but gain nothing from moving an action's probability far.
+"""PPO's clipped surrogate objective.
 
 Schulman et al. 2017 (arXiv:1707.06347), equation 7.
 """
@@ -14,7 +14,7 @@ from packtrain.equations.vtrace import MAX_LOG_RHO
 
 
 class Surrogate(NamedTuple):
-    """The loss, and how far the policy has moved."""
+    """The clipped loss, and statistics of the policy change."""
 
     loss: Tensor  # []
     clip_fraction: Tensor  # [] share of rows whose ratio lies outside [1 − clip, 1 + clip]; detached
@@ -22,7 +22,7 @@ class Surrogate(NamedTuple):
 
 
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, weight_t: Tensor, clip: float) -> Surrogate:
-    """The clipped loss, a mean over the rows that count.
+    """Return PPO's clipped surrogate loss, averaged over rows of nonzero weight.
 
         L = − mean min(ρ A, max(1 − clip, min(1 + clip, ρ)) A),   ρ = exp(log_ratio)
 

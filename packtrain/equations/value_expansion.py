@@ -1,4 +1,4 @@
-"""Value expansion: critic targets that go some steps into a learned model before they trust the critic.
+"""Value expansion: critic targets from H steps of a learned model, followed by the critic's value.
 
 MVE: Feinberg et al. 2018 (arXiv:1803.00101). STEVE: Buckman et al. 2018 (arXiv:1807.01675).
 
@@ -38,7 +38,7 @@ class Expansion(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What the critic should say, how the depths were mixed, and how much each start counts."""
+    """Targets of the critics, the weights of the depths, and the weight of each start in the loss."""
 
     target: Tensor  # [S, ...] y[i]; row 0 is for the real (s, a), row i for the imagined (x_{i−1}, a_{i−1})
     weight: Tensor  # [S, D, ...] w[i, j], sums to 1 over depths; 0 where depth < start
@@ -58,7 +58,7 @@ def expanded_returns(
     reward_scale: float = 1.0,
     starts: int | None = None,
 ) -> Expansion:
-    """The candidate returns of every start and depth.
+    """Return the candidate returns of every start and depth.
 
     c_t / c_{i−1} is computed as the product of 1 − δ_u from i to t: nothing is divided by a probability that may be 0.
     Past a certain end a start is judged as if it had been reached; its reach is 0. A reward
@@ -102,12 +102,12 @@ def expanded_returns(
 
 
 def every_return(expansion: Expansion) -> Tensor:
-    """Each candidate by itself, [S, D, ..., M, L, N]: for looking, the targets need their moments only."""
+    """Return each candidate separately, [S, D, ..., M, L, N], for analysis; targets need only their moments."""
     return expansion.rewards.unsqueeze(-1) + expansion.values.unsqueeze(-2)
 
 
 def return_mean(expansion: Expansion) -> Tensor:
-    """The mean over the finite ones of M·L·N candidates, [S, D, ...]; NaN where there are none.
+    """Return the mean over the finite ones of M·L·N candidates, [S, D, ...]; NaN if there are none.
 
     Reward and critic members are averaged apart.
     """
@@ -116,7 +116,7 @@ def return_mean(expansion: Expansion) -> Tensor:
 
 
 def return_variance(expansion: Expansion) -> Tensor:
-    """The population variance over the finite ones of M·L·N candidates, [S, D, ...]; exactly 0 where none differ.
+    """Return the population variance over the finite ones of M·L·N candidates, [S, D, ...]; exactly 0 if all are equal.
 
     Given m, a candidate is a sum of a part of l and a part of q, and each l meets each q, so that their covariance is
     exactly 0; with the law of total variance
@@ -131,7 +131,7 @@ def return_variance(expansion: Expansion) -> Tensor:
 
 
 def return_scatter(expansion: Expansion) -> Tensor:
-    """Σ (T − mean)(T − mean)ᵀ between depths, [S, ..., D, D]; a sum, not a mean.
+    """Return Σ (T − mean)(T − mean)ᵀ between depths, [S, ..., D, D]; a sum, not a mean.
 
     It is over those of M·L·N candidates that are finite at every depth. By the same decomposition as `return_variance`,
     M (L + N + 1) columns have the same scatter as all candidates.
@@ -157,7 +157,7 @@ def return_scatter(expansion: Expansion) -> Tensor:
 def td_targets(
     r_t: Tensor, termination_t: Tensor, value_t: Tensor, *, discount: float | Tensor, reward_scale: float = 1.0
 ) -> Targets:
-    """DDPG's targets, which need no model: y = κ r + γ (1 − δ) mean_q Q'_q.
+    """Return DDPG's targets, which need no model: y = κ r + γ (1 − δ) mean_q Q'_q.
 
     Args:
       r_t: [...] reward of the real step, or discounted sum of those of several.
@@ -179,14 +179,14 @@ def td_targets(
 
 
 class Joined(NamedTuple):
-    """Several real steps as one."""
+    """Several real steps combined into one."""
 
     reward: Tensor  # [...] Σ_{k<m} γ^k r_{t+k}
     discount: Tensor  # [...] γ^m
 
 
 def joined_rewards(r_t: Tensor, steps: Tensor, *, discount: float) -> Joined:
-    """Rewards of several real steps, for targets that ask the critic after the last of them.
+    """Return the discounted rewards of several real steps, for targets that bootstrap after the last of them.
 
     Args:
       r_t: [..., n] rewards, 0 after the last step.
@@ -202,7 +202,7 @@ def joined_rewards(r_t: Tensor, steps: Tensor, *, discount: float) -> Joined:
 
 
 def mve_targets(expansion: Expansion) -> Targets:
-    """MVE: the deepest estimate alone, y[i] = mean T[i, H]; with ensembles, their mean.
+    """Return MVE's targets, the deepest estimate: y[i] = mean T[i, H]; with ensembles, their mean.
 
     With the TD-k trick all rows are regressed to, each weighted by its reach; without it row 0 alone.
     """
@@ -213,14 +213,14 @@ def mve_targets(expansion: Expansion) -> Targets:
 
 
 def mve_mean_targets(expansion: Expansion) -> Targets:
-    """The uniform mean over depths: w[i, j] = 1 / (H + 1 − i) for j ≥ i."""
+    """Return the uniform mean over depths: w[i, j] = 1 / (H + 1 − i) for j ≥ i."""
     mean = return_mean(expansion)
     later = _later(len(mean), mean[0]).to(mean.dtype)
     return _mixture(mean, (later / later.sum(1, keepdim=True)).expand_as(mean), expansion)
 
 
 def td_lambda_targets(expansion: Expansion, *, trace_lambda: float) -> Targets:
-    """TD(λ) over depths: w[i, j] = (1 − λ) λ^{j−i} for i ≤ j < H, and λ^{H−i} for the deepest.
+    """Return TD(λ) over depths: w[i, j] = (1 − λ) λ^{j−i} for i ≤ j < H, and λ^{H−i} for the deepest.
 
     λ = 0 is the one-step target, λ = 1 is MVE. The powers count from the start, so that every row sums to 1.
     """
@@ -234,7 +234,7 @@ def td_lambda_targets(expansion: Expansion, *, trace_lambda: float) -> Targets:
 
 
 def steve_targets(expansion: Expansion, *, epsilon: float = 1e-8) -> Targets:
-    """STEVE: depths weighted by how little their candidates differ, for each row; Buckman et al. 2018, section 3.
+    """Return STEVE's targets: depths weighted by the inverse variance of candidates (Buckman et al. 2018, section 3).
 
         w[i, j] ∝ 1 / (v[i, j] + ε)   for j ≥ i, v the population variance
 
@@ -251,7 +251,7 @@ def steve_targets(expansion: Expansion, *, epsilon: float = 1e-8) -> Targets:
 
 
 def steve_cov_targets(expansion: Expansion, *, ridge: float = 1e-3) -> Targets:
-    """STEVE with what depths have in common: the mixture of least variance, from their full covariance.
+    """Return STEVE's targets with the full covariance of depths: the mixture of least variance.
 
         w[i] ∝ (Σ (T − mean)(T − mean)ᵀ + ridge · I)⁻¹ 1   over depths j ≥ i
 
@@ -273,7 +273,7 @@ def steve_cov_targets(expansion: Expansion, *, ridge: float = 1e-3) -> Targets:
 
 @torch.no_grad()
 def with_fallback(targets: Targets, expansion: Expansion) -> Targets:
-    """Replace each target that is not finite by the plain one, T[i, i], and count what was not finite.
+    """Replace each non-finite target by the model-free one, T[i, i], and count the replacements.
 
     The target of a real step stays as it is where T[0, 0] is not finite either: the critics have diverged. An imagined
     step without a finite target has reach 0.
@@ -297,24 +297,24 @@ def with_fallback(targets: Targets, expansion: Expansion) -> Targets:
 
 
 def model_use(targets: Targets) -> Tensor:
-    """How much of the target of the real step comes from imagined ones: 1 − w[0, 0], [...]."""
+    """Return the fraction of the real step's target that comes from imagined steps: 1 − w[0, 0], [...]."""
     return 1 - targets.weight[0, 0]
 
 
 def _later(starts: int, like: Tensor) -> Tensor:
-    """Whether a depth is not before its start, bool [S, D, 1, ...]: against `like`, [D, ...], it broadcasts."""
+    """Return whether a depth is not before its start, bool [S, D, 1, ...], which broadcasts against `like` [D, ...]."""
     depth = torch.arange(len(like), device=like.device)
     return (depth >= depth[:starts, None]).reshape(starts, len(like), *[1] * (like.ndim - 1))
 
 
 def _counted(weight: Tensor, numbers: Tensor) -> Tensor:
-    """[..., M] · [..., M, K]; 0 where the weight is 0, whatever the number is."""
+    """Return [..., M] · [..., M, K], with products of weight 0 set to 0 even for NaN and inf."""
     weight = weight.unsqueeze(-1)
     return torch.where(weight == 0, 0.0, weight * numbers)
 
 
 class _Finite(NamedTuple):
-    """Which parts of candidates are finite; a candidate is if both of its parts are."""
+    """Which parts of candidates are finite; a candidate is finite if both of its parts are."""
 
     rewards: Tensor  # bool [S, D, ..., M, L]
     values: Tensor  # bool [S, D, ..., M, N]
@@ -331,24 +331,24 @@ def _finite(expansion: Expansion) -> _Finite:
 
 
 def _whole(expansion: Expansion) -> Expansion:
-    """The same with NaN at all depths where a part of a candidate is not finite at one of them."""
+    """Set all depths of a part of a candidate to NaN if one of them is not finite."""
     rewards, values = (torch.where(part.isfinite().all(1, keepdim=True), part, math.nan) for part in expansion[:2])
     return Expansion(rewards, values, expansion.reach)
 
 
 def _member_mean(expansion: Expansion, finite: _Finite) -> Tensor:
-    """The mean of each m's finite candidates, [S, D, ..., M]; NaN where m has none."""
+    """Return the mean of each m's finite candidates, [S, D, ..., M]; NaN if m has none."""
     rewards = _sum(expansion.rewards, finite.rewards) / finite.judges
     return rewards + _sum(expansion.values, finite.values) / finite.critics
 
 
 def _over_members(numbers: Tensor, finite: _Finite) -> Tensor:
-    """The mean over m, weighted by m's share of finite candidates: [S, D, ...]; NaN where none has any."""
+    """Return the mean over m, weighted by m's fraction of finite candidates: [S, D, ...]; NaN if none has any."""
     return _sum(finite.share * numbers, finite.share > 0) / finite.share.sum(-1)
 
 
 def _spread(expansion: Expansion, finite: _Finite, member_mean: Tensor) -> Tensor:
-    """The variance of the finite candidates, [S, D, ...]."""
+    """Return the variance of the finite candidates, [S, D, ...]."""
     rewards = _variance(expansion.rewards, finite.rewards, finite.judges)
     given_member = rewards + _variance(expansion.values, finite.values, finite.critics)
     apart = member_mean - _first(member_mean, finite.share > 0)
@@ -357,7 +357,7 @@ def _spread(expansion: Expansion, finite: _Finite, member_mean: Tensor) -> Tenso
 
 
 def _variance(values: Tensor, counts: Tensor, count: Tensor) -> Tensor:
-    """The population variance over the last dimension of those that count; NaN where none do.
+    """Return the population variance over the valid entries of the last dimension; NaN if there are none.
 
     Of equal numbers it is 0, even if their mean is rounded. On dimensions as short as an ensemble this is several times
     faster than `Tensor.var`.
@@ -368,12 +368,12 @@ def _variance(values: Tensor, counts: Tensor, count: Tensor) -> Tensor:
 
 
 def _sum(values: Tensor, counts: Tensor) -> Tensor:
-    """The sum over the last dimension of those that count; the others may be anything."""
+    """Return the sum over the valid entries of the last dimension; other entries may be anything."""
     return torch.where(counts, values, 0.0).sum(-1)
 
 
 def _first(values: Tensor, counts: Tensor) -> Tensor:
-    """The first of the last dimension that counts, [..., 1]; the last where none does."""
+    """Return the first valid entry of the last dimension, [..., 1]; the last entry if none is valid."""
     found = values[..., -1:]
     for place in reversed(range(values.shape[-1] - 1)):
         found = torch.where(counts[..., place : place + 1], values[..., place : place + 1], found)
@@ -381,7 +381,7 @@ def _first(values: Tensor, counts: Tensor) -> Tensor:
 
 
 def _mixture(mean: Tensor, weight: Tensor, expansion: Expansion) -> Targets:
-    """Depths weighted; those whose mean is not finite get 0, and the others what is left. NaN where all of it is 0."""
+    """Return the weighted sum of depths; depths with non-finite mean are left out. NaN if all weights are 0."""
     usable = mean.isfinite()
     left = torch.where(usable, weight, 0.0)
     weight = torch.where(usable.all(1, keepdim=True), weight, left / left.sum(1, keepdim=True))

@@ -1,4 +1,4 @@
-"""V-trace: value targets and policy-gradient advantages from actions that an older policy chose.
+"""V-trace: off-policy correction of value targets and policy-gradient advantages.
 
 Espeholt et al. 2018, IMPALA (arXiv:1802.01561). The paper writes V(x_s), r_s, γ_s for row s; here the source of a row
 is `_tm1` and its destination `_t`, so that row t holds V(x_t) in v_tm1[t], the answer to action t in r_t[t] and
@@ -20,7 +20,7 @@ MAX_LOG_RHO = 20.0
 
 
 class VTrace(NamedTuple):
-    """What a learner needs from V-trace, both detached."""
+    """V-trace targets and advantages, both detached."""
 
     targets: Tensor  # [T, B] v_s: what the value of row s should be
     advantages: Tensor  # [T, B] what multiplies the gradient of log π(a_s|x_s); 0 on filler rows
@@ -39,7 +39,7 @@ def vtrace_targets(
     c_bar: float = 1.0,
     trace_lambda: float = 1.0,
 ) -> Tensor:
-    """V-trace value targets, Espeholt et al. 2018 (arXiv:1802.01561), equation 1.
+    """Return V-trace value targets (Espeholt et al. 2018, arXiv:1802.01561, equation 1).
 
         v_s = V(x_s) + Σ_{t≥s} (Π_{i=s}^{t-1} γ_i c_i) ρ_t (r_t + γ_t V(x_{t+1}) − V(x_t))
 
@@ -77,7 +77,7 @@ def vtrace_advantages(
     *,
     pg_rho_bar: float | None = 1.0,
 ) -> Tensor:
-    """Policy-gradient advantages, Espeholt et al. 2018 (arXiv:1802.01561), the V-trace actor–critic.
+    """Return V-trace policy-gradient advantages (Espeholt et al. 2018, arXiv:1802.01561, section 4.2).
 
         A_s = min(pg_rho_bar, rho_s) · (r_s + γ_s v_{s+1} − V(x_s))
 
@@ -116,7 +116,7 @@ def vtrace(
     pg_rho_bar: float | None = 1.0,
     trace_lambda: float = 1.0,
 ) -> VTrace:
-    """Targets and advantages of one unroll, from log-ratios and what `boundaries` says about each row.
+    """Return targets and advantages of one unroll, from log-ratios and the `boundaries` of each row.
 
     Log-ratios are clamped to MAX_LOG_RHO, so the results are finite even without clipping. Filler rows are silenced
     before anything is computed: whatever reward and log-ratio they hold (even NaN), their rho is 0, so their target is

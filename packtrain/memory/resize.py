@@ -294,7 +294,7 @@ class Mover:
             put(env, to, {name: leaf[rows, columns].unsqueeze(1) for name, leaf in part.rows.items()})
 
     def overlaps(self, group: int, first: int, end: int) -> Iterator[tuple[Piece, int, int]]:
-        """Yield the pieces of a group that have some of rows `first` to `end` − 1, with the first and end of these."""
+        """Yield the pieces of a group that contain some of rows `first` to `end` − 1, with the range of these."""
         for piece in self._pieces[group]:
             a, b = max(first, piece.first), min(end, piece.end)
             if a < b:

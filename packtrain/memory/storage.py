@@ -77,7 +77,7 @@ class Rings:
         self._rings[name].put(columns, places, rows)
 
     def take(self, names: list[str], places: Tensor) -> list[Tensor]:
-        """Rows of some leaves by their places, [*places, ...] each, on the device; waits for it if they lie elsewhere.
+        """Return rows of some leaves by their positions, [*positions, ...] each, on the device; may wait for a copy.
 
         Args:
           names: of leaves that are all large, or all small.

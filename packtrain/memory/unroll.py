@@ -69,7 +69,7 @@ class Unrolls(MemorySettings):
         return self.num_buffers or max(2 * columns, self.batch_size)
 
     def slots(self, columns: int) -> int:
-        """Unrolls the arena holds: one a column, the queue, those that join it together, a batch being copied out."""
+        """Number of unrolls in the arena: one per column, the queue, those entering it together, a batch in copying."""
         joining = -(-columns // self.unroll_length) if self.staggered else columns
         return columns + self.bound(columns) + joining + self.batch_size
 

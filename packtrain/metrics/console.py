@@ -57,13 +57,13 @@ class SilentConsole:
     """Shows nothing."""
 
     def show(self, row: dict[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def pulse(self, step: int, wall_s: float, doing: Callable[[], str]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class PlainConsole:

@@ -1,4 +1,4 @@
-"""Where metric rows go beside metrics.jsonl: TensorBoard, Weights & Biases, MLflow, trackio, a program's callbacks.
+"""Sinks of metric rows besides metrics.jsonl: TensorBoard, Weights & Biases, MLflow, trackio, callbacks.
 
 A sink receives everything a run writes. Trackers are optional packages, and a tracker that fails is a warning: the run
 goes on, and metrics.jsonl has every row.
@@ -20,7 +20,7 @@ BOOKKEEPING = ("step", "wall_s", "kind")  # keys of a row that are no metrics
 
 
 class About(NamedTuple):
-    """What a sink is told of the run before the first row."""
+    """Information about the run that a sink receives before the first row."""
 
     name: str  # of the run folder, as it was given
     folder: Path
@@ -123,7 +123,7 @@ class WeightsAndBiases(Sink):
 
 
 class MlFlow(Sink):
-    """A run of MLflow in the experiment "packtrain"; MLFLOW_TRACKING_URI says where, and may be a folder."""
+    """A run of MLflow in the experiment "packtrain", at MLFLOW_TRACKING_URI, which may be a folder."""
 
     package, extra = "mlflow", "mlflow"
 
@@ -177,7 +177,7 @@ TRACKERS: dict[str, Any] = {
 
 
 def trackers(names: Sequence[str]) -> list[Sink]:
-    """Return the trackers of these names, not begun.
+    """Return the trackers of these names, which have not begun yet.
 
     Raises:
       ConfigError: there is no tracker of that name.
@@ -200,14 +200,14 @@ def trackers(names: Sequence[str]) -> list[Sink]:
 
 
 class Forgiving(Sink):
-    """A tracker whose failures are warnings, at most one a minute. One that cannot begin is left out."""
+    """A tracker whose failures are warnings, at most one a minute. If `begin` fails, it is skipped."""
 
     def __init__(self, name: str, inner: Sink):
         self._name, self._inner = name, inner
         self._begun, self._warnings = False, Seldom()
 
     def begin(self, about: About) -> None:
-        """Begin; if that fails, nothing is passed on later."""
+        """Begin; if that fails, drop all later calls."""
         self._begun = self._try("begin", about)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -223,7 +223,7 @@ class Forgiving(Sink):
         self._begun and self._try("checkpoint", step, folder)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the tracker."""
         self._begun and self._try("close")
 
     def _try(self, method: str, *arguments: Any) -> bool:

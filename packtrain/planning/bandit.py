@@ -1,4 +1,4 @@
-"""Flat PUCB: the root's actions as arms of a bandit, each pull valued by rollouts from where it leads."""
+"""Flat PUCB: a bandit over the root's actions; each pull is evaluated by rollouts from the next state."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class MPPIAgent:
 
 
 class _Planner:
-    """Shared part of the three planners: a model to try sequences in, and random numbers.
+    """Base of the three planners: a model in which sequences are evaluated, and random numbers.
 
     The parameters of the newest epoch that any environment has begun hold for all.
     """
@@ -239,7 +239,7 @@ class CEMPlanner(_Planner):
             self._kept = np.zeros((self._columns, *sizes, self._size))
 
     def plan(self, roots: Roots) -> Asking[Plan]:
-        """Draw, move, draw again, take the best."""
+        """Sample sequences, move the mean to the best ones, repeat, and take the best sequence's first action."""
         now, columns = self._now, roots.columns
         if self._mean.shape[1] == 0:
             self.begin(columns, 0)
@@ -290,7 +290,7 @@ class MPPIPlanner(_Planner):
         self._mean[columns] = 0.0
 
     def plan(self, roots: Roots) -> Asking[Plan]:
-        """Draw, weigh, average."""
+        """Sample sequences and take the first action of their weighted mean."""
         now, columns = self._now, roots.columns
         decisions = self._decide(columns)
         mean = self._mean[columns]

@@ -1,4 +1,4 @@
-"""Evaluate new leaves of a search: qualities of their actions, and a prior over them.
+"""Evaluation of new leaves of a search: qualities of their actions, and a prior over them.
 
 Shapes: M leaves, A actions, P pairs of a leaf and a legal action.
 """
@@ -24,7 +24,7 @@ NETWORK = "agent"
 
 
 class Leaves(NamedTuple):
-    """M leaves to evaluate, with the data for it."""
+    """M leaves to evaluate, with their states and observations."""
 
     model: Model
     rng: np.random.Generator  # for the model

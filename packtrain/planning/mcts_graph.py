@@ -100,7 +100,7 @@ class Level(NamedTuple):
 
 
 class Path:
-    """The way of a pass in R environments, and the values at its ends."""
+    """The path of a pass in R environments, and the values at its ends."""
 
     def __init__(self, graph: MctsGraph, roots: int):
         self.levels: list[Level] = []

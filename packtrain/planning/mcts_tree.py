@@ -114,7 +114,7 @@ class Decision:
 
 
 class Front(NamedTuple):
-    """Nodes that passes have come to."""
+    """Nodes that the passes have reached."""
 
     rows: np.ndarray  # [M] of the passes
     ids: np.ndarray  # [M] nodes; NO_NODE where there is none yet
@@ -197,7 +197,7 @@ def select(
     model: Model,
     rng: np.random.Generator,
 ) -> Asking[Front | None]:
-    """Descend until all passes have come to a leaf, an end or the depth limit; return the leaves, None without any."""
+    """Descend until all passes have reached a leaf, an end or the depth limit; return the leaves, None without any."""
     nodes, leaves, may_be_root = tree.nodes, [], True
     inner = nodes.expanded[front.ids]
     if not inner.all():  # fresh roots
@@ -238,7 +238,7 @@ def expand(
     rng: np.random.Generator,
     report: Callable[..., None],
 ) -> Asking[np.ndarray]:
-    """Evaluate the actions of leaves, and enter each evaluation as the action's first visit.
+    """Evaluate the actions of leaves, and record each evaluation as the action's first visit.
 
     Args:
       tree: of all environments.

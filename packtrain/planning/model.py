@@ -24,7 +24,7 @@ Asking = Generator[Request, dict[str, np.ndarray], Result]
 
 
 class Stepped(NamedTuple):
-    """Where N actions lead."""
+    """The results of N actions in a model."""
 
     states: Tree  # [N, ...]
     rewards: np.ndarray  # [N] float32

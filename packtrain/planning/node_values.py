@@ -16,12 +16,12 @@ MASKS = 0x6D61736B  # purpose of a random number: the masks of `EnsembleValue`
 
 
 class Values(Protocol):
-    """How the values of M nodes are stored and read."""
+    """Storage of the values of M nodes, and the statistics read from it."""
 
     shape: tuple[int, ...]  # of one node's value: () or (members,)
 
     def begin(self, columns: np.ndarray, decisions: int) -> None:
-        """Begin an episode in these environments, after so many decisions of the planner."""
+        """Begin an episode in these environments, after this many decisions of the planner."""
 
     def initial(self, columns: np.ndarray, answers: np.ndarray) -> np.ndarray:
         """Return values [M, *shape] from a network's answers [M, outputs] for nodes of these environments [M]."""

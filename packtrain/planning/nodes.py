@@ -143,7 +143,7 @@ class HashTable:
         return found, places
 
     def give(self, places: np.ndarray, values: np.ndarray) -> None:
-        """Set the numbers of keys by the places that the last `enter` has returned, each once."""
+        """Store the numbers of new keys at the positions that the last `enter` returned; call it once per `enter`."""
         self._values[places] = values
 
     def rebuild(self, keys: np.ndarray, values: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""The face that all planners show: roots in, actions and what the search found out."""
+"""The interface of all planners: roots in, actions and search results out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Plan(NamedTuple):
 
 
 class Planner(Protocol):
-    """Plans for some of B environments at once. Its search trees last from `begin` to the next `begin`."""
+    """Plans for some of B environments at once. Its search data lasts from `begin` to the next `begin`."""
 
     decisions: int  # plans made; random choices depend on it, so a run that goes on sets it to where it stood
     rng: np.random.Generator  # for models that draw
@@ -44,7 +44,7 @@ class Planner(Protocol):
 
 
 class Agent(Protocol):
-    """A planner's numbers, as a configuration gives them."""
+    """The settings of a planner."""
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
         """Return the network outputs that are needed, {network: {head: outputs}}; empty if there are none."""

@@ -59,7 +59,7 @@ class RandomPlanner:
         """Do nothing: there is no state."""
 
     def plan(self, roots: Roots) -> Asking[Plan]:
-        """Draw."""
+        """Sample actions."""
         count, self.decisions = self.decisions, self.decisions + 1
         size = self._actions if self._shape is None else int(np.prod(self._shape))
         noise = chance(self._seed, roots.columns[:, None], count, np.arange(size))

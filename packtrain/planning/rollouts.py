@@ -25,7 +25,7 @@ BLOCK = 32  # steps for which uniform actions are drawn at once
 
 
 class Uniform:
-    """Any legal action: what is rolled out with where no agent is named."""
+    """Uniformly random legal actions: the default rollout policy."""
 
     legal_only = True
 
@@ -201,7 +201,7 @@ def repeat(tree: Tree, times: int) -> Tree:
 
 
 def uniform_actions(noise: np.ndarray, actions: int, legal: np.ndarray | None) -> np.ndarray:
-    """Return actions [M] from uniform noise [M], among the legal ones [M, A]; among all if none is legal."""
+    """Return actions [M] for uniform noise [M]: uniform over the legal ones [M, A], or over all if none is legal."""
     if legal is None:
         return (noise * actions).astype(np.int64)
     possible = legal | ~legal.any(axis=1, keepdims=True)
@@ -210,7 +210,7 @@ def uniform_actions(noise: np.ndarray, actions: int, legal: np.ndarray | None) -
 
 
 class _Choices:
-    """What the agent does in each rollout, step by step."""
+    """Chooses the actions of each rollout, step by step."""
 
     def __init__(self, model: Model, agent: PolicyAgent, places: Places, seed: int, limit: int):
         self._model, self._agent, self._places, self._seed, self._limit = model, agent, places, seed, limit
@@ -236,7 +236,7 @@ class _Choices:
         return choice.sample(chance(self._seed, *where, time, np.arange(self._actions))), choice.entropy
 
     def keep(self, kept: np.ndarray) -> None:
-        """Go on with these of the rollouts only."""
+        """Continue with some of the rollouts only."""
         if len(self._rows):
             self._rows = self._rows[kept]
 

@@ -1,4 +1,4 @@
-"""Parameters that change from epoch to epoch."""
+"""Schedules: parameters that change from epoch to epoch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Schedule(Protocol):
 @configurable
 @dataclasses.dataclass(frozen=True)
 class LinearAnnealing:
-    """`max_value` in epoch 0, down a straight line to `min_value` in epoch `n_epochs`, and that ever after."""
+    """Linear from `max_value` in epoch 0 to `min_value` in epoch `n_epochs`, constant after that."""
 
     max_value: float
     min_value: float

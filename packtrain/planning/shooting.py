@@ -1,4 +1,4 @@
-"""Random shooting: try many futures in the model, and take the first action of the best kind of them."""
+"""Random shooting: try many action sequences in the model, and take the first action with the best returns."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class ShootingPlanner:
 
 
 class Prior:
-    """What the rollout agent thinks of R roots before anything is tried."""
+    """The rollout agent's policy and value at R roots, before any rollout."""
 
     def __init__(self, now: Distribution, possible: np.ndarray, extras: dict[str, np.ndarray]):
         self.now = now

@@ -1,4 +1,4 @@
-"""Searches written down: one JSON file an episode, with what was done, what was thought of doing, and the states.
+"""Search traces: one JSON file per episode, with real steps, the steps tried in the model, and states.
 
 The form, version 1:
 
@@ -39,7 +39,7 @@ STATE_BYTES = 1 << 26  # of one episode; model steps after that are left out: pi
 @configurable
 @dataclass(frozen=True)
 class Traces:
-    """Which episodes are written down, and how much of them."""
+    """Which episodes are recorded, and how many of their steps."""
 
     sample_rate: float = 1.0  # share of the episodes
     max_model_steps: int = 20_000  # of one episode; later ones are left out
@@ -56,7 +56,7 @@ class Traces:
 
 @dataclass
 class _Episode:
-    """One that is being written down."""
+    """An episode that is being recorded."""
 
     epoch: int
     start: int = -1

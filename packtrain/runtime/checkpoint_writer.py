@@ -132,7 +132,7 @@ class Saving:
             self._refused.warn(f"checkpoint at step {step} not written: {error}; the one before it stands")
 
     def _sync_metrics(self) -> None:
-        """Bring the rows that a checkpoint counts to the disk before it; if that fails, a resume repairs the file."""
+        """Sync the metric rows to disk before the checkpoint that counts them; if it fails, a resume repairs them."""
         with contextlib.suppress(OSError), open(self._folder.metrics, "rb") as file:
             sync(file.fileno(), self._folder.metrics)
 

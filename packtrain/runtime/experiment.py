@@ -157,7 +157,7 @@ class Repeat:
 
     @property
     def plans(self) -> bool:
-        """Whether the planner plays episodes in it: not in random data collection, not in pre-training of a model."""
+        """Whether the planner plays episodes in this stage: not in random data collection or pretraining of a model."""
         return any(isinstance(stage, Collect) and stage.policy == "policy" for stage in self.stages)
 
 

@@ -270,7 +270,7 @@ class BestFirstSearch:
     def hear(
         self, columns: np.ndarray, before: Tree, actions: np.ndarray, states: Tree, rewards: Any, terminated: Any
     ) -> None:
-        """Correct the graphs of environments [M], ascending, by steps of other environments from known states."""
+        """Correct the graphs of environments [M], ascending, by other environments' steps from known states."""
         nodes = self.graph.nodes
         sources = nodes.find(columns, self._model.keys(before))
         known = np.flatnonzero((sources != NO_NODE) & nodes.expanded[sources])
@@ -278,7 +278,7 @@ class BestFirstSearch:
             self._correct(RealSteps(columns, sources, actions, states, rewards, terminated).pick(known), played=False)
 
     def lasting(self, run: int = 0) -> dict[str, Any]:
-        """Return the state of a run that outlives episodes, for checkpoints."""
+        """Return the state that outlives episodes, for checkpoints."""
         return {} if self._verification is None else self._verification.snapshot(run)
 
     def restore(self, lasting: dict[str, Any], run: int = 0) -> None:

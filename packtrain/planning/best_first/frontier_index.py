@@ -72,7 +72,7 @@ class Heuristics:
         return rank >> 53
 
     def disagreement(self, ids: np.ndarray) -> np.ndarray:
-        """Return the class, 0 to 511, of the largest disagreement about an action of nodes [M]; 0 up to noise."""
+        """Return the class, 0 to 511, of the largest disagreement about an action of nodes [M]; 0 up to the noise."""
         assert self._verification is not None
         bonus, octaves = self._bonus(ids), self._octaves
         noise = self._verification.noise(self._nodes.owner.take(ids))

@@ -310,12 +310,12 @@ class PlanPaths:
         self._steps[columns] = 0
 
     def left(self, columns: np.ndarray, current: np.ndarray) -> np.ndarray:
-        """Return the remaining steps [R] after one step of environments [R]; 0 where they have left their path."""
+        """Return the remaining steps [R] after one step of environments [R]; 0 if they have left their path."""
         steps = self._steps[columns] - 1
         return np.where((steps > 0) & (self._places[columns, steps - 1] == current), steps, 0)
 
     def keep(self, columns: np.ndarray, steps: np.ndarray) -> None:
-        """Set the remaining steps [R] of the paths of environments [R]; 0: the path is followed no further."""
+        """Set the remaining steps [R] of the paths of environments [R]; 0: the path is no longer followed."""
         self._steps[columns] = steps
 
     def next(self, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -346,7 +346,7 @@ class PlanPaths:
             self._values[mine, place], self._steps[mine] = value[which], place + 1
 
     def _make_room(self, steps: int) -> None:
-        """Make room for paths of so many steps."""
+        """Make room for paths of this many steps."""
         if steps > self._places.shape[1]:
             self._places = wider(self._places, 2 * steps, NO_NODE)
             self._actions = wider(self._actions, 2 * steps, 0)

@@ -267,7 +267,7 @@ def choose_targets(
 def random_actions(
     graph: KnownGraph, current: np.ndarray, legal: np.ndarray | None, noise: np.ndarray, avoid_traps: bool
 ) -> np.ndarray:
-    """Choose uniformly among the legal actions of nodes [M], without traps if so wanted and possible.
+    """Choose uniformly among the legal actions of nodes [M], without known dead ends if that is requested and possible.
 
     Args:
       graph: of all environments.

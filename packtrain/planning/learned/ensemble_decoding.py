@@ -33,7 +33,7 @@ class Decoder(Protocol):
     """A decoder of one kind of network's answers."""
 
     def prepare(self, answer: Answer) -> Answer:
-        """Return the part of an answer that is worth keeping, {name: [N, K, ...]}."""
+        """Return the part of an answer that should be cached, {name: [N, K, ...]}."""
 
     def decode(self, obs: np.ndarray, kept: Answer, rows: np.ndarray, masks: np.ndarray) -> Guess:
         """Decode rows [N] of the prepared answers for members masks [N, M] and observations [N, D]."""

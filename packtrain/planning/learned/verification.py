@@ -112,7 +112,7 @@ class Verification:
 
     @property
     def learns_noise(self) -> bool:
-        """Whether there is a level of noise, computed from real steps."""
+        """Whether a noise level is estimated from real steps."""
         return self._noise_quantile is not None
 
     def change(self, agent: VerificationSettings) -> None:
@@ -131,13 +131,13 @@ class Verification:
                 self._noise[columns[runs == run]] = np.quantile(known, self._noise_quantile)
 
     def noise(self, columns: np.ndarray) -> np.ndarray:
-        """Return the level of noise, [R]; it is constant within an episode."""
+        """Return the noise level, [R]; it is constant within an episode."""
         return self._noise[columns]
 
     def compare(
         self, columns: np.ndarray, edges: Nodes, rows: np.ndarray, actions: np.ndarray, correct: np.ndarray | None
     ) -> None:
-        """Learn the level of noise from real steps. Only the first step along an edge counts: later ones are known.
+        """Estimate the noise level from real steps. Only the first step along an edge counts: later ones are known.
 
         Args:
           columns: [M] environments.
