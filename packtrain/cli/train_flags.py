@@ -110,6 +110,13 @@ def _add_run_flags(parser: Parser) -> None:
         metavar="NAME[,NAME]",
         help="send metrics to tensorboard, wandb, mlflow or trackio too; a tracker that fails is a warning",
     )
+    group.add_argument(
+        "--trace",
+        type=int,
+        default=0,
+        metavar="N",
+        help="record the searches of up to N episodes, spread over the run, for `packtrain explore` (default: 0)",
+    )
     add_trust_flag(group, "let a configuration in a run folder import anything")
     group.add_argument(
         "--restarts", type=int, metavar="N", help="start the command again up to N times after a fault (default: 0)"

@@ -184,6 +184,7 @@ class ActingOptions:
     block: Block | None = None  # the groups that it serves; None: all
     sizes: tuple[int, ...] | None = None  # environments in each group of the run; None: the experiment's
     imports: tuple[str, ...] = ()  # modules that the configuration imports, for other processes
+    trace: int = 0  # episodes whose searches are recorded
 
     def other_seeds(self, layout: Layout) -> tuple[int, ...]:
         """Return `again`, or () if the environments of the checkpoint go on in a run of this layout."""
@@ -227,6 +228,7 @@ def build_acting(
         env_name=experiment.streams.environment.id,
         trace_folder=None if folder is None else folder / "traces",
         trace_seed=seed_for(seed, "traces"),
+        trace_episodes=options.trace,
     )
     policy = experiment.policy.build_policy(network, place)
     for use in experiment.learners.values():

@@ -63,6 +63,7 @@ class WorkerSetup:
     folder: str | None = None  # of the run, for recorded searches and pictures
     import_path: tuple[str, ...] = field(default_factory=tuple)  # where modules of the user's are found
     imports: tuple[str, ...] = ()  # modules that the configuration imports
+    trace: int = 0  # episodes whose searches are recorded
 
     def build(self) -> Any:
         """Return the worker; called in its process, which imports torch here and already answers its pipe."""

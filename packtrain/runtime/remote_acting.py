@@ -151,6 +151,7 @@ def _worker_setup(
         folder=str(options.folder),
         import_path=tuple(os.path.abspath(path) for path in sys.path),
         imports=options.imports,
+        trace=options.trace,
         lasting=life.lasting,
     )
 

@@ -99,7 +99,8 @@ def _train_one_of(numbered: tuple[int, TrainRequest], num_seeds: int) -> int:
 
 def _shares(request: TrainRequest, experiment: Experiment) -> bool:
     """Return whether several seeds run in one loop, which needs their environments and learners in this process."""
-    return request.remote is None and request.learners == 1 and multi_seed.can_share(experiment)
+    here = request.remote is None and request.learners == 1 and not request.trace
+    return here and multi_seed.can_share(experiment)
 
 
 def _train_together(requests: list[TrainRequest]) -> int:

@@ -66,6 +66,7 @@ class RunSetup:
     exact: bool = False  # a serial run: choose nothing by measured speed, so that the same run gives the same numbers
     remote: Remote | None = None  # the processes that act; None: a thread of this one
     learners: int = 1  # processes among which each batch is divided, this one included
+    trace: int = 0  # episodes whose searches are recorded
 
 
 class Training:
@@ -119,7 +120,8 @@ class Training:
         sizes = None if kept is None else tuple(kept)
         layout = None if saved is None else saved_layout(saved[1])
         imports = tuple(setup.configuration.imports)
-        options = ActingOptions(travelling, setup.exact, setup.folder.path, again, layout, sizes=sizes, imports=imports)
+        parts = (travelling, setup.exact, setup.folder.path, again, layout)
+        options = ActingOptions(*parts, sizes=sizes, imports=imports, trace=setup.trace)
         if setup.remote is None:
             return build_sides(experiment, setup.spec, setup.device, options, streams)
         acting: Acting

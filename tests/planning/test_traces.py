@@ -12,11 +12,12 @@ from packtrain.acting.planner_policy import PlannerPolicy
 from packtrain.envs.functional_vector_env import FunctionalVectorEnv
 from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError
-from packtrain.planning import traces
+from packtrain.planning import trace_states, traces
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
 from packtrain.planning.events import ModelSteps
 from packtrain.planning.leaf_evaluators import RolloutNewLeafRater
+from packtrain.planning.model import CoreModel
 from packtrain.planning.shooting import ShootingAgent
 from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
 from packtrain.planning.traces import Traces, TraceWriter, decode
@@ -94,7 +95,10 @@ def test_a_file_holds_what_was_thought_and_what_was_done(tmp_path):
         return {"from": begin, "to": end, "action": action, "reward": reward, "terminated": terminated}
 
     assert file == {
-        "version": 1,
+        "version": 2,
+        "source": "train",
+        "checkpoint": None,
+        "actions": [],
         "environment": "Line",
         "epoch": 3,
         "column": 4,
@@ -186,7 +190,7 @@ def test_a_file_is_bounded(tmp_path, monkeypatch):
     assert file["cut"] and [[len(one) for one in step["passes"]] for step in file["steps"]] == [[2, 1], []]
     assert [step["action"] for step in file["steps"]] == [1, 1]
     assert not read(tmp_path / "steps")["ep000003_0009.json"]["cut"]
-    monkeypatch.setattr(traces, "STATE_BYTES", 16)  # two places
+    monkeypatch.setattr(trace_states, "STATE_BYTES", 16)  # two places
     scripted(TraceWriter(Traces(), tmp_path / "bytes", "Line", 0))
     file = read(tmp_path / "bytes")["ep000003_0004.json"]
     assert file["cut"] and [[len(one) for one in step["passes"]] for step in file["steps"]] == [[1], []]
@@ -287,25 +291,20 @@ class Drawable(Line):
 
 
 def test_states_are_written_as_texts_too(tmp_path):
-    """Mutations: the text of another state of the batch; texts of a learned model's states."""
-    for model_states in (True, False):
-        folder = tmp_path / str(model_states)
-        writer = TraceWriter(Traces(texts=True), folder, "line", 0)
-        writer.use_renderer(Drawable(), model_states)
-        writer.episode_begin(places(0), 0, places(2))
-        writer.pass_begin(places(0))
-        writer.model_steps(steps((0, 0), (7, 7), (8, 9), places(3, 1), (1, 0)))
-        writer.real_steps(places(0), places(3), places(1), np.zeros(1), np.ones(1, bool), {})
-        (trace,) = read(folder).values()
-        numbers = {int(decode(state["state"])): node for node, state in trace["states"].items()}
-        expected = {numbers[2]: "..X", numbers[3]: "...X", numbers[1]: ".X"}
-        if not model_states:  # 1 was seen in the model only
-            del expected[numbers[1]]
-        assert trace["texts"] == expected
+    """Mutation: the text of another state of the batch."""
+    writer = TraceWriter(Traces(texts=True), tmp_path, "line", 0)
+    writer.look_at(Drawable(), CoreModel(Drawable()))
+    writer.episode_begin(places(0), 0, places(2))
+    writer.pass_begin(places(0))
+    writer.model_steps(steps((0, 0), (7, 7), (8, 9), places(3, 1), (1, 0)))
+    writer.real_steps(places(0), places(3), places(1), np.zeros(1), np.ones(1, bool), {})
+    (trace,) = read(tmp_path).values()
+    numbers = {int(decode(state["state"])): node for node, state in trace["states"].items()}
+    assert trace["texts"] == {numbers[2]: "..X", numbers[3]: "...X", numbers[1]: ".X"}
 
 
 def test_texts_need_an_environment_that_renders_them(tmp_path):
     writer = TraceWriter(Traces(texts=True), tmp_path, "line", 0)
     with pytest.raises(ConfigError, match="line has no text rendering"):
-        writer.use_renderer(Line(), True)
-    TraceWriter(Traces(), tmp_path, "line", 0).use_renderer(Line(), True)
+        writer.look_at(Line(), CoreModel(Line()))
+    TraceWriter(Traces(), tmp_path, "line", 0).look_at(Line(), CoreModel(Line()))
