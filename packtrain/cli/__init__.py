@@ -29,6 +29,7 @@ COMMANDS = {
     "list": Command("list_configs", "[WORD...]", "the shipped configurations, or those with every word in their name"),
     "show-config": Command("show_config", "CONFIG...", "the configuration that would run"),
     "report": Command("report", "RUN...", "one HTML page with the curves of one or more runs"),
+    "explore": Command("explore", "RUN", "a page of recorded searches: trees, plans, predictions; see --trace"),
     "watch": Command("watch", "RUN...", "the same page live, in a browser on this machine"),
     "audit": Command(
         "audit", "RUN --trusted T", "does a run's policy still act like a trusted one? a verdict and a page"
@@ -64,7 +65,7 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 codecs.register_error(PLAIN, _plain)
 
-LATER = {"sweep": "sweeps", "explore": "the explorer"}
+LATER = {"sweep": "sweeps"}
 
 
 def usage() -> str:
