@@ -204,6 +204,9 @@ class ActorState(abc.ABC):
         """
         return [state.act(row) for state, row in zip((self, *others), rows, strict=True)]
 
+    def finish(self, row: Row) -> None:
+        """Process the last row, NumPy arrays [B, ...], for which no actions are chosen; most do nothing."""
+
     @abc.abstractmethod
     def begin(self) -> None:
         """Clear everything: the next row is the first of all environments."""

@@ -272,6 +272,12 @@ class PlannerState(ActorState):
         solved = self._stream.solved
         return Decision(action, {**extras, "solved": first & False if solved is None else solved}, row, ())
 
+    def finish(self, row: Row) -> None:
+        """Process the outcomes of the last decisions, and write what is recorded."""
+        self._look_back(self.planner, row, self._stream.columns.states, None)
+        if isinstance(self._watcher, TraceWriter):
+            self._watcher.finish()
+
     def _seen(self, columns: np.ndarray, states: Tree, obs: Tree) -> Tree:
         """Return the states in the representation of the model."""
         return states if self.learned is None or self._policy.random else self.learned.roots(columns, obs)

@@ -257,6 +257,13 @@ class TraceWriter:
             if ended[place]:
                 self._write(self._episodes.pop(column))
 
+    def finish(self) -> None:
+        """Write the episodes that are cut off."""
+        for column in list(self._episodes):
+            episode = self._episodes.pop(column)
+            if episode.steps:
+                self._write(episode)
+
     # -- parts
 
     def _name(self, column: int, epoch: int) -> str | None:

@@ -85,6 +85,8 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
             film = films.Film(evaluator, folder, name, episodes, form, keep=analyst is not None)
         with exits_are_faults(envs):
             result, played = _play(evaluator, learned, film)
+            if request.trace_episodes:
+                evaluator.finish()
     result |= {"checkpoint": step, "env": environment.id, "greedy": greedy}
     result |= {"returns": [each.returns["train"] for each in played], "lengths": [each.length for each in played]}
     if film is not None and folder is not None:

@@ -152,6 +152,10 @@ class Evaluator:
         self.active = False
         return self._combined()
 
+    def finish(self) -> None:
+        """Let the actor state process the last row, which no decision follows."""
+        self._actor_state.finish(self._row)
+
     def _combined(self) -> dict[str, Any]:
         """Return the result of the first kind, and with several kinds, the returns of each under its own name."""
         result = dict(self._results[self._kinds[0]])

@@ -14,7 +14,7 @@
   };
   const by = (id) => document.getElementById(id);
 
-  function stateView(episode, state, title) {
+  function stateView(episode, state, title, brief = false) {
     const known = stateOf(episode, state);
     const box = el("div", { class: "state" });
     if (title) box.append(el("div", { class: "note" }, title));
@@ -24,9 +24,9 @@
         const alt = `picture of state ${state}`;
         box.append(el("img", { src: `data:image/png;base64,${known.picture}`, alt }));
       }
+      if (brief && known.picture) return box;
       if (known.text) box.append(el("pre", { tabindex: 0, "aria-label": `state ${state} as text` }, known.text));
       else if (known.values) box.append(el("pre", { class: "values", tabindex: 0, "aria-label": `state ${state} as numbers` }, known.values));
-      if (!known.text && page.impossible && !known.picture) box.append(el("div", { class: "note" }, "no picture"));
     }
     return box;
   }
@@ -62,6 +62,10 @@
           this.view.draw();
         },
       });
+      this.treeTools = [
+        button("Expand all", "Expand all nodes", () => this.view.openAll(true)),
+        button("Plan only", "Collapse all nodes but those of the plan", () => this.view.openAll(false)),
+      ];
       this.strip = el("canvas", { class: "strip", height: 34, "aria-hidden": "true" });
       this.strip.addEventListener("click", (event) => {
         const share = event.offsetX / Math.max(1, this.strip.clientWidth);
@@ -85,9 +89,7 @@
         el("div", { class: "bar tools" },
           button("−", "Zoom out", () => this.view.zoom(1 / 1.3)), button("+", "Zoom in", () => this.view.zoom(1.3)),
           button("Fit", "Fit everything into view", () => this.view.fit()),
-          button("Expand all", "Expand all nodes", () => this.view.openAll(true)),
-          button("Best path only", "Collapse all nodes but the best path", () => this.view.openAll(false)),
-          el("label", {}, "Colour ", this.colours)),
+          ...this.treeTools,          el("label", {}, "Colour ", this.colours)),
         el("div", { class: "stage" }, el("div", { class: "canvas" }, this.canvas, this.hint), this.side),
         this.status,
       );
@@ -111,6 +113,7 @@
       this.where.textContent = text;
       this.slider.setAttribute("aria-valuetext", text);
       this.view.candidate = undefined;
+      for (const tool of this.treeTools) tool.hidden = this.search.kind === "sequences";
       this.view.show(this.search, keep);
       const names = { auto: "automatic" };
       this.colours.replaceChildren(...["auto", ...this.view.colours].map((one) => el("option", { value: one }, names[one] || one)));
@@ -133,14 +136,13 @@
       const values = episode.steps.map((step) => (typeof step.extras.value === "number" ? step.extras.value : null));
       const known = values.filter((one) => one !== null);
       const least = known.reduce((a, b) => Math.min(a, b), 0), most = known.reduce((a, b) => Math.max(a, b), 1e-9);
-      let before = episode.start;
       episode.steps.forEach((step, at) => {
         const x = (at / count) * wide, w = Math.max(1, wide / count - 1);
         const share = values[at] === null ? 0 : (values[at] - least) / (most - least);
         context.fillStyle = at === this.index ? ink("link") : ink("edge");
         context.fillRect(x, high - 2 - share * (high - 14), w, share * (high - 14) + 2);
         const guess = step.predicted, wrong = guess && guess.to !== step.to;
-        const mark = step.extras.verified === true ? "check" : wrong ? "bad" : step.reward ? "good" : step.extras.random_action === true ? "muted" : "";
+        const mark = step.extras.verified === true ? "check" : wrong ? "bad" : step.reward > 0 ? "good" : step.extras.random_action === true ? "muted" : "";
         if (mark) {
           context.fillStyle = ink(mark);
           context.fillRect(x, 0, Math.max(3, w), 6);
@@ -149,7 +151,6 @@
           context.fillStyle = ink("bad");
           context.fillRect(x, 6, Math.max(3, w), 3);
         }
-        before = step.to;
       });
     }
     details() {
@@ -174,7 +175,7 @@
       if (step.extras.verified === true) list.append(fact("why", "to verify: the model disagrees with itself here", "check"));
       else if (step.extras.random_action === true) list.append(fact("why", "at random"));
       const guess = step.predicted;
-      const pictures = el("div", { class: "states" }, stateView(episode, before, "before"));
+      const pictures = el("div", { class: "states" }, stateView(episode, before, "before", true));
       if (guess) {
         const loop = guess.to === before && step.to !== before;
         const right = guess.to === step.to && guess.terminated === (step.ended && guess.terminated);
@@ -182,9 +183,9 @@
         list.append(fact("the model was", word, right ? "good" : "bad"));
         if (guess.reward !== step.reward) list.append(fact("predicted reward", number(guess.reward), "bad"));
         if (guess.terminated && !step.ended) list.append(fact("predicted", "the end of the episode", "bad"));
-        pictures.append(stateView(episode, guess.to, "predicted"));
+        pictures.append(stateView(episode, guess.to, "predicted", true));
       }
-      pictures.append(stateView(episode, step.to, step.ended ? "what happened: the end" : "what happened"));
+      pictures.append(stateView(episode, step.to, step.ended ? "what happened: the end" : "what happened", true));
       return el("div", { class: "card" }, el("h2", {}, "This decision"), list, pictures);
     }
     nodeDetails(node) {

@@ -42,10 +42,31 @@ const explorerInk = (() => {
     }
     context.setLineDash([]);
     context.globalAlpha = 1;
+    really(view);
     for (const [node, mine] of view.loops) {
       const at = view.place(node);
       if (view.inView(at)) loop(view, at, mine, ink);
     }
+  }
+  // Where the wrong predictions at the selected node really lead.
+  function really(view) {
+    const { context, search, ink } = view, from = view.place(view.selected);
+    if (!from) return;
+    context.strokeStyle = ink.good;
+    context.lineWidth = 2;
+    context.setLineDash([2, 4]);
+    for (const mine of search.out[view.selected]) {
+      if (!search.wrong[mine]) continue;
+      const truth = search.truth(mine);
+      const to = view.shown.find((one) => search.state(one.node) === truth);
+      if (!to || to === from) continue;
+      const lift = view.tall / 2 + 24 + Math.abs(to.x - from.x) / 12;
+      context.beginPath();
+      context.moveTo(from.x, from.y - view.tall / 2 + 10);
+      context.bezierCurveTo(from.x, from.y - lift, to.x, to.y - lift, to.x, to.y - view.tall / 2 + 10);
+      context.stroke();
+    }
+    context.setLineDash([]);
   }
   function loop(view, at, edges, ink) {
     const { context, search } = view;
@@ -54,21 +75,23 @@ const explorerInk = (() => {
     context.font = `11px ${FONT}`;
     context.textAlign = "left";
     const top = at.y - view.tall / 2 + 5;
-    const arc = (x, colour, width, dash, text) => {
+    const large = Math.min(2.2, Math.max(1, 0.6 / view.scale)); // false loops are seen from afar
+    const arc = (x, colour, width, dash, text, factor = 1) => {
       context.strokeStyle = context.fillStyle = colour;
       context.lineWidth = width;
       context.setLineDash(dash);
       context.beginPath();
-      context.arc(x, top - 5, 7, 0.7 * Math.PI, 2.3 * Math.PI);
+      context.arc(x, top - 5 * factor, 7 * factor, 0.7 * Math.PI, 2.3 * Math.PI);
       context.stroke();
       context.setLineDash([]);
-      if (view.scale > 0.4) context.fillText(text, x + 10, top - 6);
+      context.font = `${factor > 1 ? 600 : 400} ${11 * Math.min(1.5, factor)}px ${FONT}`;
+      if (view.scale > 0.28) context.fillText(text, x + 10 * factor, top - 6 * factor);
     };
     if (wrong.length) {
       const names = wrong.slice(0, 3).map((one) => search.name(one)).join(" ") + (wrong.length > 3 ? " …" : "");
-      arc(at.x - 26, ink.bad, 2.4, [4, 3], `false: ${names}`);
+      arc(at.x - 26, ink.bad, 2.4 * large, [4, 3], `false loop ${names}`, large);
     }
-    if (right) arc(at.x + (wrong.length ? 62 : -26), ink.muted, 1.2, [], `${right}`);
+    if (right && (view.scale > 0.75 || at.node === view.selected)) arc(at.x + (wrong.length ? 84 : -26), ink.muted, 1.2, [], `${right}`);
   }
   function box(context, x, y, width, height, radius) {
     context.beginPath();
@@ -167,10 +190,10 @@ function explorerPlot(view) {
   const values = sequences.return.filter((one) => typeof one === "number");
   const least = values.reduce((a, b) => Math.min(a, b), Infinity), most = values.reduce((a, b) => Math.max(a, b), -Infinity);
   const last = sequences.iteration.reduce((a, b) => Math.max(a, b), 0);
-  const steps = Math.max(2, sequences.plan.length), wide = 900, high = 140;
+  const steps = Math.max(2, sequences.plan.length), wide = 900, high = view.plotHeight();
   const ranked = sequences.return.map((one, at) => at).sort((a, b) => (sequences.return[a] ?? -Infinity) - (sequences.return[b] ?? -Infinity));
   for (let dim = 0; dim < dims; dim++) {
-    const top = dim * 190;
+    const top = dim * (high + 50);
     const at = (step, value) => [(step / (steps - 1)) * wide, top + high / 2 - (Math.max(-1.2, Math.min(1.2, value)) * high) / 2];
     context.strokeStyle = ink.edge;
     context.lineWidth = 1;

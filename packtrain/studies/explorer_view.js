@@ -2,8 +2,9 @@
 // A search drawn on a canvas: the spanning tree by d3-hierarchy, further edges as curves; only what is in view is drawn.
 const ExplorerView = (() => {
   const { number, stateOf } = explorerData;
-  const WIDE = 230; // world units between levels
-  const FIRST = 70; // nodes that are shown at first
+  const WIDE = 225; // world units between levels
+  const FIRST = 48; // nodes that are shown at first
+  const READABLE = 0.62; // scale at first, where everything does not fit
   const RAMP = { light: [[222, 226, 233], [0, 89, 155]], dark: [[58, 66, 78], [124, 192, 245]] };
   const HOT = { light: [[232, 226, 218], [176, 74, 0]], dark: [[64, 58, 50], [255, 164, 84]] };
   const pictures = new Map();
@@ -19,6 +20,13 @@ const ExplorerView = (() => {
     return image.complete && image.naturalWidth ? image : null;
   }
   const mix = ([a, b], share) => `rgb(${a.map((one, at) => Math.round(one + (b[at] - one) * share)).join(",")})`;
+
+  // Width divided by height of a PNG, from its header.
+  function aspect(data) {
+    const bytes = atob(data.slice(0, 32));
+    const at = (place) => (bytes.charCodeAt(place + 2) << 8) | bytes.charCodeAt(place + 3);
+    return at(16) / Math.max(1, at(20));
+  }
 
   class View {
     constructor(canvas, callbacks) {
@@ -43,7 +51,7 @@ const ExplorerView = (() => {
       this.range();
       this.openFirst(before);
       this.layout();
-      if (!keep) this.fit();
+      if (!keep) this.fit(true);
       else this.centreRoot();
     }
     statesShown() {
@@ -86,10 +94,15 @@ const ExplorerView = (() => {
       this.most = known.reduce((a, b) => Math.max(a, b), -Infinity);
       this.mostVisits = (edges.visits || []).reduce((a, b) => Math.max(a, b || 0), 1);
     }
+    height() {
+      const { episode, order } = this.search;
+      const one = order.map((node) => stateOf(episode, this.search.state(node))).find((state) => state && state.picture);
+      return aspect(one.picture) > 2 ? 62 : 96;
+    }
     layout() {
       const { search } = this;
       const withPictures = search.order.some((node) => (stateOf(search.episode, search.state(node)) || {}).picture);
-      this.tall = withPictures ? 62 : 44;
+      this.tall = withPictures ? this.height() : 44;
       const root = d3.hierarchy(0, (node) => (this.open[node] ? search.kids[node] : null));
       d3.tree().nodeSize([this.tall, WIDE]).separation((a, b) => (a.parent === b.parent ? 1 : 1.15))(root);
       this.places = new Map();
@@ -124,19 +137,19 @@ const ExplorerView = (() => {
       this.ratio = window.devicePixelRatio || 1;
       this.canvas.width = Math.max(1, Math.round(clientWidth * this.ratio));
       this.canvas.height = Math.max(1, Math.round(clientHeight * this.ratio));
-      if (this.search && !this.fitted) this.fit();
+      if (this.search && !this.fitted) this.fit(true);
       this.draw();
     }
-    fit() {
+    fit(first = false) {
       const { clientWidth: width, clientHeight: height } = this.canvas;
       if (!width || !height) return;
       this.fitted = true;
       const [left, top, right, bottom] = this.search.kind === "sequences" ? this.plotBox() : this.bounds;
       const across = (width - 40) / (right - left + 210), down = (height - 40) / (bottom - top + 80);
       this.scale = Math.max(0.02, Math.min(1.1, across, down));
-      if (this.search.kind === "sequences") this.scale = Math.min(1, across);
-      else if (this.scale < 0.42 && this.shown.length < 400) {
-        this.scale = Math.max(0.42, Math.min(0.8, down)); // better readable in part than whole and not at all
+      if (this.search.kind === "sequences") this.scale = Math.min(1.4, across * 1.15);
+      else if (first && this.scale < READABLE) {
+        this.scale = READABLE; // better readable in part than whole and not at all
         this.centreRoot();
         return;
       }
@@ -374,9 +387,15 @@ const ExplorerView = (() => {
         { passive: false },
       );
     }
+    plotDims() {
+      const { plan } = this.search.sequences;
+      return plan.length ? Math.max(1, plan[0].length) : 1;
+    }
+    plotHeight() {
+      return Math.max(150, 460 / this.plotDims() - 50);
+    }
     plotBox() {
-      const dims = this.search.sequences.plan.length ? this.search.sequences.plan[0].length : 1;
-      return [-60, -20, 960, 190 * dims];
+      return [-60, -20, 960, (this.plotHeight() + 50) * this.plotDims()];
     }
     describe(node) {
       const { search } = this;
