@@ -64,7 +64,7 @@
       });
       this.treeTools = [
         button("Expand all", "Expand all nodes", () => this.view.openAll(true)),
-        button("Plan only", "Collapse all nodes but those of the plan", () => this.view.openAll(false)),
+        button("Plan only", "Plan only: collapse all other nodes", () => this.view.openAll(false)),
       ];
       this.strip = el("canvas", { class: "strip", height: 34, "aria-hidden": "true" });
       this.strip.addEventListener("click", (event) => {
@@ -211,7 +211,7 @@
         return el("tr", {}, el("th", { scope: "row" }, name, note), ...cells);
       });
       const empty = rows.length ? null : el("p", { class: "note" }, "The search has no step from here.");
-      const table = rows.length ? el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Actions of the selected node" },
+      const table = rows.length ? el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Actions of the selected node" },
         el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))) : null;
       const more = search.kids[node].length ? el("button", { type: "button", onclick: () => this.view.toggle(node) }, "Expand or collapse") : null;
       return el("div", { class: "card" }, el("h2", {}, node ? "Selected node" : "Selected node: the root"),
@@ -232,14 +232,14 @@
       const head = el("tr", {}, ...["return", "iteration", "first action"].map((name) => el("th", { scope: "col" }, name)));
       return el("div", { class: "card" }, el("h2", {}, "Candidates, the best first"),
         el("p", { class: "note" }, "The bold line is the plan. Lines of good candidates are green; a chosen one is violet."),
-        el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Candidates" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
+        el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Candidates" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
     }
     extras(step) {
       const rows = Object.entries(step.extras).map(([name, value]) => {
         const shown = Array.isArray(value) ? value.slice(0, 24).map((one) => number(one)).join("  ") + (value.length > 24 ? " …" : "") : number(value);
         return el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, shown));
       });
-      const body = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Statistics of the decision" }, el("table", {}, el("tbody", {}, ...rows)));
+      const body = el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Statistics of the decision" }, el("table", {}, el("tbody", {}, ...rows)));
       return el("details", {}, el("summary", {}, "Statistics of this decision"), body);
     }
     tip(node, x, y) {

@@ -109,12 +109,12 @@ const ExplorerView = (() => {
       this.shown = [];
       root.eachBefore((one) => {
         this.places.set(one.data, this.shown.length);
-        this.shown.push({ node: one.data, x: one.y, y: one.x, up: one.parent ? this.places.get(one.parent.data) : -1 });
+        const up = one.parent ? this.places.get(one.parent.data) : -1;
+        this.shown.push({ node: one.data, level: one.depth, x: 0, y: one.x, up });
       });
-      this.bounds = this.shown.reduce(
-        (box, one) => [Math.min(box[0], one.x), Math.min(box[1], one.y), Math.max(box[2], one.x), Math.max(box[3], one.y)],
-        [0, 0, 0, 0],
-      );
+      this.levels = this.shown.reduce((most, one) => Math.max(most, one.level), 1);
+      this.spread(true);
+      this.bounds = this.shown.reduce((box, one) => [Math.min(box[0], one.y), Math.max(box[1], one.y)], [0, 0]);
       this.extras = [];
       const { from, to } = search.edges;
       this.loops = new Map();
@@ -127,6 +127,14 @@ const ExplorerView = (() => {
       }
       this.draw();
     }
+    // Levels stay apart on the screen however small the nodes are: a large tree is seen as a whole.
+    spread(anew = false) {
+      const least = Math.min(140, (this.canvas.clientWidth - 210) / this.levels);
+      const wide = Math.max(WIDE, least / this.scale);
+      if (wide === this.wide && !anew) return;
+      this.wide = wide;
+      for (const one of this.shown) one.x = one.level * wide;
+    }
     place(node) {
       const at = this.places.get(node);
       return at === undefined ? null : this.shown[at];
@@ -138,37 +146,43 @@ const ExplorerView = (() => {
       this.canvas.width = Math.max(1, Math.round(clientWidth * this.ratio));
       this.canvas.height = Math.max(1, Math.round(clientHeight * this.ratio));
       if (this.search && !this.fitted) this.fit(true);
+      else if (this.search) this.spread();
       this.draw();
     }
     fit(first = false) {
       const { clientWidth: width, clientHeight: height } = this.canvas;
       if (!width || !height) return;
       this.fitted = true;
-      const [left, top, right, bottom] = this.search.kind === "sequences" ? this.plotBox() : this.bounds;
+      const [left, top, right, bottom] = this.search.kind === "sequences" ? this.plotBox() : [0, this.bounds[0], this.levels * WIDE, this.bounds[1]];
       const across = (width - 40) / (right - left + 210), down = (height - 40) / (bottom - top + 80);
-      this.scale = Math.max(0.02, Math.min(1.1, across, down));
+      this.scale = Math.max(1e-5, Math.min(1.1, across, down));
       if (this.search.kind === "sequences") this.scale = Math.min(1.4, across * 1.15);
       else if (first && this.scale < READABLE) {
         this.scale = READABLE; // better readable in part than whole and not at all
         this.centreRoot();
         return;
       }
-      this.x = (width - (left + right) * this.scale) / 2;
+      this.spread();
+      const end = this.search.kind === "sequences" ? right : this.levels * this.wide;
+      this.x = (width - (left + end) * this.scale) / 2;
       this.y = (height - (top + bottom) * this.scale) / 2;
       if (this.search.kind === "sequences") this.y = 30;
       this.draw();
     }
     centreRoot() {
+      this.spread();
       this.x = 90 * Math.max(0.6, this.scale);
       this.y = this.canvas.clientHeight / 2 - this.place(0).y * this.scale;
       if (this.search.kind === "sequences") this.y = 30;
       this.draw();
     }
     zoom(factor, x = this.canvas.clientWidth / 2, y = this.canvas.clientHeight / 2) {
-      const scale = Math.max(0.01, Math.min(4, this.scale * factor));
-      this.x = x - ((x - this.x) * scale) / this.scale;
-      this.y = y - ((y - this.y) * scale) / this.scale;
-      this.scale = scale;
+      const before = [this.scale, this.scale * this.wide];
+      this.scale = Math.max(1e-5, Math.min(4, this.scale * factor));
+      this.spread();
+      const across = this.search.kind === "sequences" ? this.scale / before[0] : (this.scale * this.wide) / before[1];
+      this.x = x - (x - this.x) * across;
+      this.y = y - ((y - this.y) * this.scale) / before[0];
       this.draw();
     }
     reveal(node) {
@@ -263,14 +277,21 @@ const ExplorerView = (() => {
     // Thousands of nodes: straight lines and squares, one path for each of a few colours.
     paintSmall() {
       const { context, search, shown, ink } = this;
-      const lines = new Map(), dots = new Map();
+      const lines = new Map(), dots = new Map(), drawn = new Set();
       const group = (map, key) => map.get(key) || map.set(key, []).get(key);
       for (const one of shown) {
         const up = one.up < 0 ? null : shown[one.up], edge = search.parent[one.node];
         if (!this.inView(one, up)) continue;
         const key = up && search.onPath[edge] ? "path" : up && search.wrong[edge] ? "bad" : up ? Math.round(this.share(edge) * 5) : 0;
+        if (typeof key === "number" && !this.matches.has(one.node)) {
+          const pixel = Math.round(one.x * this.scale) * 65536 + Math.round(one.y * this.scale) * 8 + key;
+          if (drawn.has(pixel)) continue; // another node of this colour is at the same place
+          drawn.add(pixel);
+        }
         if (up) group(lines, key).push(one, up);
-        group(dots, this.matches.has(one.node) ? "match" : search.pathNodes.has(one.node) ? "path" : key).push(one);
+        const lies = (this.loops.get(one.node) || []).some((mine) => search.wrong[mine]);
+        const mark = this.matches.has(one.node) ? "match" : lies ? "bad" : search.pathNodes.has(one.node) ? "path" : key;
+        group(dots, mark).push(one);
       }
       const colour = (key) => (key === "path" ? ink.link : key === "bad" ? ink.bad : key === "match" ? ink.check : mix(this.ramp, 0.2 + key / 6.25));
       const thin = 0.8 / this.scale;
