@@ -41,6 +41,7 @@ RUN_OPTIONS = {
     "progress": True,
     "fresh": False,
     "trust_config": False,
+    "trace": 0,
 }
 """Settings of `train` that are no knobs, with their defaults."""
 
@@ -119,7 +120,8 @@ def train(
       device: cpu, cuda or cuda:N.
       callbacks: functions to call while it goes on.
       settings: knobs of the configuration, such as total_steps=50_000; and runtime ("local" or "serial"), bindings
-        (a list of gin bindings), track (names of trackers), progress (False prints nothing), fresh, trust_config.
+        (a list of gin bindings), track (names of trackers), progress (False prints nothing), fresh, trust_config,
+        trace (number of episodes whose searches are recorded).
 
     Raises:
       Error: as on the command line.
@@ -153,6 +155,7 @@ def train(
         trust_config=options["trust_config"],
         quiet=not options["progress"],
         sinks=(*trackers(options["track"]), calls),
+        trace=options["trace"],
     )
     folder, code = _run(request, calls)
     if code:
@@ -247,6 +250,7 @@ def evaluate(
     device: str = "cpu",
     greedy: bool | None = None,
     trust_config: bool = False,
+    trace: int = 0,
 ) -> dict[str, Any]:
     """Play episodes with a run's policy; return what `packtrain eval --json` prints.
 
@@ -258,10 +262,14 @@ def evaluate(
       device: of the network.
       greedy: True or False plays one kind only; None: all kinds that the policy has.
       trust_config: let the run's configuration import any module.
+      trace: number of first episodes whose searches are recorded, for `explore`.
     """
     if num_episodes < 1:
         raise ConfigError(f"num_episodes = {num_episodes} must be at least 1")
-    request = eval_command.EvalRequest(_folder(run), num_episodes, str(checkpoint), seed, device, trust_config, greedy)
+    if not 0 <= trace <= num_episodes:
+        raise ConfigError(f"trace = {trace} must lie between 0 and num_episodes = {num_episodes}")
+    parts = (_folder(run), num_episodes, str(checkpoint), seed, device, trust_config, greedy)
+    request = eval_command.EvalRequest(*parts, trace_episodes=trace)
     with configurations.alone(), torch.random.fork_rng(devices=[]):
         return eval_command.evaluate(request)
 
@@ -280,6 +288,25 @@ def report(
 
     folders = [str(_folder(run)) for run in runs]
     return Path(write_report(folders, None if out is None else Path(out), compare))
+
+
+def explore(
+    run: str | os.PathLike[str] | Run,
+    against: str | os.PathLike[str] | Run | None = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Write one HTML page about the searches that a run has recorded; return its path.
+
+    Args:
+      run: the run folder.
+      against: a second run, shown side by side.
+      out: the page; None: explorer.html in the run folder.
+    """
+    from packtrain.studies.explorer import Source, write_explorer
+
+    sources = [Source(_folder(one)) for one in (run, against) if one is not None]
+    return write_explorer(sources, None if out is None else Path(out))
 
 
 def make_env(env: Any, **kwargs: Any) -> gym.Env:
