@@ -259,7 +259,7 @@ def nothing_runs(monkeypatch, tmp_path):
     from packtrain.bench import measure
     from packtrain.convert import steve_to_gin, torchbeast
     from packtrain.runtime import eval_command, train_command
-    from packtrain.studies import audit, audit_page, report, study
+    from packtrain.studies import audit, audit_page, explorer, report, study
 
     def train(request):
         if all(path.is_relative_to(knobs.CONFIGS) for path in request.files):
@@ -279,6 +279,7 @@ def nothing_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(report, "write_report", lambda *_: "")
     monkeypatch.setattr(audit, "audit", lambda *_: {"anomalous": False})
     monkeypatch.setattr(audit_page, "describe", lambda *_: "")
+    monkeypatch.setattr(explorer, "write_explorer", lambda *_: "")
     monkeypatch.setattr(torchbeast, "convert", lambda *_: "")
     monkeypatch.setattr(steve_to_gin, "convert", lambda *_: "")
     monkeypatch.setattr(doctor, "run_doctor", lambda *_: 0)
