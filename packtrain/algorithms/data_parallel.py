@@ -19,13 +19,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from packtrain import trees
 from packtrain.equations.boundaries import boundaries
 from packtrain.errors import ConfigError
 from packtrain.types import Trajectory
 
+LOSS = "loss itself"  # among the metrics of a part
 SUM = "sum"  # in place of an amount's name: a sum over the batch, no average
 Gradients = dict[str, list[Tensor]]
 """One gradient for each parameter of each optimiser."""
@@ -182,6 +183,49 @@ def loss_with_gradients(value: Tensor, gradients: list[Tensor], parameters: Sequ
     """
     loss: Tensor = _Deposit.apply(value, gradients, *parameters)  # type: ignore[no-untyped-call]
     return loss
+
+
+def split_loss(
+    ranks: Ranks, averages: Averages, parameters: Sequence[Tensor], part: Callable[[Work], Part]
+) -> Callable[[nn.Module, Trajectory], tuple[Tensor, dict[str, Tensor]]]:
+    """Return a loss, (network, trajectory) → value and metrics, whose gradients the ranks compute in parts.
+
+    Args:
+      ranks: compute the parts.
+      averages: what the loss and its metrics are averages over.
+      parameters: leaves that need a gradient.
+      part: computes rank 0's part, as `loss_part` does.
+    """
+    batch = SplitBatch(ranks, averages, part)
+
+    def loss(network: nn.Module, trajectory: Trajectory) -> tuple[Tensor, dict[str, Tensor]]:
+        found = batch(trajectory)
+        total = found.metrics.pop(LOSS)
+        return loss_with_gradients(total, found.gradients[""], parameters), found.metrics
+
+    return loss
+
+
+def loss_part(
+    loss: Callable[[Any, Trajectory], tuple[Tensor, dict[str, Tensor]]],
+    network: nn.Module,
+    parameters: Sequence[Tensor],
+    averages: Averages,
+    work: Work,
+) -> Part:
+    """Return gradients and metrics of a loss on a part of a batch; its value is among the metrics.
+
+    Args:
+      loss: (network, trajectory) → value and metrics.
+      network: the first argument of the loss.
+      parameters: leaves that need a gradient.
+      averages: what the loss is an average over.
+      work: the part.
+    """
+    value, metrics = loss(network, *work.inputs)
+    scaled = value * averages.share_of("", work.shares)
+    gradients = torch.autograd.grad(scaled, parameters, allow_unused=True, materialize_grads=True)
+    return Part({"": list(gradients)}, {**metrics, LOSS: value.detach()}, {})
 
 
 class GradientRecorder:

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from packtrain.accelerate.cuda_graph import CapturedFunction
-from packtrain.algorithms.data_parallel import Averages, Part, Ranks, SplitBatch, Work, loss_with_gradients
+from packtrain.algorithms.data_parallel import Averages, Part, Ranks, Work, loss_part, split_loss
 from packtrain.algorithms.polyak import SlowCopy
 from packtrain.errors import DivergedError
 from packtrain.interfaces import SampleLearner
 from packtrain.types import Sample, Trajectory
 
-LOSS = "loss itself"  # among the metrics of a part
 Loss = Callable[[Any, Trajectory], tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -92,22 +91,12 @@ class GradientLearner(SampleLearner):
         if self._averages is None:
             super().split(ranks)
             return
-        batch = SplitBatch(ranks, self._averages, self.part)
-
-        def loss(network: nn.Module, trajectory: Trajectory) -> tuple[Tensor, dict[str, Tensor]]:
-            found = batch(trajectory)
-            total = found.metrics.pop(LOSS)
-            return loss_with_gradients(total, found.gradients[""], self._parameters), found.metrics
-
-        self._batch_loss, self._descend = loss, self._step
+        self._batch_loss, self._descend = split_loss(ranks, self._averages, self._parameters, self.part), self._step
 
     def part(self, work: Work) -> Part:
         """Return gradients and metrics of a part of a batch."""
         assert self._averages is not None
-        loss, metrics = self._loss(self.network, *work.inputs)
-        scaled = loss * self._averages.share_of("", work.shares)
-        gradients = torch.autograd.grad(scaled, self._parameters, allow_unused=True, materialize_grads=True)
-        return Part({"": list(gradients)}, {**metrics, LOSS: loss.detach()}, {})
+        return loss_part(self._loss, self.network, self._parameters, self._averages, work)
 
     def _set_rate(self) -> float:
         rate = self._rate(self.steps)
