@@ -49,7 +49,7 @@ def leave_environments(state: dict[str, Any], layout: Layout) -> None:
     if saved is not None:
         sizes, seats = saved.sizes, [seat for worker in _workers(state) for seat in worker["seats"]]
         del state["actor"]
-    elif sizes is None or tuple(sizes) == layout.sizes:
+    elif not sizes or tuple(sizes) == layout.sizes:  # empty: converted runs, which have no state of environments
         return
     state.pop("seats", None)
     envs = np.arange(sum(layout.sizes)) % sum(sizes)
