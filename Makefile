@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN := runs/demo
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup docs docs-serve demo test test-fast test-learning test-cluster test-browser attack lint format golden clean
+.PHONY: setup demo test test-fast test-learning test-cluster test-browser attack docs docs-serve lint format golden clean
 
 setup: $(VENV)/.installed
 
