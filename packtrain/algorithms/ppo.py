@@ -42,6 +42,7 @@ from packtrain.algorithms.novelty_bonus import (
     moments_from,
 )
 from packtrain.algorithms.optimisers import linear_decay, make_optimiser
+from packtrain.algorithms.trusted_policy import TrustedPolicy
 from packtrain.config import configurable
 from packtrain.equations import novelty
 from packtrain.equations.boundaries import boundaries
@@ -84,6 +85,7 @@ class PPO:
     grad_norm_clipping: float | None = 0.5  # of the global norm of the policy's gradient; None: not clipped
     minibatch_of: Literal["unrolls", "steps"] = "unrolls"  # what a minibatch draws; steps: not with an LSTM
     normalise_rewards: bool = False  # by the running deviation of discounted returns, clipped to ±10
+    trusted: TrustedPolicy | None = None  # a policy to stay near to; None: no penalty
 
     def __post_init__(self) -> None:
         check.at_least(self, 1, "minibatches", "epochs")
@@ -145,6 +147,10 @@ def _loss_of_rows(
         parts["intrinsic_value_loss"] = baseline_loss(wanted, output.intrinsic_value, weight_t, "mean")
     values = sum(part for name, part in parts.items() if name != "pg_loss")
     total = moved.loss + settings.baseline_cost * values + settings.entropy_cost * negative_entropy
+    if settings.trusted is not None and "trusted" in extras:
+        apart = settings.trusted.mean_divergence(network.distribution, output.parameters, extras["trusted"], weight_t)
+        total = total + settings.trusted.coefficient * apart
+        parts["trusted_divergence"] = apart  # mean per decision
     parts |= {
         "total_loss": total,
         "entropy": -negative_entropy,  # nats a decision
@@ -179,7 +185,11 @@ def single_steps(network: ActorCriticNetwork, trajectory: Trajectory) -> Traject
 
 @torch.no_grad()
 def prepare(
-    network: ActorCriticNetwork, trajectory: Trajectory, intrinsic_reward: Tensor | None, settings: PPO
+    network: ActorCriticNetwork,
+    trajectory: Trajectory,
+    intrinsic_reward: Tensor | None,
+    settings: PPO,
+    trusted: ActorCriticNetwork | None = None,
 ) -> tuple[Trajectory, dict[str, Tensor]]:
     """Return the trajectory with the inputs of `loss` in its extras, by the current network; and metrics of the batch.
 
@@ -188,6 +198,7 @@ def prepare(
       trajectory: [T, B].
       intrinsic_reward: [T, B] for reaching the observation after action t; None without a bonus.
       settings: the numbers.
+      trusted: frozen network to stay near to; None: no penalty.
     """
     output = _all_rows(network, trajectory)
     value, rows = output.value, slice(network.context, None)
@@ -200,6 +211,8 @@ def prepare(
         "value": mean(value[:-1], weight_t),
         "explained_variance": explained_variance(extrinsic.targets, value[:-1], weight_t),
     }
+    if trusted is not None:
+        extras["trusted"] = _all_rows(trusted, trajectory).parameters[:-1]
     if intrinsic_reward is not None:
         own = output.intrinsic_value
         assert own is not None
@@ -248,6 +261,7 @@ class PPOLearner(SampleLearner):
         averages = Averages(count_weights if settings.minibatch_of == "steps" else count_steps)
         self._gradient = GradientLearner(network, of_minibatch, optimiser, rate, clipping, averages=averages)
         self._gradient.observe = None  # this class does it, once for each batch
+        self._trusted = None if settings.trusted is None else settings.trusted.freeze(network)
         self._generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))  # of minibatches
         self._bonus: Bonus | None = None
         if settings.bonus == "rnd":
@@ -266,7 +280,7 @@ class PPOLearner(SampleLearner):
         seen = trajectory.obs
         if self._rewards is not None:
             trajectory = self._rewards.scale(trajectory, _weight(self.network, trajectory), self.network.context)
-        trajectory, metrics = prepare(self.network, trajectory, reward, settings)
+        trajectory, metrics = prepare(self.network, trajectory, reward, settings, self._trusted)
         if settings.minibatch_of == "steps":
             trajectory = single_steps(self.network, trajectory)
         columns = trajectory.reward.shape[1]
