@@ -117,7 +117,7 @@ def _compiled(call: Callable[P, T]) -> Callable[P, T]:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_private_folder())
     options: Any = torch._dynamo.config
     options.recompile_limit = max(options.recompile_limit, _VARIANTS)
-    exact = torch.backends.cudnn.deterministic  # a run that must repeat chooses nothing by how fast it is today
+    exact = torch.backends.cudnn.deterministic  # a reproducible run must not choose kernels by measured speed
     return torch.compile(call, fullgraph=True, dynamic=False, options={"deterministic": exact})
 
 

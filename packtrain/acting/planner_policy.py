@@ -453,7 +453,7 @@ class PlannerState(ActorState):
 
 
 def _picked(decision: tuple[Roots, Any, dict[str, Any]], which: np.ndarray) -> tuple[Roots, Any, dict[str, Any]]:
-    """Return the decisions of some environments, bool [B]."""
+    """Return the decisions of the environments selected by the mask `which`, [B]."""
     roots, actions, extras = decision
     rows = which[roots.columns]
     picked, actions, extras = trees.pick((tuple(roots), actions, extras), rows)

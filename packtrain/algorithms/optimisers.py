@@ -111,7 +111,7 @@ class Adam:
         self._rate, self._decay, self._epsilon, self._norm = learning_rate, weight_decay, epsilon, norm
         self._first, self._second = ([torch.zeros_like(p.detach()) for p in self._parameters] for _ in range(2))
         self._steps = torch.zeros((), device=self._parameters[0].device)
-        self._one = torch.ones_like(self._steps)  # a number of Python's takes longer to add
+        self._one = torch.ones_like(self._steps)  # adding a tensor is faster than adding a Python number
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -198,7 +198,7 @@ def make_optimiser(
     """
     parameters = list(parameters)
     on_gpu = parameters[0].is_cuda
-    # On a GPU the rate is a tensor, and steps are counted there: a captured update reads both where they lie.
+    # On a GPU the rate is a tensor, and steps are counted in a tensor: a captured update reads both.
     rate: Any = torch.tensor(learning_rate, device=parameters[0].device) if on_gpu else learning_rate
     more = {"foreach": True, "capturable": on_gpu}
     if name == "rmsprop":

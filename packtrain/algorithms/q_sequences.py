@@ -103,7 +103,8 @@ def unroll_both(network: ActionValuesNetwork, trajectory: Trajectory, arm: Tenso
       trajectory: of sequences.
       arm: [B] int64, given to networks that see the arm.
     """
-    concurrent = Beside(trajectory.reward.device)  # an LSTM is a long chain of small steps: two of them at once
+    # an LSTM is a long chain of small steps: run both networks concurrently
+    concurrent = Beside(trajectory.reward.device)
     with concurrent.work():
         target = unroll(network.target, network, trajectory, arm, learns=False)
     online = unroll(network.acting.values, network, trajectory, arm, learns=True)
@@ -131,7 +132,7 @@ def unroll(
     context, own, burn_in = network.context, values.context, burn_in_rows(network, trajectory)
     last_action, last_reward = trajectory.last_inputs()
     first = trajectory.first.clone()
-    first[context + burn_in + 1 :] = False  # padding behind an end counts for nothing: no reset in it is needed
+    first[context + burn_in + 1 :] = False  # rows of padding after an end have weight 0, so they need no reset
     intrinsic: Tensor | None = None
     if values.sizes.use_last_intrinsic:
         before, after = trajectory.last_reward[INTRINSIC], trajectory.extras[f"reward/{INTRINSIC}"]

@@ -74,7 +74,7 @@ def _proportion(config: str, values: dict[str, Any], secs: float) -> float:
 
 
 def _parts(training: Training, secs: float, steps: float) -> list[Part]:
-    """Return the calls for acting and for learning of a run that is not running, with `steps` steps per update."""
+    """Return acting and learning as separate calls, without starting a run; `steps` is the steps per update."""
     side, learners = local_side(training.acting), training.learning
     (learner,), (memory,) = learners.learners.values(), learners.memories.values()
 

@@ -33,7 +33,7 @@ POOL = 61  # rows that come again and again: making them is not measured
 
 @dataclass(frozen=True)
 class Case:
-    """A memory, and the rows for it."""
+    """One benchmark case: a memory and the rows written to it."""
 
     name: str
     sizes: Sequences

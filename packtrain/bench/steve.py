@@ -176,15 +176,15 @@ def _ddpg(secs: float, cores: int) -> dict[str, Any]:
     cpu = torch.device("cpu")
     control = Control(256, 2, 1, explore_chance=1.0)
     description = ValueExpansion(batch_size=256, rows="all", target_period=None, publish_period=None)
-    ours, untaped, on_one = (_updates(control, description, capture) for capture in (True, False, True))
-    flops = _operations(untaped) / COUNT
-    products = _noted_products(untaped)
+    ours, unrecorded, on_one = (_updates(control, description, capture) for capture in (True, False, True))
+    flops = _operations(unrecorded) / COUNT
+    products = _recorded_products(unrecorded)
     theirs = _stable_baselines()
     rates, plain, floors, alone, others = [], [], [], [], []
     ones: list[tuple[float, float]] = []  # rate and floor of one core
     for _ in range(ROUNDS):  # in turns: a shared machine is not equally fast all the time
         rates.append(_rate(ours, secs / ROUNDS, cpu))
-        plain.append(_rate(untaped, secs / ROUNDS / 2, cpu))
+        plain.append(_rate(unrecorded, secs / ROUNDS / 2, cpu))
         floors.append(_floor(flops, secs / ROUNDS / 4))
         alone.append(_rate(products, secs / ROUNDS / 2, cpu))
         with _threads(1):
@@ -202,7 +202,7 @@ def _ddpg(secs: float, cores: int) -> dict[str, Any]:
         f"ratio  {statistics.median(ratios):>8.2f}   the median of {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
         f"alone  {statistics.median(alone):>8,.0f} updates/s: the same products one after another, and nothing else",
         f"core   {one:>8,.0f} updates/s on one core, {one_ratio:.2f} of its floor",
-        f"plain  {statistics.median(plain):>8,.0f} updates/s: the same updates when they are not taped",
+        f"plain  {statistics.median(plain):>8,.0f} updates/s: the same updates without recording",
     ]
     more: dict[str, Any] = {}
     if others:
@@ -296,21 +296,21 @@ def _operations(call: Callable[[], Any]) -> float:
     return float(counter.get_total_flops())
 
 
-def _noted_products(call: Callable[[], Any]) -> Callable[[], int]:
+def _recorded_products(call: Callable[[], Any]) -> Callable[[], int]:
     """Return a call that computes only the products of another call, and the number of its updates."""
-    noted: list[tuple[Any, tuple[Tensor, ...]]] = []
+    found: list[tuple[Any, tuple[Tensor, ...]]] = []
 
     class Note(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if function in (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default, torch.ops.aten.mm.default):
-                noted.append((function, args))
+                found.append((function, args))
             return function(*args, **(kwargs or {}))
 
     with Note():
         call()
 
     def products() -> int:
-        for function, args in noted:
+        for function, args in found:
             function(*args)
         return COUNT
 

@@ -61,8 +61,8 @@ def expanded_returns(
     """Return the candidate returns of every start and depth.
 
     c_t / c_{i−1} is computed as the product of 1 − δ_u from i to t: nothing is divided by a probability that may be 0.
-    Past a certain end a start is judged as if it had been reached; its reach is 0. A reward
-    or value behind a certain end counts 0 even if it is not finite. Reach is a mean over members whose c is finite.
+    Past a certain end (δ = 1), the start is evaluated as if the horizon had been reached; its reach is 0. A reward
+    or value after a certain end counts 0 even if it is not finite. Reach is a mean over members whose c is finite.
 
     Args:
       r_0: [...] ρ_0, the real reward.

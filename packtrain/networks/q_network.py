@@ -42,7 +42,8 @@ class QNetwork:
     """
 
     perception: Perception | None = None  # None: DQN's convolutions for an image, otherwise flattened
-    hidden_sizes: tuple[int, ...] | None = None  # after perception; None: (), or (512,) for vectors or without an LSTM
+    # layers after perception; None: (), or (512,) for vectors or without an LSTM
+    hidden_sizes: tuple[int, ...] | None = None
     recurrent: bool = True
     lstm_size: int = 512
     dueling_size: int | None = 512  # hidden units of each dueling stream; None: one linear layer, no dueling

@@ -41,10 +41,13 @@ def refuse_central(experiment: Experiment) -> None:
     """Raise a ConfigError if the policy cannot act in another process than the environments."""
     if experiment.policy.env_access == "states":
         raise ConfigError(
-            "--inference learner: planners search in the simulator and act beside it; leave --inference out"
+            "--inference learner is not supported for planners, which act in the process of their simulator; "
+            "leave --inference out"
         )
     if experiment.exploration is not None:
-        raise ConfigError("--inference learner: ExplorationCallback looks into environments of the acting process")
+        raise ConfigError(
+            "--inference learner does not support ExplorationCallback, which needs the environments in this process"
+        )
 
 
 def central_acting(

@@ -33,8 +33,8 @@ class Saving:
         Args:
           folder: of the run.
           secs: between two checkpoints.
-          keep_every: steps; one checkpoint in each such span stays for ever.
-          in_use: memories, as in a checkpoint, to whose segments somebody refers beside all checkpoints.
+          keep_every: steps; one checkpoint in each such span is never deleted.
+          in_use: memories, as in a checkpoint, whose segments are in use although no checkpoint refers to them.
         """
         self._folder, self._secs, self._keep_every, self._in_use = folder, secs, keep_every, in_use
         self._last = time.monotonic()
@@ -42,7 +42,7 @@ class Saving:
         self._failed: BaseException | None = None  # what ended a write in the background, other than the disk
         self._whole: set[int] = set()  # steps whose checkpoints were written or verified by this process
         self._refused, self._cluttered = Seldom(), Seldom()
-        self.written: collections.deque[int] = collections.deque()  # steps; taken out by who reports them
+        self.written: collections.deque[int] = collections.deque()  # steps; removed by the code that reports them
 
     @property
     def due(self) -> bool:

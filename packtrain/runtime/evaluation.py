@@ -110,7 +110,7 @@ class Evaluator:
 
         Args:
           known: the snapshot of the actor state in training. It is copied:
-            evaluations teach nobody, themselves included.
+            evaluations do not change the training state.
         """
         self._known, self._results = known or {}, {}
         self._limits.begin()

@@ -107,9 +107,9 @@ class Collect:
         if self.memory is None and self.rounds is None:
             raise ConfigError("Collect needs a memory to fill, or a number of rounds to play")
         if self.steps is not None and (self.steps < 0 or self.rounds is not None):
-            raise ConfigError(f"Collect.steps = {self.steps} must not be negative, nor stand beside Collect.rounds")
+            raise ConfigError("set either Collect.steps (≥ 0) or Collect.rounds, not both")
         if self.policy == "random" and self.rounds is None and self.steps is None:
-            raise ConfigError("Collect.policy = 'random' needs to know how long: give Collect.rounds or Collect.steps")
+            raise ConfigError("Collect.policy = 'random' needs a length: set Collect.rounds or Collect.steps")
 
     @property
     def memories(self) -> tuple[str, ...]:
@@ -241,7 +241,9 @@ class Experiment:
             )
         for name, use in self.learners.items():
             if use.memory not in self.memories:
-                raise ConfigError(f"learner {name!r} reads memory {use.memory!r}; there are {sorted(self.memories)}")
+                raise ConfigError(
+                    f"learner {name!r} reads unknown memory {use.memory!r}; defined: {sorted(self.memories)}"
+                )
         policies = [name for name, use in self.learners.items() if "policy" in use.publishes]
         if len(policies) != 1 and self.learners:
             raise ConfigError(
@@ -250,9 +252,9 @@ class Experiment:
         stages = [inner for s in self.schedule for inner in (s.stages if isinstance(s, Repeat) else (s,))]
         for stage in stages:
             if isinstance(stage, Update) and stage.learner not in self.learners:
-                raise ConfigError(f"Update.learner = {stage.learner!r}; there are {sorted(self.learners)}")
+                raise ConfigError(f"Update: unknown learner {stage.learner!r}; defined: {sorted(self.learners)}")
             if isinstance(stage, Collect) and not set(stage.memories) <= set(self.memories):
-                raise ConfigError(f"Collect.memory = {stage.memory!r}; there are {sorted(self.memories)}")
+                raise ConfigError(f"Collect: unknown memory {stage.memory!r}; defined: {sorted(self.memories)}")
         if self.learners and not any(isinstance(stage, Update) for stage in stages):
             raise ConfigError("Experiment.schedule has no Update: nothing would be learned")
         if not self.learners and not self.by_epochs:

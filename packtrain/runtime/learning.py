@@ -79,7 +79,7 @@ class LearningSide:
         learner = self.learners[name]
         learner.reset(self._experiment.policy.build_network(self._spec).state_dict())
         self.memory_of(name).clear()
-        learner.updates += 1  # other weights are another version
+        learner.updates += 1  # new weights get a new version number
         self.publish(self.updates)
 
     def state(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from packtrain.interfaces import ActingPlace
 from packtrain.runtime.experiment import Experiment
 from packtrain.types import Spec
 
-_TRAINING_BYTES = 100 * 2**20  # of a run beside memories and networks, as measured on small ones
+_TRAINING_BYTES = 100 * 2**20  # memory of a run without replay memories and networks, measured on small runs
 
 
 def check_parts(experiment: Experiment, spec: Spec) -> None:

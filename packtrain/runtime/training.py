@@ -309,7 +309,7 @@ class Training:
             networks = [learner.network for learner in self.learning.learners.values()]
             state_for_it = self.acting.evaluation_state()
             evaluations.begin(Evaluated(self.step, state, self._update_counts()), networks, state_for_it)
-            settle_gpu()  # the actor's stream plays on with what this one has prepared
+            settle_gpu()  # the actor's CUDA stream uses tensors prepared on this one
         return True
 
     def collect_evaluation(self) -> None:

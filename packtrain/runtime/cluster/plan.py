@@ -58,7 +58,7 @@ class Placed(NamedTuple):
     """One worker of a plan."""
 
     role: str
-    node: str  # id; a wish, since another node takes over if this one is lost
+    node: str  # id of the preferred node; another node takes over if this one is lost
     cpus: float
     envs: range  # global indices of its environments; empty if it has none
 

@@ -8,13 +8,13 @@ from packtrain.runtime.training import Training
 
 
 def run(training: Training, tidy: Tidy, *, catch_up: bool = True) -> Loop:
-    """Yield what is due next; it follows from counters alone, so that a resumed run yields the same.
+    """Yield what is due next, computed from counters alone, so that a resumed run yields the same.
 
     Args:
       training: the run.
-      tidy: counts, evaluates and saves where that is due.
+      tidy: updates counters, evaluates and saves when that is due.
       catch_up: make all updates that are due before the next actor step. Otherwise each learner makes at most
-        `max_updates` before `tidy` and the next look at the counters: somebody else acts at the same time.
+        `max_updates` before `tidy` and the next check of the counters, because the actor acts at the same time.
     """
     tidy()
     for stage in training.experiment.schedule:
