@@ -24,7 +24,7 @@ from packtrain.errors import ConfigError
 log = logging.getLogger("packtrain")
 P = ParamSpec("P")
 T = TypeVar("T")
-_VARIANTS = 256  # of one function in a process: networks and settings it was compiled for
+_VARIANTS = 256  # maximum number of compiled variants of a function in a process, for different networks and settings
 
 
 class Compiled(Generic[P, T]):
@@ -129,7 +129,7 @@ def _private_folder() -> Path:
         found = folder.stat()
         if found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(folder, os.W_OK):
             return folder
-    except (OSError, RuntimeError):  # a home that cannot be written, or none
+    except (OSError, RuntimeError):  # no home folder, or one that cannot be written
         pass
     return Path(tempfile.mkdtemp(prefix="packtrain-compiled-"))
 

@@ -29,7 +29,7 @@ CPU_CASES = (
     ("DQN, batches of 32", "dqn/marltas_async", {"num_actors": 32, "warm_up": 1000, "batch_size": 32}),
 )
 GPU_VALUES = {"num_actors": 256, "warm_up": 50_000, "updates_per_step": None, "slack": None}
-WANTED = {"updates": 35.0, "steps": 15_000.0}  # a second, on a GPU with 16 cores
+WANTED = {"updates": 35.0, "steps": 15_000.0}  # per second, on a GPU with 16 cores
 
 
 def run(secs: float, device: str = "cpu") -> dict[str, Any]:
@@ -94,8 +94,8 @@ def _parts(training: Training, secs: float, steps: float) -> list[Part]:
         act()
     acting, made = measure("act", act, secs), learner.updates
     learning = measure("learn", learn, secs)
-    learner.updates = made  # these were not due: a run would wait until they are
-    share = 1000 / steps  # of an update
+    learner.updates = made  # these updates were not due: a run would wait until they are
+    share = 1000 / steps  # updates due per call of 1000 steps
     return [
         acting,
         Part("learn", learning.steps_per_second / share, learning.core_us * share, learning.lock_us * share),

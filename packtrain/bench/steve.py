@@ -44,9 +44,9 @@ WAYS = {  # whether updates are compiled, and whether they are captured
     "captured": (False, True),
     "both": (True, True),
 }
-COUNT = 32  # updates a call
+COUNT = 32  # updates per call
 ROUNDS = 5
-TARGET = 360_000  # updates of 100,000 frames
+TARGET = 360_000  # updates in 100,000 frames
 SPEC = Spec(gym.spaces.Box(-1, 1, (OBS,)), gym.spaces.Box(-1, 1, (ACTIONS,)))
 
 
@@ -68,7 +68,7 @@ def _on_gpu(secs: float, device: torch.device) -> dict[str, Any]:
         for way in WAYS:
             try:
                 cases.append(_gpu_case(control, runs, way, flops, secs, device))
-            except ConfigError as error:  # a compiler that is not there, or does not work
+            except ConfigError as error:  # missing or broken compiler
                 cases.append({"runs": runs, "way": way, "why": str(error)})
     best = max((case for case in cases if "rate" in case), key=lambda case: case["rate"] * case["runs"])
     lines = [
@@ -156,7 +156,7 @@ def _batch(learner: ReplayLearner, device: torch.device) -> Batch:
 
 
 def _on_cpu(secs: float) -> dict[str, Any]:
-    keep_large_blocks()  # as every run does
+    keep_large_blocks()  # as in every run
     cores = available_cores()
     with _threads(cores):
         return _ddpg(secs, cores)
@@ -182,7 +182,7 @@ def _ddpg(secs: float, cores: int) -> dict[str, Any]:
     theirs = _stable_baselines()
     rates, plain, floors, alone, others = [], [], [], [], []
     ones: list[tuple[float, float]] = []  # rate and floor of one core
-    for _ in range(ROUNDS):  # in turns: a shared machine is not equally fast all the time
+    for _ in range(ROUNDS):  # alternately, because a shared machine's speed varies
         rates.append(_rate(ours, secs / ROUNDS, cpu))
         plain.append(_rate(unrecorded, secs / ROUNDS / 2, cpu))
         floors.append(_floor(flops, secs / ROUNDS / 4))

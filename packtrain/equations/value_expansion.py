@@ -34,7 +34,7 @@ class Expansion(NamedTuple):
 
     rewards: Tensor  # [S, D, ..., M, L] κ Σ γ … ρ_t; 0 where depth < start
     values: Tensor  # [S, D, ..., M, N] γ … Q'; 0 where depth < start
-    reach: Tensor  # [S, ...] how likely start i is got to: 1, then the mean of c_{i−1} over M
+    reach: Tensor  # [S, ...] probability that start i is reached: 1, then the mean of c_{i−1} over M
 
 
 class Targets(NamedTuple):
@@ -43,8 +43,10 @@ class Targets(NamedTuple):
     target: Tensor  # [S, ...] y[i]; row 0 is for the real (s, a), row i for the imagined (x_{i−1}, a_{i−1})
     weight: Tensor  # [S, D, ...] w[i, j], sums to 1 over depths; 0 where depth < start
     reach: Tensor  # [S, ...] weights of the rows in the loss of the TD-k trick
-    nonfinite: Tensor | None = None  # [...] candidates of the real step that are not finite; None: not counted
-    fallback: Tensor | None = None  # [S, ...] whether the target is T[i, i] because no other is finite; None likewise
+    # [...] number of candidates of the real step that are not finite; None: not counted
+    nonfinite: Tensor | None = None
+    # [S, ...] whether the target is T[i, i] because no other is finite; None: not counted
+    fallback: Tensor | None = None
 
 
 @torch.no_grad()
@@ -318,9 +320,9 @@ class _Finite(NamedTuple):
 
     rewards: Tensor  # bool [S, D, ..., M, L]
     values: Tensor  # bool [S, D, ..., M, N]
-    judges: Tensor  # [S, D, ..., M] how many of the first are, for each m
-    critics: Tensor  # [S, D, ..., M] how many of the second
-    share: Tensor  # [S, D, ..., M] the share of each m's L·N candidates that are
+    judges: Tensor  # [S, D, ..., M] number of finite rewards of each m
+    critics: Tensor  # [S, D, ..., M] number of finite values of each m
+    share: Tensor  # [S, D, ..., M] fraction of each m's L·N candidates that are finite
 
 
 def _finite(expansion: Expansion) -> _Finite:

@@ -24,8 +24,8 @@ class Evaluated(NamedTuple):
     """What is being evaluated."""
 
     step: int
-    state: dict[str, Any] | None  # of the run, as it was before; None: the disk refused
-    updates: dict[str, int]  # of every learner, by metric
+    state: dict[str, Any] | None  # state of the run before the evaluation; None: writing failed
+    updates: dict[str, int]  # number of updates of every learner, by metric
 
 
 class _One:
@@ -33,7 +33,7 @@ class _One:
 
     def __init__(self, name: str, settings: Evaluation, evaluator: Evaluator, network: nn.Module):
         self.name, self.settings, self.evaluator, self.network = name, settings, evaluator, network
-        self.next, self.last = 0, -1  # steps
+        self.next, self.last = 0, -1  # steps of the next and the last evaluation
 
     def is_due(self, step: int, epoch: int, finished: bool) -> bool:
         """Return whether it should begin at this step of the run."""
@@ -58,7 +58,7 @@ class Evaluations:
         travelling: Travelling | None,
         precision: torch.dtype | None,
     ):
-        self._results: collections.deque[dict[str, Any]] = collections.deque()  # from the actor's thread
+        self._results: collections.deque[dict[str, Any]] = collections.deque()  # results from the actor's thread
         self.under_way: Evaluated | None = None
         self._all: list[_One] = []
         for name, settings in experiment.evaluations.items():
@@ -124,7 +124,7 @@ class Evaluations:
 
     def tick(self) -> None:
         """Play one step of the evaluation that is under way, if there is one."""
-        current = self._current  # the learner's thread may choose another one when none is under way
+        current = self._current  # the learner's thread may replace it when no evaluation is running
         if current is not None and current.evaluator.active:
             with exits_are_faults(self.columns):
                 result = current.evaluator.tick()

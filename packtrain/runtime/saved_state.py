@@ -40,7 +40,7 @@ def refuse_ill_formed(path: Path, state: dict[str, Any]) -> None:
         **dict.fromkeys(("random_steps", "counted"), _is_count),
         "solved_at": lambda value: value is None or _is_count(value),
     }
-    kinds |= {name: fits for name, fits in newer.items() if name in run}  # not known to earlier versions
+    kinds |= {name: fits for name, fits in newer.items() if name in run}  # unknown to earlier versions
     for name, fits in kinds.items():
         if not fits(run.get(name)):
             raise CheckpointError(

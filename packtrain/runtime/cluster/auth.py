@@ -61,7 +61,7 @@ def create_token(path: Path) -> None:
     """Write a new random token to a file of mode 600; ClusterError if that cannot be done."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.unlink(missing_ok=True)  # an empty file, which counts as no token
+        path.unlink(missing_ok=True)  # an empty file counts as no token
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:
             file.write(secrets.token_hex(32))

@@ -33,8 +33,8 @@ class NodeRequest:
     role: str = "actor"
     port: int = 6379
     num_cpus: int | None = None  # None: all
-    store_gb: float | None = None  # None: what Ray takes, 30 % of the memory
-    loopback: bool = False  # a head for nodes on this machine alone
+    store_gb: float | None = None  # None: Ray's default, 30 % of the memory
+    loopback: bool = False  # a head for nodes on this machine only
 
     @property
     def local(self) -> bool:
@@ -67,7 +67,7 @@ def run_node(request: NodeRequest, say: Callable[[str], None]) -> int:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=os.environ | engine.QUIET | (engine.LOOPBACK if request.local else {}),
-                    process_group=0,  # a Ctrl-C of the terminal is for this process
+                    process_group=0,  # a Ctrl-C in the terminal must reach only this process
                 )
             _wait_until_up(process, log, received)
             if request.local:

@@ -43,14 +43,14 @@ class Needs:
     """What a run asks of a cluster."""
 
     num_envs: int
-    chunk_bytes: int  # of one result of one worker that serves all environments
+    chunk_bytes: int  # size of one result of one worker that serves all environments
     weights_bytes: int
     workers: int | None = None  # None: one per NUMA node of every machine that may act
-    role: str = "actor"  # of the workers; "env": they step environments and have no policy
+    role: str = "actor"  # role of the workers; "env": they step environments and have no policy
     evaluator: bool = False
     env_servers: int = 0
     replay_shards: int = 0
-    learners: int = 1  # ranks, all on the driver's machine
+    learners: int = 1  # number of ranks, all on the driver's machine
     min_nodes: int = 1
 
 
@@ -67,8 +67,8 @@ class Plan(NamedTuple):
     """Where everything of a run goes."""
 
     workers: tuple[Placed, ...]
-    chunk_bytes: int  # of the largest result of one worker
-    store_bytes: dict[str, int]  # needed per node id
+    chunk_bytes: int  # size of the largest result of one worker
+    store_bytes: dict[str, int]  # required size of the object store, per node id
     notes: tuple[str, ...]  # one sentence each, for the log
 
 
@@ -115,7 +115,7 @@ def make_plan(nodes: Sequence[Node], needs: Needs) -> Plan:
     actors = Counter(node.id for role, node in zip(roles, chosen, strict=True) if role == needs.role)
     store = {node.id: store_needed(chunk, needs.weights_bytes, actors[node.id]) for node in nodes if load[node.id]}
     for node in nodes:
-        if node.driver:  # all results come here
+        if node.driver:  # all results are sent to the driver
             store[node.id] = store_needed(chunk, needs.weights_bytes, count)
     _check_stores(nodes, store, chunk, needs)
     notes = [f"{count} worker{'s' * (count != 1)} on {len(actors)} node{'s' * (len(actors) != 1)}"]
