@@ -60,7 +60,7 @@ _MOVED = {
 _HEADER = "# the configuration of this run, from:"
 _signatures: dict[str, dict[str, inspect.Parameter]] = {}  # configurable → its parameters
 _recording = True
-_building = False  # whether `build` is under way
+_building = False  # whether `build` is running
 _state: Configuration | None = None  # the one being built, in which configurables record their values
 
 

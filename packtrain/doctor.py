@@ -310,7 +310,7 @@ def check_ray_auth() -> Check:
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode.lower() != "token":
         given = f"RAY_AUTH_MODE={mode}" if mode else "RAY_AUTH_MODE is not set"
-        text = f"{given}: whoever reaches a cluster's ports can run code on it; set RAY_AUTH_MODE=token on every node"
+        text = f"{given}: who reaches a cluster's ports can run code on it; set RAY_AUTH_MODE=token on every node"
         return Check(name, "warn", text)
     if os.environ.get("RAY_AUTH_TOKEN"):
         return Check(name, "ok", "token, from RAY_AUTH_TOKEN")

@@ -76,7 +76,7 @@ class Policy:
         if state is not None and len(trees.front(state.last_action)) != size:
             before = len(trees.front(state.last_action))
             raise ConfigError(
-                f"predict got {size} observations and the state of {before}; pass state=None to begin anew"
+                f"predict got {size} observations and the state of {before}; pass state=None to start new episodes"
             )
         actor, fresh = self._actor(size, deterministic)
         starts = np.ones(size, bool) if state is None else np.zeros(size, bool)

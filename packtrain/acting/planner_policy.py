@@ -444,7 +444,7 @@ class PlannerState(ActorState):
         self._recall(lasting[group])
 
     def _recall(self, snapshot: dict[str, Any], run: int = 0) -> None:
-        """Restore what a snapshot knows about the environment's transitions."""
+        """Restore the environment's transitions that a snapshot contains."""
         verified = None if self.learned is None else self.learned.verified
         if verified is not None and len(snapshot.get("verified", {}).get("edges", {}).get("action", ())):
             verified.restore(snapshot["verified"], run)

@@ -145,7 +145,7 @@ class Launches:
         return Captured(steps, self._device, name) if self._on_gpu else RecordedCall(steps, name, self._pool)
 
     def _lay(self, given: Sequence[Batch], count: int) -> None:
-        """Copy inputs to where recorded updates read them; for inputs of another kind everything is recorded anew."""
+        """Copy inputs to the tensors that recorded updates read; other shapes or dtypes need new recordings."""
         kinds = {name: (leaf.shape[1:], leaf.dtype) for name, leaf in given[0].items()}
         laid = {name: (leaf.shape[2:], leaf.dtype) for name, leaf in self._laid.items()}
         if kinds != laid or count > len(next(iter(self._laid.values()))):

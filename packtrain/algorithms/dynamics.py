@@ -1,6 +1,6 @@
 """Training of a world model for continuous control on replayed steps; see `networks/dynamics.py` for its predictions.
 
-The loss of STEVE (Buckman et al. 2018), real next observations being judged, not guessed ones:
+The loss of STEVE (Buckman et al. 2018); D and R are evaluated at real next observations, not at predicted ones:
 
     L = mean CE(terminated, D) + mean ½ (r − R)² + mean ½ ‖s' − s − f‖² + weight_decay · Σ ½ θ²
 

@@ -8,7 +8,7 @@ One step of it takes the place of the real one:
 Step h, or the first that the model predicts to end, is what critic and policy learn from.
 
 Deviations from MBPO:
- 1. Rollouts are made anew for each update, with the current policy and model, instead of being kept in a memory.
+ 1. New rollouts are made for each update, with the current policy and model, instead of being kept in a memory.
  2. The reward is the mean of the reward models; each rollout follows one transition model, sampled for all its steps.
 """
 

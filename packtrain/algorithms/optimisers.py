@@ -190,7 +190,7 @@ def make_optimiser(
       learning_rate: of the first step; `linear_decay` gives the later ones.
       alpha: decay of the second moment; the RMSProps only.
       momentum: the RMSProps only.
-      epsilon: in all three, and in each at its own place: 0.01 suits RMSProp on summed losses, Adam wants about 1e-8.
+      epsilon: added to the denominator, differently in each: about 0.01 for RMSProp on summed losses, 1e-8 for Adam.
       betas: decays of the first and the second moment; "adam" only.
 
     Returns:

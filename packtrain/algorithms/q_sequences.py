@@ -269,7 +269,7 @@ def check_sequences(settings: Any, memory: MemorySettings, policy: PolicySetting
         raise ConfigError(f"{name}.eta = {settings.eta} and Sequences.eta = {memory.eta} differ")
     for wanted, extra in ((returns == "retrace", "behaviour_prob"), (arms is not None, "arm")):
         if wanted and extra not in memory.extras:
-            raise ConfigError(f"{name} wants {extra!r} kept: add it to Sequences.extras = {memory.extras}")
+            raise ConfigError(f"{name} needs {extra!r} in the memory: add it to Sequences.extras = {memory.extras}")
     return memory, policy
 
 

@@ -2,9 +2,9 @@
 
 MVE: Feinberg et al. 2018 (arXiv:1803.00101). STEVE: Buckman et al. 2018 (arXiv:1807.01675).
 
-A real step led from (s, a) to x_0 with reward r_0. From there each of M transition members imagines H steps under the
-policy: x_1 … x_H. L reward members judge every step, N target critics every state. One candidate return is one triple
-(m, l, q) followed through the whole rollout, from a start i to a depth j ≥ i:
+A real step led from (s, a) to x_0 with reward r_0. From there each of M transition members predicts H steps under the
+policy: x_1 … x_H. L reward members predict the reward of every step, N target critics the value of every state. One
+candidate return is one triple (m, l, q) followed through the whole rollout, from a start i to a depth j ≥ i:
 
     T[i, j] = κ Σ_{t=i}^{j} γ^{t−i} (c_{t−1} / c_{i−1}) ρ_t + γ^{j−i+1} (c_j / c_{i−1}) Q'(x_j)
 

@@ -1,11 +1,11 @@
 """Step 3 of the walk, for learning between episodes: stores whole episodes, samples single steps with hindsight.
 
-Environments play in rounds: each plays one episode, and when the last is over all of them are kept. Every step of an
-episode knows how it ended (`return`, `discounted_return`, `solved`) and what the search knew when it chose.
+Environments play in rounds: each plays one episode, and when the last is over, all are stored. Every step is
+stored with the outcome of its episode (`return`, `discounted_return`, `solved`) and the results of its search.
 
-Episodes can be kept apart by how they went, in buckets: with `sampling_hierarchy = ('solved',)` half of every batch
-comes from solved episodes as soon as there is one, however rare they are. Of every bucket some episodes may be held out
-(`validation_share`): they are never sampled, and tell how good what is learned is where it was not learned.
+Episodes can be stored in buckets by outcome: with `sampling_hierarchy = ('solved',)` half of every batch comes from
+solved episodes as soon as there is one, however rare they are. A fraction of every bucket's episodes may be held out
+(`validation_share`): they are never sampled for training, and serve for validation.
 """
 
 from __future__ import annotations

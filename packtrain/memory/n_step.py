@@ -58,7 +58,7 @@ class Joiner:
         return {**self._fields(opened), **last}
 
     def forget(self, columns: np.ndarray) -> None:
-        """Drop the incomplete transitions of these columns, whose episodes were begun anew."""
+        """Drop the incomplete transitions of these environments, which were restarted with new episodes."""
         for column in map(int, columns):
             self._open.pop(column, None)
 

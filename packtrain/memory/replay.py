@@ -1,10 +1,10 @@
 """Step 3 of the walk, for off-policy learners: stores single transitions, samples uniform batches.
 
-Transitions lie as rows of one block on the device that learns, numbers as float32. What actors add is kept on the host
-and goes up in one copy when somebody samples, without waiting for updates under way. Indices are drawn on the host, so
-that a resumed run draws the same ones, and many batches of them can be drawn at once.
+Transitions are rows of one block on the learner's device, numbers as float32. New transitions are collected on the host
+and copied to the device together when the learner samples, without waiting for running updates. Indices are sampled on
+the host, so that a resumed run samples the same ones, and those of many batches can be sampled at once.
 
-Rows whose segment is lost (segments.py) leave a hole in the ring until they are overwritten: they are never drawn.
+Rows whose segment is lost (segments.py) leave a hole in the ring until they are overwritten: they are never sampled.
 """
 
 from __future__ import annotations
@@ -403,7 +403,7 @@ class ReplayMemory(Memory):
             self._stored += size
         self._store_if_any(snapshot["tail"])
         if self.count and not len(self):
-            raise CheckpointError("every step of the replay memory is lost with its segments; --fresh starts anew")
+            raise CheckpointError("every step of the replay memory is lost with its segments; --fresh starts a new run")
         if self._layout is not None:
             self._make_room(min(self._stored, self._sizes.capacity))  # rows of a hole at the end need positions too
         # missing in checkpoints that held out every tenth row

@@ -340,7 +340,7 @@ class SequenceMemory(Memory):
 
         Args:
           snapshot: what `snapshot` gave.
-          same_episodes: whether the environments go on too; if not, what was under way ends where it stood.
+          same_episodes: whether the environments were restored too; if not, unfinished episodes end at their last row.
         """
         groups = group_sizes(snapshot)
         same_groups = groups == [writer.columns for writer in self.writers]

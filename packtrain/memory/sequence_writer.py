@@ -146,7 +146,7 @@ class SequenceWriter(Writer):
     def lose(self, first: int, end: int) -> int:
         """Remove sequences that need one of the lost rows `first` to `end` − 1; return how many.
 
-        An episode under way of which a sequence still to come would need one is forgotten until its end.
+        If a later sequence of an unfinished episode needs a lost row, no more sequences of this episode are added.
         """
         columns, sizes = np.arange(self._group.start, self._group.stop), self._memory.sizes
         gone = self._memory.index.lose(columns, first, end)

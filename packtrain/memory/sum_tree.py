@@ -1,9 +1,9 @@
 """Sum tree: leaves with priorities, sampled in proportion to them, in batches on any device.
 
 The tree is wide: a node has 32 children, so a million leaves are four levels, and each level takes a handful of
-operators however many leaves are set or drawn. A parent is always the sum of its children, made anew: rounding never
-adds up. Sums are float64 on every device. Nothing here waits for a GPU, and shapes never depend on values, so that
-all of it can be captured.
+operators however many leaves are set or sampled. A parent is always recomputed as the sum of its children, so rounding
+errors do not accumulate. Sums are float64 on every device. Nothing here waits for a GPU, and shapes never depend on
+values, so that all of it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations

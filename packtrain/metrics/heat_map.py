@@ -25,8 +25,8 @@ EMPTY = (12, 12, 15)  # background without states
 UNVISITED = (56, 56, 62)
 VISITED = (96, 96, 104)  # in a panel of flags: visited, but never flagged
 INK = (214, 214, 220)
-# Lightness rises along each of them from a level that is told from UNVISITED, and so prints well in grey. The first is
-# for visits, the others for marks.
+# Lightness increases along each ramp from a level that differs from UNVISITED, so it prints well in grey. The first is
+# for visits, the others for flags.
 RAMPS = (
     ((70, 52, 170), (138, 54, 172), (214, 66, 126), (250, 128, 66), (254, 196, 90), (255, 246, 190)),
     ((20, 96, 120), (20, 160, 176), (120, 232, 226), (226, 255, 250)),

@@ -4,10 +4,10 @@
 algorithm and calls this; start reading with `packtrain/testing/plain_deterministic_mcts.py`, which makes the same
 choices for one environment with objects and loops.
 
-Every operation of a level of the descent is one over all environments that are still under way. The way down is stored
-as arrays, one `Level` (rows, nodes, edges) per level; environments leave the arrays when their passes end.
+Every operation of a level of the descent covers all environments whose pass has not ended. The path is stored as
+arrays, one `Level` (rows, nodes, edges) per level; environments leave the arrays when their passes end.
 
-Shapes: R roots, M of them under way, A actions, [*shape] the values of one node.
+Shapes: R roots, M of them with an unfinished pass, A actions, [*shape] the values of one node.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 and calls this; start reading with `packtrain/testing/plain_stochastic_mcts.py`, which makes the same choices for one
 environment with objects and loops.
 
-Shapes: R roots, M of them under way, A actions.
+Shapes: R roots, M of them with an unfinished pass, A actions.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def expand(
       leaves: M nodes that are not expanded.
       model: to step in.
       rng: for the model.
-      report: is told the environments and nodes of the leaves, and steps made from them.
+      report: receives the environments and nodes of the leaves, and the steps made from them.
 
     Returns:
       [M] the quality of the action with the largest exploratory score of each leaf.

@@ -128,7 +128,7 @@ class HashTable:
             return found, places
         at, mine = places.take(open_), keys.take(open_)
         while True:
-            empty = (self._keys.take(at) == _EMPTY).nonzero()[0][::-1]  # of several keys that want a place, the last
+            empty = (self._keys.take(at) == _EMPTY).nonzero()[0][::-1]  # of several keys for one place, the last
             claimed = at.take(empty)  # written one stays: reversed, so that it is the first key
             self._keys[claimed] = mine.take(empty)
             self._values[claimed] = ~open_.take(empty)  # below 0: claimed in this call, not numbered yet

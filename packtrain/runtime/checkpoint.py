@@ -159,8 +159,8 @@ def load_newest(folder: Path) -> tuple[int, dict[str, Any]] | None:
             log.warning("skipping a damaged checkpoint: %s", error)
     if found:
         raise CheckpointError(
-            f"none of the {len(found)} checkpoints in {folder} is whole; "
-            "--fresh starts anew beside them and deletes nothing"
+            f"none of the {len(found)} checkpoints in {folder} is intact; "
+            "--fresh starts a new run beside them and deletes nothing"
         )
     return None
 

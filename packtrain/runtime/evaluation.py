@@ -36,7 +36,7 @@ class Limits:
 
         Args:
           max_steps: of an episode; None: no limit.
-          deadline_secs: of an evaluation, after which all episodes under way are cut off; None: no deadline.
+          deadline_secs: of an evaluation, after which all unfinished episodes are cut off; None: no deadline.
         """
         self._max_steps, self._deadline = max_steps, deadline_secs
         self.begin()
@@ -164,7 +164,9 @@ class Evaluator:
     def progress(self) -> str:
         """Return the progress as text."""
         of = sum(self._share) * len(self._kinds)
-        return f"evaluating: {self.played} of {of} episodes; the longest under way: {self.stream.lengths.max():,} steps"
+        return (
+            f"evaluating: {self.played} of {of} episodes; the longest unfinished: {self.stream.lengths.max():,} steps"
+        )
 
     @property
     def row(self) -> Row:

@@ -1,6 +1,7 @@
 """Evaluations during a training run: when each is due, its networks and environments, and its result.
 
-One plays at a time. It counts as under way until its row is written: only then may what was evaluated be deleted.
+Only one evaluation runs at a time. It is unfinished until its row is written; only then may the evaluated checkpoint be
+deleted.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Evaluations:
         current.last = evaluated.step
 
     def tick(self) -> None:
-        """Play one step of the evaluation that is under way, if there is one."""
+        """Play one step of the current evaluation, if there is one."""
         current = self._current  # the learner's thread may replace it when no evaluation is running
         if current is not None and current.evaluator.active:
             with exits_are_faults(self.columns):
@@ -137,11 +138,11 @@ class Evaluations:
         return self._current.evaluator.progress()
 
     def finished(self) -> dict[str, Any] | None:
-        """Return the result of the evaluation under way, once; None while it plays."""
+        """Return the result of the current evaluation, once; None while it runs."""
         return self._results.popleft() if self._results else None
 
     def snapshot(self) -> dict[str, Any]:
-        """Return when each evaluation is due next; one that is under way begins again after a resume."""
+        """Return when each evaluation is due next; an unfinished one begins again after a resume."""
         due = {"": {"next": 0, "last": -1}}
         for one in self._all:
             again = self.under_way is not None and one is self._current

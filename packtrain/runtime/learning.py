@@ -116,7 +116,7 @@ class LearningSide:
                 reason = " ".join(str(error).split()[:40])
                 raise CheckpointError(
                     f"the checkpoint's weights of learner {name!r} do not fit the network of this version: {reason} …; "
-                    "--fresh starts anew beside it"
+                    "--fresh starts a new run beside it"
                 ) from error
         self.publish(self.updates)
         if "acting" in state:

@@ -143,7 +143,7 @@ def _take_turns(trainings: dict[int, Training], launched: _Launched) -> dict[int
             except DivergedError as error:
                 diverged[place] = error
         _leave_out(trainings, diverged)
-        if None in wished.values():  # the end, or a signal that reached some before they wished
+        if None in wished.values():  # the end, or a signal that stopped some runs before their request
             return diverged
         (wish,) = set(wished.values())
         assert wish is not None
@@ -160,7 +160,7 @@ def _take_turns(trainings: dict[int, Training], launched: _Launched) -> dict[int
 
 
 def _leave_out(trainings: dict[int, Training], diverged: Mapping[int, DivergedError]) -> None:
-    """Remove diverged runs and join the others anew; DivergedError if none is left."""
+    """Remove diverged runs and join the remaining ones again; DivergedError if none is left."""
     gone = {place: trainings.pop(place) for place in diverged if place in trainings}
     if not gone:
         return
@@ -239,7 +239,7 @@ def same_updates(folders: Sequence[Path]) -> list[tuple[int, dict[str, Any]] | N
                 return [None] * len(saved)  # ended while the first checkpoints of all were written
             raise CheckpointError(
                 f"the runs beside {folders[0].parent} have no checkpoints of the same update; "
-                "go on with each of them alone, or --fresh starts anew beside them"
+                "resume each of them separately, or --fresh starts new runs beside them"
             )
         saved[ahead] = (older[-1], checkpoint.load(folders[ahead] / str(older[-1])))
 

@@ -344,7 +344,7 @@ class RemoteActing(Acting):
     # -- requests to workers, between two orders
 
     def _ask(self, call: str, *arguments: Any, workers: Sequence[int] | None = None) -> list[WorkerReport | None]:
-        """Ask workers something, and return their answers; None for a worker that has died."""
+        """Call a method of workers and return their answers; None for a worker that has died."""
         asked = range(len(self._blocks)) if workers is None else workers
         if self._lost:
             return [None for _ in asked]
@@ -365,7 +365,7 @@ class RemoteActing(Acting):
                 raise WorkersLostError(f"workers did not start within {READY_SECS:g} s: {self._flow.waiting_for()}")
 
     def _quiesce(self) -> None:
-        """Wait until no order is under way."""
+        """Wait until all orders are finished."""
         self._flow.hold(True)
         while self._flow.in_flight and not self._lost:
             self._receive_all(self._poll(LOOK_SECS))

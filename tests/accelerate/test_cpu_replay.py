@@ -65,7 +65,7 @@ def test_random_programs_leave_what_they_leave_unrecorded(seed):
     assert recording._calls is not None
 
 
-def test_gradients_and_steps_are_on_the_tape():
+def test_gradients_and_optimiser_steps_are_recorded():
     weights = [torch.ones(3, 3, requires_grad=True) for _ in range(2)]
     given = torch.zeros(2, 3)
 
@@ -130,7 +130,7 @@ def test_a_block_is_used_for_what_is_half_as_large():
     assert pool.take(50).nbytes() == 50  # the block is taken
 
 
-def test_constants_are_kept_unless_somebody_writes_to_them():
+def test_constants_are_kept_unless_an_operation_writes_to_them():
     """Mutation: zeros that are added to keep their sum."""
     left = torch.zeros(3)
 
@@ -296,7 +296,7 @@ class NotRecordable:
         mean, spread = torch.zeros(WIDTH), torch.ones(WIDTH)
         return torch.ops.aten._native_batch_norm_legit(self.given, None, None, mean, spread, True, 0.1, 1e-5)[0]
 
-    def other_into_a_place(self):  # torch computes another mean where it is told where to put it
+    def other_into_a_place(self):  # torch computes another mean if the output tensor is given
         return self.given * nn.functional.binary_cross_entropy(self.given.sigmoid(), self.given.sigmoid().round())
 
     def statistics_that_are_not_declared(self):
@@ -340,7 +340,7 @@ def test_what_cannot_be_recorded_runs_as_it_is(name, caplog):
     assert caplog.text.count("work is not recorded, which would make it faster: ") == 1
 
 
-def test_checks_are_on_the_tape():
+def test_checks_are_recorded():
     """The error of `cholesky` is raised in a replay too. Mutation: a check, which returns nothing, taken for a view."""
     given, left = torch.eye(3), torch.zeros(3, 3)
     recording = RecordedCall(lambda: left.copy_(torch.linalg.cholesky(given)), "work")

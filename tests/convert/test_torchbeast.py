@@ -640,7 +640,7 @@ def test_flags_that_cannot_be_meant_are_named(capsys, flags, message):
     assert message in one_line(capsys)
 
 
-def test_a_game_must_be_said_by_somebody(capsys):
+def test_a_game_must_be_given(capsys):
     """Mutation: a guess, such as the configuration's Pong. A configuration that the user names is not a guess."""
     flags = old_flags()
     del flags["env"]
@@ -658,6 +658,6 @@ def test_a_config_that_builds_another_network_is_refused(capsys):
     assert "does not fit the configuration's network" in one_line(capsys)
 
 
-def test_rename_knows_its_own_names_only():
+def test_rename_accepts_only_its_own_names():
     with pytest.raises(CheckpointError, match="do not know: a, b, c, d and 1 more"):
         torchbeast.rename({name: torch.zeros(1) for name in "abcde"})

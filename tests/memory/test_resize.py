@@ -44,7 +44,7 @@ def settings_of_a_memory(draw):
 
 
 class Later(Numbered):
-    """Environments that are told apart from those before them."""
+    """Environments whose rows differ from those of earlier ones."""
 
     def next_row(self, column):
         return super().next_row(column) | {

@@ -94,7 +94,7 @@ class Verification:
         Args:
           columns: B.
           quantile: disagreement above this quantile of the episode's is unusual; None: nothing is.
-          rejection_probability: probability of following the plan all the same.
+          rejection_probability: probability of following the plan without verification.
           queue_length: number of expansions that the quantile is computed over.
           seed: of random choices.
           noise_quantile: this quantile of the disagreement about correct predictions is the level of noise, up to which

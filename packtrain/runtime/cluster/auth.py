@@ -1,7 +1,7 @@
 """The token that guards a Ray cluster: where it is, whether it is there, and who may read it.
 
-Ray runs what it receives, so whoever has the token can run code on every node. The file of a token is readable for its
-owner alone. Ray's own rule decides which token is used: the variable RAY_AUTH_TOKEN, the file that
+Ray executes the code it receives, so anyone who has the token can run code on every node. Only the owner can read the
+file of a token. Ray's own rule decides which token is used: the variable RAY_AUTH_TOKEN, the file that
 RAY_AUTH_TOKEN_PATH names, or the file `.ray/auth_token` in the home folder.
 """
 

@@ -218,7 +218,7 @@ class Cluster:
             raise ClusterLostError(self._overflow)
 
     def _probe_head(self) -> None:
-        """Ask the head for its nodes again and again; the call blocks for ever once the head is gone."""
+        """Request the list of nodes from the head periodically; the call blocks forever if the head is lost."""
         looked = time.monotonic()
         while not self._closed.wait(PROBE_EVERY):
             self._asked = time.monotonic()

@@ -76,7 +76,7 @@ Event = Started | Arrival | Failure | Beat
 
 
 class Engine(Protocol):
-    """Starts and calls workers. No method but `ready` may wait, and `ready` only as long as it is told to."""
+    """Starts and calls workers. Only `ready` may wait, and not longer than its time limit."""
 
     def now(self) -> float:
         """Return the time in seconds, from a clock that never goes back."""

@@ -19,8 +19,8 @@ from packtrain.runtime.supervise import Session, reap_left_over
 UP_SECS = 120.0
 _UP = "Ray runtime started"
 WARNING = (
-    "Whoever has the token can run code on every node, and it travels unencrypted: keep the ports of the nodes inside "
-    "a private network."
+    "Anyone who has the token can run code on every node, and it is sent unencrypted: keep the ports of the nodes "
+    "inside a private network."
 )
 
 
@@ -106,7 +106,7 @@ def check(request: NodeRequest) -> None:
 
 
 def next_lines(request: NodeRequest, ip: str, token: str, created: bool) -> list[str]:
-    """Return what a user is told once the node runs.
+    """Return the lines that are printed when the node runs.
 
     Args:
       request: the command line.

@@ -40,7 +40,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run asks of a cluster."""
+    """The resources that a run needs from a cluster."""
 
     num_envs: int
     chunk_bytes: int  # size of one result of one worker that serves all environments
@@ -84,7 +84,7 @@ def make_plan(nodes: Sequence[Node], needs: Needs) -> Plan:
     """Place a run on nodes; ClusterError, in one sentence, if it cannot be."""
     if len(nodes) < needs.min_nodes:
         raise ClusterError(
-            f"the cluster has {len(nodes)} of the {needs.min_nodes} nodes that --min_nodes asks for; "
+            f"the cluster has {len(nodes)} of the {needs.min_nodes} nodes that --min_nodes requires; "
             "start the others with `packtrain node --address`"
         )
     _check_learners(nodes, needs)
@@ -141,13 +141,13 @@ def split(num_envs: int, workers: int) -> list[range]:
 
 
 def choose_node(nodes: Sequence[Node], role: str, load: Counter[str], wish: str | None = None) -> Node | None:
-    """Return the node for one more worker: the wished-for one if it is there, else the one with the most room.
+    """Return the node for one more worker: the preferred one if it is alive, else the one with the most room.
 
     Args:
       nodes: those that are alive.
       role: "actor", "evaluator", "replay" or "env".
       load: workers on each node id so far.
-      wish: a node id.
+      wish: id of the preferred node; None: no preference.
     """
     fitting = [node for node in nodes if _PLACES[role] in node.roles]
     for node in fitting:
