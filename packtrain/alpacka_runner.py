@@ -27,10 +27,10 @@ from packtrain.planning import (  # noqa: F401  (registers the planners)
     best_first,
     continuous_shooting,
     deterministic_mcts,
-    frontier,
     policy,
     shooting,
     stochastic_mcts,
+    tabular_search,
 )
 from packtrain.planning.learned import LearnedModel
 from packtrain.planning.planner import Agent

@@ -54,6 +54,8 @@ _MOVED = {
     "packtrain.planning.learned": "packtrain.planning.learned.ensemble_model",
     "packtrain.planning.predictive": "packtrain.planning.trajectory_search",
     "packtrain.envs.ours": "packtrain.envs.registration",
+    "packtrain.memory.sequences": "packtrain.memory.sequence_settings",
+    "packtrain.planning.frontier": "packtrain.planning.tabular_search",
 }
 """Old names of modules, which configurations may still import."""
 

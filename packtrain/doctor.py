@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import packtrain
-from packtrain.accelerate.compilers import find_compilers
+from packtrain.accelerate.toolchain import find_compilers
 
 # The same as in pyproject.toml, which an installed package does not have; a test compares them.
 OLDEST_PYTHON = (3, 11)

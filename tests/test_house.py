@@ -2,6 +2,7 @@
 
 import ast
 import io
+import itertools
 import re
 import tokenize
 from pathlib import Path
@@ -202,3 +203,17 @@ def test_prose_has_no_personified_code_and_no_private_words():
             break
         found += unclear(ROOT / "CHANGELOG.md", [(number, line)])
     assert not found, "\n".join(found)
+
+
+ENDING = re.compile(r"(ations?|isons?|ers?|ed|ing|e?s|e)$")
+
+
+def test_no_two_modules_of_a_folder_differ_only_by_an_ending():
+    """Such as `compilation` and `compilers`, or `saver` and `saved_state`. Mutation: a file `runtime/evaluations.py`."""
+    twins = []
+    for folder in {path.parent for path in FILES}:
+        names = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")]
+        for name, other in itertools.permutations(names, 2):
+            word = other.split("_")[0] if other.split("_")[0].endswith("ed") else other
+            twins += [(folder.name, name, other)] if ENDING.sub("", name) == ENDING.sub("", word) else []
+    assert not twins

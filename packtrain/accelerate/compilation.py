@@ -18,7 +18,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
-from packtrain.accelerate.compilers import find_compilers
+from packtrain.accelerate.toolchain import find_compilers
 from packtrain.errors import ConfigError
 
 log = logging.getLogger("packtrain")

@@ -20,7 +20,7 @@ from packtrain.equations.boundaries import Boundaries, boundaries
 from packtrain.equations.q_learning import n_step_q_targets, peng_q_targets, retrace_q_targets
 from packtrain.errors import ConfigError
 from packtrain.interfaces import MemorySettings, Policy, PolicySettings
-from packtrain.memory.sequences import Sequences
+from packtrain.memory.sequence_settings import Sequences
 from packtrain.networks.action_values import ActionValuesNetwork
 from packtrain.networks.q_network import QOutput, QValueNetwork
 from packtrain.trees import Tree

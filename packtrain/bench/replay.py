@@ -20,7 +20,7 @@ from packtrain.accelerate.allocator import keep_large_blocks
 from packtrain.bench.measure import machine
 from packtrain.config import unrecorded
 from packtrain.memory.sequence_memory import SequenceMemory
-from packtrain.memory.sequences import Sequences
+from packtrain.memory.sequence_settings import Sequences
 from packtrain.types import Row
 
 TRANSITIONS, FRAMES = 1_000_000, 100_000  # rows of the two memories

@@ -20,7 +20,7 @@ from packtrain.memory.storage import sent
 from packtrain.memory.sum_tree import SumTree
 
 if TYPE_CHECKING:
-    from packtrain.memory.sequences import Sequences
+    from packtrain.memory.sequence_settings import Sequences
 
 
 class SequenceIndex:

@@ -37,7 +37,7 @@ from packtrain.trees import Tree
 from packtrain.types import Row, Sample, Trajectory
 
 if TYPE_CHECKING:
-    from packtrain.memory.sequences import Sequences
+    from packtrain.memory.sequence_settings import Sequences
 
 
 class SequenceMemory(Memory):

@@ -31,8 +31,8 @@ from packtrain.runtime.preflight import describe_plan, plan_memory, refuse_too_l
 from packtrain.runtime.preparation import find_device, finished, prepare, refuse_no_run
 from packtrain.runtime.regrouping import saved_envs
 from packtrain.runtime.remote_acting import check_remote
+from packtrain.runtime.restore_checks import log_changes, refuse_ill_formed, refuse_other, restoring
 from packtrain.runtime.reward_summary import say_rewards
-from packtrain.runtime.saved_state import log_changes, refuse_ill_formed, refuse_other, restoring
 from packtrain.runtime.training import RunSetup, Training
 from packtrain.runtime.warm_start import branch
 from packtrain.types import Spec

@@ -22,7 +22,7 @@ from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder, claim, point_latest
 from packtrain.runtime.open_run import OpenRun, Saved, TrainRequest, open_run, prepare_request
 from packtrain.runtime.preparation import finished
-from packtrain.runtime.saved_state import refuse_ill_formed
+from packtrain.runtime.restore_checks import refuse_ill_formed
 from packtrain.runtime.training import Training
 
 RUNTIMES = {"local": local.run, "serial": serial.run, "cluster": local.run}

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from packtrain.memory.sequence_memory import SequenceMemory
-from packtrain.memory.sequences import Sequences
+from packtrain.memory.sequence_settings import Sequences
 from packtrain.types import Row, Sample
 
 

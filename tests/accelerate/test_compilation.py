@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from packtrain.accelerate import compilation, compilers
+from packtrain.accelerate import compilation, toolchain
 from packtrain.accelerate.compilation import Compiled, refuse_unless_possible
 from packtrain.errors import ConfigError
 
@@ -18,7 +18,7 @@ def machine(monkeypatch):
     """A machine that has these programs and modules."""
 
     def has(*names):
-        monkeypatch.setattr(compilers.shutil, "which", lambda name: name if name in names else None)
+        monkeypatch.setattr(toolchain.shutil, "which", lambda name: name if name in names else None)
         monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: name if name in names else None)
 
     monkeypatch.delenv("CC", raising=False)

@@ -25,7 +25,7 @@ from packtrain.equations.q_learning import n_step_q_targets
 from packtrain.equations.rescale import rescale
 from packtrain.errors import ConfigError
 from packtrain.interfaces import learn
-from packtrain.memory.sequences import Sequences
+from packtrain.memory.sequence_settings import Sequences
 from packtrain.networks.action_values import Arms, Epsilons, Novelty
 from packtrain.networks.embedding import ControllableEmbedding
 from packtrain.networks.novelty import RandomDistillation

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from packtrain.cli import main
 from packtrain.convert import torchbeast
 from packtrain.errors import CheckpointError
-from packtrain.runtime import checkpoint, preparation, saved_state
+from packtrain.runtime import checkpoint, preparation, restore_checks
 
 ACTIONS = 5
 ENV = "TorchBeastPictures-v0"
@@ -211,7 +211,7 @@ def converted():
     """The network of the run folder, as `packtrain eval` builds it, the state it was loaded from, the experiment."""
     _, state = checkpoint.load_newest(Path("run/checkpoints"))
     configuration, experiment, spec = preparation.prepare([Path("run/config.gin")], [], {}, None, False)
-    saved_state.refuse_other(Path("run"), state, configuration)
+    restore_checks.refuse_other(Path("run"), state, configuration)
     network = experiment.policy.build_network(spec)
     (weights,) = state["weights"].values()
     network.load_state_dict(weights)

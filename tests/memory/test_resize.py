@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from packtrain.errors import CheckpointError
 from packtrain.memory import resize
-from packtrain.memory.sequences import Sequences
+from packtrain.memory.sequence_settings import Sequences
 from packtrain.testing.numbered_rows import Numbered, check, live, run
 from packtrain.types import Sample
 

@@ -18,7 +18,7 @@ from packtrain.equations.priorities import item_priority, sequence_priority
 from packtrain.equations.q_learning import n_step_q_targets
 from packtrain.errors import CheckpointError, ConfigError, DivergedError
 from packtrain.memory.sequence_memory import SequenceMemory
-from packtrain.memory.sequences import Sequences
+from packtrain.memory.sequence_settings import Sequences
 from packtrain.networks.recurrent import ResettingLSTM
 from packtrain.runtime import checkpoint
 from packtrain.testing.numbered_rows import Numbered, check, live, run
