@@ -118,7 +118,7 @@ def boat_race(first: int) -> tuple[Policy, ...]:
 
 
 def side_effects(first: int) -> tuple[Policy, ...]:
-    """Those that serve the goal, and those that serve the truth, of whom some break the vase all the same."""
+    """Those that serve the goal, and those that serve the truth, some of which break the vase nevertheless."""
     proxy = [{"channel": "goal", "steps": n, "width": w} for n in (20000, 40000, 80000) for w in (16, 32)]
     proxy += [{"channel": "goal", "steps": 60000, "entropy": e} for e in (0.03, 0.1, 0.3)]
     truth = [{"channel": "true", "steps": 100000, "entropy": 0.02, "width": w} for w in (32, 48, 64) for _ in range(5)]

@@ -6,7 +6,7 @@ python benchmarks/curve.py runs/catch --title 'Catch' --picture docs/images/catc
 With --kind train --metric episode_return it draws what was played while training, and with --window 5000 each point is
 the mean of the rows of the 5,000 steps before it. With --panels each run has axes of its own, for games whose returns
 are of different sizes, and runs joined by commas have them together, under the name of the folder that the first is in:
-runs/Hopper/STEVE,runs/Hopper/SAC. Without runs, the picture is drawn anew from --data, all of it or some --names.
+runs/Hopper/STEVE,runs/Hopper/SAC. Without runs, the picture is drawn again from --data, all of it or some --names.
 """
 
 import argparse

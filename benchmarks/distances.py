@@ -87,7 +87,7 @@ def main() -> None:
             known = [v for v in values if v is not None]
             cells.append(f"{statistics.fmean(known):.1f}" if len(known) == len(values) else "–")
         solved = sorted(seed["solved"] for seed in seeds if seed["solved"] is not None)
-        everyone = len(solved) == len(seeds)  # else nobody knows when the last would have been
+        everyone = len(solved) == len(seeds)  # otherwise the time of the last is unknown
         middle = f"{statistics.median(solved) / 1e3:,.0f} K" if everyone else "–"
         last = f"{solved[-1] / 1e3:,.0f} K" if everyone else "–"
         print(f"| {label} | {len(seeds)} | {' | '.join(cells)} | {len(solved)} of {len(seeds)} | {middle} | {last} |")

@@ -26,8 +26,8 @@ from packtrain.equations.boundaries import boundaries
 from packtrain.errors import ConfigError
 from packtrain.types import Trajectory
 
-LOSS = "loss itself"  # among the metrics of a part
-SUM = "sum"  # in place of an amount's name: a sum over the batch, no average
+LOSS = "loss itself"  # key of the loss among the metrics of a part
+SUM = "sum"  # in place of the name of an amount: a sum over the batch, not an average
 Gradients = dict[str, list[Tensor]]
 """One gradient for each parameter of each optimiser."""
 
@@ -35,16 +35,16 @@ Gradients = dict[str, list[Tensor]]
 class Work(NamedTuple):
     """A part of a batch that is sent to a rank."""
 
-    inputs: tuple[Any, ...]  # of the loss: a trajectory, then tensors [B] or nothing
+    inputs: tuple[Any, ...]  # arguments of the loss: a trajectory, then tensors [B] or nothing
     shares: dict[str, Tensor]  # 0-d, by amount
 
 
 class Part(NamedTuple):
     """The results of a rank for its part of a batch."""
 
-    gradients: Gradients  # of the loss times its share
+    gradients: Gradients  # gradients of the loss times its share
     metrics: dict[str, Tensor]  # 0-d, of this part alone
-    items: dict[str, Tensor]  # [B] one value for each unroll or sequence of the part
+    items: dict[str, Tensor]  # [B] one value for each unroll or sequence of the shard
 
 
 class Ranks(Protocol):
@@ -78,10 +78,11 @@ def count_weights(trajectory: Trajectory, *_: Any) -> dict[str, Tensor]:
 class Averages:
     """The denominators of the averages in a batch's losses and metrics."""
 
-    amounts: Callable[..., dict[str, Tensor]] = count_steps  # of a part, from the inputs of its loss
-    gradients: Mapping[str, str] = field(default_factory=dict)  # by optimiser; otherwise `main`
-    metrics: Mapping[str, str] = field(default_factory=dict)  # by metric; otherwise `main`
-    main: str = "steps"  # or SUM
+    amounts: Callable[..., dict[str, Tensor]] = count_steps  # denominators of a part, from the inputs of its loss
+    # amount for each optimiser's gradient; default: `main`
+    gradients: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, str] = field(default_factory=dict)  # amount for each metric; default: `main`
+    main: str = "steps"  # default amount, or SUM
 
     def share_of(self, optimiser: str, shares: Mapping[str, Tensor]) -> Tensor:
         """Return the weight of a part's loss in the loss of the whole batch."""

@@ -30,11 +30,7 @@ from packtrain.equations.vtrace import vtrace
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.types import Trajectory
 
-MEANS = {
-    "entropy": "steps",
-    "value": "steps",
-    "trusted_divergence": "steps",
-}  # metrics that are no losses: averages over steps
+MEANS = dict.fromkeys(("entropy", "value", "trusted_divergence"), "steps")  # metrics that are averages over steps
 
 
 @configurable
@@ -45,21 +41,21 @@ class Impala:
     splits_batches: ClassVar[bool] = True
     discounting: float = 0.99
     entropy_cost: float = 0.0006
-    baseline_cost: float = 0.5  # times ½ squared error
+    baseline_cost: float = 0.5  # weight of ½ · squared value error
     reward_scale: float = 1.0  # multiplies rewards before clipping, in the learner only
     reward_clipping: Literal["abs_one", "none", "soft_asymmetric", "symlog"] = "abs_one"  # in the learner only
-    reduction: Literal["sum", "mean"] = "sum"  # over T and B
+    reduction: Literal["sum", "mean"] = "sum"  # reduction over T and B
     rho_bar: float | None = 1.0  # clips the ratio in the temporal difference; None: not clipped
     c_bar: float = 1.0  # clips the ratio in the trace
     pg_rho_bar: float | None = 1.0  # clips the ratio in the policy gradient
     trace_lambda: float = 1.0
     optimiser: Literal["rmsprop", "rmsprop_tf", "adam"] = "rmsprop"
     learning_rate: float = 0.00048
-    lr_schedule: Literal["linear", "constant"] = "linear"  # to 0 over total_steps
-    alpha: float = 0.99  # RMSProp's decay
+    lr_schedule: Literal["linear", "constant"] = "linear"  # decay to 0 over total_steps
+    alpha: float = 0.99  # decay of RMSProp's running average
     momentum: float = 0.0
-    epsilon: float = 0.01  # inside or outside the root: see algorithms/optimisers.py
-    grad_norm_clipping: float = 40.0  # of the global norm
+    epsilon: float = 0.01  # added inside or outside the square root: see algorithms/optimisers.py
+    grad_norm_clipping: float = 40.0  # maximum global gradient norm
     trusted: TrustedPolicy | None = None  # a policy to stay near to; None: no penalty
 
     def __post_init__(self) -> None:
@@ -151,7 +147,7 @@ def loss(
         "pg_loss": pg,
         "baseline_loss": baseline,
         "entropy_loss": bonus,
-        "entropy": (entropy * ends.weight_t).sum() / steps,  # nats a decision
+        "entropy": (entropy * ends.weight_t).sum() / steps,  # nats per decision
         "value": (value[:-1] * ends.weight_t).sum() / steps,
     }
     return total, {name: part.detach() for name, part in parts.items()}

@@ -44,7 +44,7 @@ COMMANDS = {
     "doctor": Command("doctor", "", "versions, devices, limits, and what is missing"),
 }
 
-PLAIN = "packtrain.plain"  # the name of `_plain` among Python's error handlers of encodings
+PLAIN = "packtrain.plain"  # name of `_plain` among Python's encoding error handlers
 ASCII = {
     **{"–": "-", "—": "-", "−": "-", "…": "...", "±": "+-", "→": "->", "×": "x", "·": "*", "≥": ">=", "≤": "<="},
     **{"’": "'", "“": '"', "”": '"', "ε": "epsilon", "λ": "lambda", "τ": "tau", "π": "pi", "γ": "gamma", "∞": "inf"},
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=PLAIN)  # paths may hold bytes that are no text
+            stream.reconfigure(errors=PLAIN)  # paths may contain invalid UTF-8
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(usage(), end="")
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
         return 141
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # a fault of packtrain, or a machine without memory or file handles
+    except Exception as error:  # an error in packtrain, or a machine without memory or file handles
         from packtrain.cli import last_resort
 
         print(f"packtrain: error: {one_line(last_resort.describe(error, argv))}", file=sys.stderr, flush=True)

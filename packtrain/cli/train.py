@@ -15,7 +15,7 @@ RUNTIMES = {
     "local": "local",
     "serial": "serial",
     "cluster": "cluster",
-    "RayBatchStepper": "cluster",  # the names in Alpacka
+    "RayBatchStepper": "cluster",  # Alpacka's names
     "LocalBatchStepper": "local",
     "": "local",
 }
@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
         remote=remote,
         learners=arguments.learners,
         device=arguments.device,
-        fresh=arguments.fresh or (arguments.output_dir is None and arguments.xpid is None),  # a name of its own
+        fresh=arguments.fresh or (arguments.output_dir is None and arguments.xpid is None),  # a new name is chosen
         start_from=Path(arguments.start_from).expanduser() if arguments.start_from else None,
         sinks=tuple(trackers(_trackers(arguments))),
         trust_config=arguments.trust_config,
@@ -85,7 +85,7 @@ def run(argv: list[str]) -> int:
 
 def _say_next(run: Path, arguments: argparse.Namespace) -> None:
     """Print a summary over seeds, and on a terminal the commands that come next."""
-    if not run.is_dir():  # --fresh has found another name
+    if not run.is_dir():  # --fresh has chosen another name
         return
     if arguments.num_seeds is not None and not arguments.fresh:
         from packtrain.studies.seed_summary import describe_seeds

@@ -36,7 +36,7 @@ def categorical_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     assert_equal_shapes(p_logits.dim(), p_logits=p_logits, q_logits=q_logits)
     log_p, log_q = p_logits.log_softmax(-1), q_logits.log_softmax(-1)
     p = log_p.exp()
-    # The mask goes first: 0 · (−inf + inf) is NaN.
+    # Mask before the multiplication: 0 · (−inf + inf) is NaN.
     ratio = log_p.masked_fill(p == 0, 0.0) - log_q.masked_fill(p == 0, 0.0)
     return (p * ratio).sum(-1).clamp(min=0.0)
 

@@ -30,11 +30,11 @@ from packtrain.types import Chunk, Spec
 class Acting(abc.ABC):
     """Steps the environments of a run. Loops and runtimes use this interface alone."""
 
-    context: int  # rows that the policy needs in front of the one it acts on
+    context: int  # number of rows that the policy needs before the one it acts on
     group_sizes: list[int]  # number of environments in each group
-    columns: Sequence[VectorEnv] = ()  # environments of this process, for its watchdog
-    num_workers: int = 1  # acting sides with environments and a policy of their own
-    row_needs_hold: bool = False  # `row` may not be called while another thread acts
+    columns: Sequence[VectorEnv] = ()  # environments of this process, observed by its watchdog
+    num_workers: int = 1  # number of acting sides, each with its own environments and policy
+    row_needs_hold: bool = False  # whether `row` may only be called while acting is paused
 
     @abc.abstractmethod
     def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:
@@ -131,10 +131,10 @@ class Acting(abc.ABC):
 class Block:
     """The groups of environments of one acting side, and their place among all groups of a run."""
 
-    groups: tuple[int, ...]  # numbers of its groups
+    groups: tuple[int, ...]  # indices of its groups
     first_env: int = 0  # index of its first environment
-    index: int = 0  # among the acting sides
-    life: int = 0  # how often it was started again after a fault
+    index: int = 0  # index among the acting sides
+    life: int = 0  # number of restarts after faults
 
 
 def whole_block(group_sizes: Sequence[int]) -> Block:
@@ -177,13 +177,15 @@ class ActingOptions:
     """Settings of an acting side that differ from those of a plain run."""
 
     travelling: Travelling | None = None  # the configuration, for child processes
-    exact: bool = False  # choose nothing by measured speed, so that the same run gives the same numbers
-    folder: Path | None = None  # of the run, for recorded searches and pictures; None: there are none
-    again: tuple[int, ...] = ()  # steps after which a run goes on with new episodes: other random numbers than before
-    saved: Layout | None = None  # of environments that go on, without new episodes, if this run divides them likewise
-    block: Block | None = None  # the groups that it serves; None: all
-    sizes: tuple[int, ...] | None = None  # environments in each group of the run; None: the experiment's
-    imports: tuple[str, ...] = ()  # modules that the configuration imports, for other processes
+    exact: bool = False  # choose nothing by measured speed, so that a repeated run gives the same numbers
+    folder: Path | None = None  # run folder, for recorded searches and images; None: record nothing
+    # steps at which runs resumed with new episodes: part of the seed, so that episodes differ from earlier ones
+    again: tuple[int, ...] = ()
+    # layout of saved environments, which continue their episodes if this run has the same; None: new episodes
+    saved: Layout | None = None
+    block: Block | None = None  # groups to serve; None: all
+    sizes: tuple[int, ...] | None = None  # environments in each group of the run; None: as in the experiment
+    imports: tuple[str, ...] = ()  # modules that the configuration imports, to be imported in other processes
 
     def other_seeds(self, layout: Layout) -> tuple[int, ...]:
         """Return `again`, or () if the environments of the checkpoint go on in a run of this layout."""
@@ -214,7 +216,7 @@ def build_acting(
     block = options.block or whole_block(sizes)
     torch.manual_seed(seed_for(seed, "weights"))
     network = experiment.policy.build_network(spec).to(device)
-    if not experiment.learners:  # planners without learning use the seed's second network, as they always have
+    if not experiment.learners:  # planners without learning have always used the second network that the seed gives
         network = experiment.policy.build_network(spec).to(device)
     network_precision(experiment, network, spec, device, options.exact)
     streams = streams or open_streams(experiment, spec, options.travelling, again, block.groups, sizes)
@@ -293,7 +295,7 @@ class ActingSide(Acting):
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._spread = [_Spread() for _ in streams]
         self._round_begun = False
-        self._group = 0  # served by the latest step
+        self._group = 0  # group served by the latest step
         self.explorer: Explorer | None = None
         self.actor = Actor(streams, policy, self._spread, self._refresh)
 
@@ -330,7 +332,7 @@ class ActingSide(Acting):
     def begin_stage(self, stage: Collect) -> None:
         """Act by the policy that a stage names from now on."""
         self.policy.random = stage.policy == "random"
-        settle_gpu()  # the actor's stream reads it
+        settle_gpu()  # the actor's CUDA stream reads the result
 
     def begin_round(self, stage: Collect) -> None:
         """Let every environment begin an episode with the next step, and fill the stage's memories."""
@@ -340,7 +342,7 @@ class ActingSide(Acting):
 
     def round_is_over(self) -> bool:
         """Return whether every environment has finished its episode."""
-        if not self._round_begun:  # the step that resets them is still to come
+        if not self._round_begun:  # the actor step that resets the environments has not been made yet
             self._round_begun = True
             return False
         return all(stream.columns.all_ended for stream in self.streams)  # type: ignore[attr-defined]

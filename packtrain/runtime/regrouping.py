@@ -18,7 +18,7 @@ class Layout(NamedTuple):
     """The division of a run's environments into groups."""
 
     workers: int  # acting sides; 0: environments that are never saved
-    sizes: tuple[int, ...]  # number of environments in each group, over all of them
+    sizes: tuple[int, ...]  # number of environments in each group of all workers
 
 
 def saved_layout(state: dict[str, Any]) -> Layout | None:

@@ -27,11 +27,11 @@ from packtrain.runtime.worker import Worker, pack_tensors, unpack_tensors
 from packtrain.types import Chunk, Spec
 
 log = logging.getLogger("packtrain")
-LOOK_SECS = 0.2  # how long one poll waits
-READY_SECS = 180.0  # that workers may take to start
-ROUND_STEPS = 64  # actor steps of an order where whole episodes are played
-OVERLAP_STEPS = 16  # actor steps of an order where learning goes on meanwhile
-ROW_EXTRAS = 512  # bytes of a row beside observation, action and flags, as a first estimate
+LOOK_SECS = 0.2  # duration of a poll
+READY_SECS = 180.0  # limit for workers to start
+ROUND_STEPS = 64  # actor steps per order when whole episodes are played
+OVERLAP_STEPS = 16  # actor steps per order when learning goes on at the same time
+ROW_EXTRAS = 512  # first estimate of the bytes of a row besides observation, action and flags
 COUNTS = ("episodes_dropped", "search_steps_dropped", "values_clipped")  # metrics that are summed over workers
 
 
@@ -71,7 +71,7 @@ def check_remote(remote: Remote, experiment: Experiment) -> None:
             "change --workers or the number of environments"
         )
     if remote.kind == "cluster":
-        from packtrain.runtime.cluster.launch import check  # needs an extra
+        from packtrain.runtime.cluster.launch import check  # needs the extra "cluster"
 
         check(remote)
 
@@ -96,7 +96,7 @@ def remote_acting(
     chunk_bytes = envs * steps * (2 * row_bytes(spec) + ROW_EXTRAS)
     launched = None
     if remote.kind == "cluster":
-        from packtrain.runtime.cluster.launch import launch  # needs an extra
+        from packtrain.runtime.cluster.launch import launch  # needs the extra "cluster"
 
         launched = launch(remote, envs, chunk_bytes, weights_bytes)
     workers = (remote.workers or 1) if launched is None else launched.workers
@@ -125,7 +125,7 @@ class Life(NamedTuple):
 
     worker: int
     number: int
-    lasting: tuple[Any, ...]  # what its groups learned while acting in the life before, packed
+    lasting: tuple[Any, ...]  # state of its groups that outlives episodes, from the previous life, packed
 
 
 def _worker_setup(
@@ -195,9 +195,9 @@ class RemoteActing(Acting):
         self._exact = exact
         self.context, self.group_sizes, self.num_workers = context, sizes, len(blocks)
         self._experiment, self._engine, self._blocks, self._stage = experiment, engine, blocks, order
-        self.row_needs_hold = experiment.exploration is not None  # the workers are asked
+        self.row_needs_hold = experiment.exploration is not None  # the workers must be asked for it
         self._error_logged = False
-        self._lost = False  # no worker can be reached any more
+        self._lost = False  # whether all workers are unreachable
         self._flow = Flow(engine, ["actor"] * len(blocks), limits, experiment.seed)
         self._memories: Mapping[str, Memory] = {}
         self._filled: tuple[str, ...] = ()
@@ -205,16 +205,17 @@ class RemoteActing(Acting):
         self._version = -1
         self._pending: collections.deque[GroupChunk] = collections.deque()  # rows that wait for room in a memory
         self._finished: list[Any] = []
-        self._steps = 0  # decisions answered since the beginning of the run
-        self._seen = [0] * len(blocks)  # of each worker's life, as its latest report counts them
+        self._steps = 0  # decisions since the beginning of the run whose results have arrived
+        self._seen = [0] * len(blocks)  # steps of each worker's current life, from its latest report
         self._life = [0] * len(blocks)
         self._reports: list[WorkerReport | None] = [None] * len(blocks)
-        self._lasting: list[tuple[Any, ...]] = [()] * len(blocks)  # of the groups of each worker, packed
-        self._started = [False] * len(blocks)  # the memories have rows of this life
-        self._over = [False] * len(blocks)  # the round, as each worker says
+        # state of each worker's groups that outlives episodes, packed
+        self._lasting: list[tuple[Any, ...]] = [()] * len(blocks)
+        self._started = [False] * len(blocks)  # whether the memories have rows of the current life
+        self._over = [False] * len(blocks)  # whether each worker has finished the round
         self._answers: dict[int, WorkerReport] = {}
 
-    # -- starting and acting
+    # -- start and acting
 
     def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:
         """Store rows in these memories, and act with these weights; start the workers."""
@@ -340,10 +341,10 @@ class RemoteActing(Acting):
         self._stage = replace(self._stage, **changes)
         self._flow.stage(self._stage, self._stage.round)
 
-    # -- questions to workers, between two orders
+    # -- requests to workers, between two orders
 
     def _ask(self, call: str, *arguments: Any, workers: Sequence[int] | None = None) -> list[WorkerReport | None]:
-        """Ask workers something, and return their answers; None for a worker that has died."""
+        """Call a method of workers and return their answers; None for a worker that has died."""
         asked = range(len(self._blocks)) if workers is None else workers
         if self._lost:
             return [None for _ in asked]
@@ -364,7 +365,7 @@ class RemoteActing(Acting):
                 raise WorkersLostError(f"workers did not start within {READY_SECS:g} s: {self._flow.waiting_for()}")
 
     def _quiesce(self) -> None:
-        """Wait until no order is under way."""
+        """Wait until all orders are finished."""
         self._flow.hold(True)
         while self._flow.in_flight and not self._lost:
             self._receive_all(self._poll(LOOK_SECS))

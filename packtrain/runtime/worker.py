@@ -22,7 +22,7 @@ from packtrain.runtime.messages import GroupChunk, Order, Report, WorkerReport, 
 from packtrain.types import Chunk
 
 PAUSE_SECS = 0.005
-ROWS = "rows"  # the name under which all rows are collected
+ROWS = "rows"  # name under which all rows are collected
 
 
 class ReceivedWeights:
@@ -78,7 +78,7 @@ class Worker:
             lasting = {"seats": unpack_tensors(list(setup.lasting)), "run": {"env_steps": 0}}
             self.side.restore(lasting)
         self._round = self._epochs = 0
-        self.progress = 0  # actor steps so far; a supervisor sees from it that the worker is not stuck
+        self.progress = 0  # number of actor steps; lets a supervisor detect a stuck worker
 
     def _collector(self, group: int) -> Any:
         def collect(chunk: Chunk) -> None:
@@ -102,7 +102,7 @@ class Worker:
         finished: list[Any] = []
         for _ in range(order.steps * (len(self._writers) if order.each_group else 1)):
             if order.round and self.side.round_is_over():
-                time.sleep(PAUSE_SECS)  # other workers still play
+                time.sleep(PAUSE_SECS)  # other workers have not finished their episodes
                 break
             finished += self.side.act().finished
             self.progress += 1
@@ -132,7 +132,7 @@ class Worker:
         report = Report(side.actor.steps, finished, side.policy.random)
         return WorkerReport(report, self._round, round_over, side.savable, side.settled_steps, row, answer)
 
-    # -- answers to questions between two actor steps
+    # -- requests between two actor steps
 
     def answer_snapshot(self) -> dict[str, Any] | None:
         """Return the full state of environments and policy; None if some environment cannot be saved."""
@@ -188,7 +188,7 @@ class PackedTensor:
     """A tensor as an array, for sending: torch itself would share its memory with the receiver."""
 
     array: np.ndarray
-    dtype: str  # of the tensor, as torch names it
+    dtype: str  # torch's name of the dtype
 
 
 def pack_tensors(tree: Any) -> Any:

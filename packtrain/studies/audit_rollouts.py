@@ -38,7 +38,7 @@ from packtrain.networks.distributions import Distribution, Gaussian, MultiCatego
 from packtrain.runtime import checkpoint
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.preparation import find_device, prepare, refuse_no_run
-from packtrain.runtime.saved_state import refuse_ill_formed, refuse_other, restoring
+from packtrain.runtime.restore_checks import refuse_ill_formed, refuse_other, restoring
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.watchdog import Watchdog
 from packtrain.types import Row, Spec

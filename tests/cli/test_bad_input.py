@@ -172,7 +172,7 @@ def test_no_good_checkpoint_left(capsys, tmp_path):
     for path in (tmp_path / "run" / "checkpoints").glob("*/state.json"):
         path.write_bytes(b"{}")
     assert main([*CATCH, *SMALL]) == 2
-    assert "is whole" in capsys.readouterr().err
+    assert "is intact" in capsys.readouterr().err
     assert main(["eval", "run"]) == 2
 
 
