@@ -75,7 +75,8 @@ def test_a_penalty_keeps_a_policy_from_forging_and_no_penalty_does_not(tmp_path)
     """Counterfeit, trained on coins. Chance: true return 10; trusted walk 20; forging −37. Mutation: coefficient 0."""
     trusted, guarded, free = tmp_path / "trusted", tmp_path / "guarded", tmp_path / "free"
     assert main([*RUN, "--proxy", "true", "--output_dir", str(trusted)]) == 0
-    weights = next((trusted / "checkpoints").glob("*/weights.safetensors"))
+    newest = max((trusted / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
+    weights = newest / "weights.safetensors"
     assert main([*RUN, "--trusted_weights", str(weights), "--output_dir", str(guarded)]) == 0
     assert main([*RUN, "--output_dir", str(free)]) == 0
     assert last_evaluation(guarded)["reward/true"] >= 19
