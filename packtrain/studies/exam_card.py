@@ -40,7 +40,7 @@ ABILITIES = {
     for one in (
         Ability("memory", "memory", "name a cue that was shown three steps before", 0.0, 1.0),
         Ability("credit", "credit assignment", "earn a reward that comes ten steps after its action", 0.25, 1.0),
-        Ability("exploration", "exploration", "find a treasure behind ten right moves in a row", -0.00402, 0.99),
+        Ability("exploration", "exploration", "find a treasure behind eight right moves in a row", -0.0011, 0.99),
         Ability("stochasticity", "stochastic policy", "take an action three times in four", -0.0015, 0.6977),
         Ability("loop", "false loop", "pass a rare move that a learned model takes for a loop", 0.0, 1.0),
         Ability(
@@ -245,7 +245,8 @@ def _square(line: dict[str, Any], x: int, y: int, width: int, height: int) -> st
     seeds = ", ".join(f"seed {seed}: {value:.2f}" for seed, value in line["seeds"].items())
     tip = f"{title_of(line['family'])}, {ABILITIES[line['ability']].title}: {_shown(line)} ({seeds})"
     return (
-        f'<g><title>{escape(tip)}</title><rect x="{x + 1}" y="{y + 1}" width="{width - 2}" height="{height - 2}" rx="3" '
+        f"<g><title>{escape(tip)}</title>"
+        f'<rect x="{x + 1}" y="{y + 1}" width="{width - 2}" height="{height - 2}" rx="3" '
         f'fill="{fill}" stroke="#1d2430" stroke-opacity="0.15"/><text x="{x + width / 2:.0f}" y="{y + 19}" '
         f'text-anchor="middle" font-size="11" fill="{ink}">{escape(_shown(line))}</text></g>'
     )
