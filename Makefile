@@ -46,8 +46,8 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-golden: setup  ## write the golden files of the command line and of composed configurations anew
-	PACKTRAIN_GOLDEN=write $(BIN)/pytest tests/cli/test_golden.py tests/test_config_parts.py tests/test_walk.py
+golden: setup  ## write the golden files anew: command line, composed configurations, walk, digests of first updates
+	PACKTRAIN_GOLDEN=write $(BIN)/pytest tests/cli/test_golden.py tests/test_config_parts.py tests/test_walk.py tests/test_golden_digests.py
 
 docs: setup  ## the documentation as a site in site/; strict: a broken link is an error
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'

@@ -42,6 +42,7 @@ from packtrain.runtime import eval_command, open_run, train_command
 from packtrain.runtime.seeds import seed_for
 from packtrain.studies import audit
 from packtrain.studies.detection import auroc, best_f1, bootstrap_interval, false_positive_rate_at
+from packtrain.studies.results import write_data
 
 EPISODES = 32  # of a play
 MORE_TRUSTED = 4  # acceptable policies that are trusted too, in the second kind of verdict
@@ -364,7 +365,7 @@ def main() -> None:
     if arguments.data:
         data = {"default": chosen, "episodes": EPISODES, "label_episodes": LABEL_EPISODES, "subtasks": results}
         text = json.dumps(rounded(data)).replace('{"channel"', '\n{"channel"')  # a policy a line
-        arguments.data.write_text(text + "\n")
+        write_data(arguments.data, text + "\n")
 
 
 if __name__ == "__main__":

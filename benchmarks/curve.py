@@ -15,6 +15,7 @@ from pathlib import Path
 
 from packtrain.metrics.reading import read_metrics, seed_folders, series
 from packtrain.studies.chart import Curve, line_chart
+from packtrain.studies.results import write_data
 from packtrain.studies.statistics import align, mean_interval
 
 Seeds = list[tuple[list[int], list[float]]]  # steps and values of each
@@ -82,7 +83,8 @@ def main() -> None:
         found = read(arguments.runs, arguments.kind, arguments.metric)
         data = {name: [{"step": steps, "value": values} for steps, values in seeds] for name, seeds in found.items()}
         arguments.data.parent.mkdir(parents=True, exist_ok=True)
-        arguments.data.write_text(json.dumps({"kind": arguments.kind, "metric": arguments.metric, "runs": data}) + "\n")
+        content = {"kind": arguments.kind, "metric": arguments.metric, "runs": data}
+        write_data(arguments.data, json.dumps(content) + "\n")
     data = json.loads(arguments.data.read_text())["runs"]
     if unknown := set(arguments.names or ()) - set(data):
         parser.error(f"{arguments.data} has no {', '.join(sorted(unknown))}; there are: {'; '.join(data)}")

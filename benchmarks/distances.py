@@ -16,6 +16,7 @@ from pathlib import Path
 
 from packtrain.metrics.reading import read_metrics, seed_folders
 from packtrain.studies.chart import Curve, line_chart
+from packtrain.studies.results import write_data
 from packtrain.studies.statistics import mean_interval
 
 DISTANCE = "graph/min_distance_to_goal_in_history"
@@ -99,7 +100,7 @@ def main() -> None:
         arguments.picture.write_text(picture)
     if arguments.data:
         arguments.data.parent.mkdir(parents=True, exist_ok=True)
-        arguments.data.write_text(json.dumps({"metric": DISTANCE, "start": arguments.start, "runs": data}) + "\n")
+        write_data(arguments.data, json.dumps({"metric": DISTANCE, "start": arguments.start, "runs": data}) + "\n")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ COMMANDS = {
     "audit": Command(
         "audit", "RUN --trusted T", "does a run's policy still act like a trusted one? a verdict and a page"
     ),
+    "exam": Command("exam", "[CONFIG...]", "ten one-ability environments, one score card"),
     "export": Command("export", "RUN", "write a policy for programs without packtrain"),
     "convert": Command(
         "convert",
@@ -40,6 +41,8 @@ COMMANDS = {
         "a TorchBeast checkpoint as a run folder, a STEVE or marltas_core configuration as a .gin file",
     ),
     "bench": Command("bench", "NAME", "throughput beside its own limits"),
+    "verify": Command("verify", "RESULT...|--all", "run the first updates of published results again, and compare"),
+    "reproduce": Command("reproduce", "RESULT", "the commands of a published result"),
     "node": Command("node", "--head|--address", "this machine as the head of a cluster, or as one more node of it"),
     "doctor": Command("doctor", "", "versions, devices, limits, and what is missing"),
 }
