@@ -29,7 +29,7 @@ COMMANDS = {
     "list": Command("list_configs", "[WORD...]", "the shipped configurations, or those with every word in their name"),
     "show-config": Command("show_config", "CONFIG...", "the configuration that would run"),
     "sweep": Command(
-        "sweep", "CONFIG...|SPEC.py", "train over values of knobs and over seeds; runs mrunner's specifications"
+        "sweep", "CONFIG|SPEC.py", "train over values of knobs and over seeds; runs mrunner's specifications"
     ),
     "report": Command("report", "RUN...", "one HTML page with the curves of one or more runs"),
     "watch": Command("watch", "RUN...", "the same page live, in a browser on this machine"),

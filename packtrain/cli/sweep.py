@@ -8,9 +8,9 @@ import io
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from packtrain import knobs
 from packtrain.cli import train, train_flags
@@ -65,7 +65,7 @@ def run_request(request: SweepRequest, arguments: argparse.Namespace) -> int:
     """Run a sweep, or with --dry_run print its commands; return the exit code."""
     if arguments.dry_run:
         for point in request.points:
-            for seed in request.seeds:
+            for seed in range(point.seed, point.seed + request.seeds):
                 folder = request.root / "runs" / point.name / f"seed_{seed}"
                 print(shlex.join(["packtrain", "train", *point.words, f"--seed={seed}", f"--output_dir={folder}"]))
         if request.search is not None:
@@ -217,15 +217,14 @@ def where_of(arguments: argparse.Namespace) -> Where:
     )
 
 
-def seeds_of(arguments: argparse.Namespace, default: int) -> list[int]:
-    """Return the seeds of every point."""
+def seeds_of(arguments: argparse.Namespace, default: int) -> int:
+    """Return the number of seeds of every point."""
     count = default if arguments.seeds is None else arguments.seeds
     if count < 1:
         raise ConfigError(f"--seeds {count} must be at least 1")
     if arguments.retries < 0:
         raise ConfigError(f"--retries {arguments.retries} must be at least 0")
-    first = arguments.seed or 0
-    return list(range(first, first + count))
+    return count
 
 
 def folder_of(arguments: argparse.Namespace, name: str) -> Path:
@@ -253,9 +252,11 @@ def request_of(parsed: Parsed, argv: Sequence[str]) -> SweepRequest:
     words = [*parsed.files, *(f"--config={line}" for line in arguments.config), *passed_on(arguments), *fixed]
     texts = {one.name: parsed.given()[one.name] for one in varied}
     title = "+".join(Path(file).with_suffix("").as_posix().strip("./").replace("/", "-") for file in parsed.files)
-    seeds = seeds_of(arguments, 3 if kind == "optuna" else 1)
-    space = None if kind == "grid" else {**texts, "seed": str(seeds[0])}
-    name = f"{title}-{points.digest(kind, *words, *(f'{key}={text}' for key, text in texts.items()), str(seeds[0]))}"
+    seeds, seed = seeds_of(arguments, 3 if kind == "optuna" else 1), arguments.seed or 0
+    space = None if kind == "grid" else {**texts, "seed": str(seed)}
+    name = (
+        f"{title}-{points.digest(kind, *words, *(f'{key}={text}' for key, text in texts.items()), str(arguments.seed))}"
+    )
     about = {
         "kind": kind,
         "name": title,
@@ -265,22 +266,20 @@ def request_of(parsed: Parsed, argv: Sequence[str]) -> SweepRequest:
         "tags": [],
         "command": ["packtrain", "sweep", *argv],
     }
-    checked = Checker()
+    checker = Checker()
     found: list[Point] = []
     search = None
     if kind == "optuna":
-        make = _maker(words, parsed.known, checked)
-        search = Search(tuple(varied), make, arguments.optuna, arguments.prune_after)
-        first = points.sampled(varied, 1, seeds[0])
+        make = _maker(words, parsed, checker)
+        search = Search(tuple(varied), make, arguments.optuna, arguments.prune_after, seed)
+        first = points.sampled(varied, 1, seed)
         make(first[0], 0)  # what is wrong with all of them is said before anything starts
     else:
-        settings = points.grid(varied) if kind == "grid" else points.sampled(varied, arguments.random, seeds[0])
+        settings = points.grid(varied) if kind == "grid" else points.sampled(varied, arguments.random, seed)
         folders = points.folder_names(settings, "run")
-        found = [
-            Point(folder, values, (*words, *_flags(values))) for folder, values in zip(folders, settings, strict=True)
-        ]
-        for point in found:
-            checked.check(point.words)
+        for folder, values in zip(folders, settings, strict=True):
+            whole = (*words, *_flags(values))
+            found.append(Point(folder, values, whole, seed=checker.check(whole, arguments.seed).seed))
     where = where_of(arguments)
     return SweepRequest(
         folder_of(arguments, name), about, found, seeds, where, arguments.retries, arguments.fresh, search
@@ -303,14 +302,26 @@ def _flags(values: Mapping[str, str]) -> list[str]:
     return [f"--{name}={value}" for name, value in values.items()]
 
 
-def _maker(words: Sequence[str], known: Mapping[str, knobs.Knob], checked: Checker) -> Any:
+def _maker(
+    words: Sequence[str], parsed: Parsed, checker: Checker
+) -> Callable[[Mapping[str, str], int], tuple[Point, int | None]]:
+    """Return what makes a point of Optuna's values and the number of a trial."""
+
     def make(values: Mapping[str, str], number: int) -> tuple[Point, int | None]:
         for name, value in values.items():
-            known[name].parse(value)
+            parsed.known[name].parse(value)
         whole = (*words, *_flags(values))
-        return Point(trial_name(number), dict(values), whole, {}, number), checked.check(whole)
+        checked = checker.check(whole, parsed.arguments.seed)
+        return Point(trial_name(number), dict(values), whole, seed=checked.seed, trial=number), checked.total_steps
 
     return make
+
+
+class Checked(NamedTuple):
+    """What is known about a run before it starts."""
+
+    total_steps: int | None  # None: it is not counted in steps
+    seed: int
 
 
 class Checker:
@@ -319,10 +330,12 @@ class Checker:
     def __init__(self) -> None:
         self._probed: set[str] = set()
 
-    def check(self, words: Sequence[str]) -> int | None:
-        """Raise the error with which `train` would refuse these arguments; return the run's total steps, if known.
+    def check(self, words: Sequence[str], seed: int | None) -> Checked:
+        """Raise the error with which `train` would refuse these arguments; each environment is opened once.
 
-        Each environment is opened once.
+        Args:
+          words: arguments of `train`.
+          seed: of the command line; None: the configuration's.
         """
         from packtrain import config
         from packtrain.metrics.sinks import trackers
@@ -330,16 +343,16 @@ class Checker:
         with contextlib.redirect_stderr(io.StringIO()):  # which file a name means has been said once
             paths, values, arguments, _ = train_flags.parse(list(words))
         trackers(train.trackers_of(arguments))
-        loaded = config.load(paths, arguments.config, values, arguments.trust_config)
+        loaded = config.load(paths, arguments.config, values, arguments.trust_config, seed)
         runtime = train.RUNTIMES[arguments.runtime or config.bound_name("Runner.batch_stepper_class")]
         train.remote_of(arguments, runtime)
         built = config.build(loaded)
         if loaded.root == "Study":
-            return None
+            return Checked(None, built.seed)
         if (environment := repr(built.streams.environment)) not in self._probed:
             built.probe()
             self._probed.add(environment)
-        return None if built.by_epochs else int(built.total_steps)
+        return Checked(None if built.by_epochs else int(built.total_steps), built.seed)
 
 
 # -- specifications
@@ -354,7 +367,7 @@ def _run_specification(path: Path, names: list[str], rest: list[str], argv: list
     if len({one.name for one in specified}) > 1:
         settings = [{"experiment": one.name, **values} for one, values in zip(specified, settings, strict=True)]
     found: list[Point] = []
-    checked = Checker()
+    checker = Checker()
     dropped = list(dict.fromkeys(word for one in specified for word in one.dropped))
     neptune = any(one.with_neptune for one in specified)
     for one, values, folder in zip(specified, settings, points.folder_names(settings, first.name), strict=True):
@@ -363,10 +376,10 @@ def _run_specification(path: Path, names: list[str], rest: list[str], argv: list
             own, more = train_flags.split_configs(one.words)
             parsed_by_script[key] = _parse_script([*own, *names], [*more, *rest])
         parsed = parsed_by_script[key]
-        point = Point(folder, values, _words(one, parsed, neptune), one.env)
+        words = _words(one, parsed, neptune)
         sys.path += [part for part in one.env.get("PYTHONPATH", "").split(os.pathsep) if part and part not in sys.path]
-        checked.check(point.words)
-        found.append(point)
+        seed = checker.check(words, parsed.arguments.seed).seed
+        found.append(Point(folder, values, words, one.env, seed))
     unique = points.refuse_duplicates(found)
     for line in _remarks(path, specified, dropped, neptune, len(found) - len(unique)):
         print(f"packtrain: {line}", file=sys.stderr)

@@ -36,7 +36,8 @@ class Trials:
         record: Record,
         varied: Sequence[Varied],
         make_point: Callable[[Mapping[str, str], int], tuple[Point, int | None]],
-        seeds: Sequence[int],
+        seeds: int,
+        sampler_seed: int,
         count: int,
         warm_up: float,
     ):
@@ -47,7 +48,8 @@ class Trials:
           varied: knobs with their lists and ranges.
           make_point: returns the point of some values and a trial's number, and the total steps of its runs, if they
             are known; ConfigError if no run can have these values.
-          seeds: of each trial; the first one seeds Optuna's sampler, too.
+          seeds: number of runs of each trial.
+          sampler_seed: of Optuna's random numbers.
           count: number of trials.
           warm_up: share of a run before which it is not pruned; 1: never.
         """
@@ -55,7 +57,7 @@ class Trials:
             raise ConfigError("a search needs a knob to vary: --KNOB A,B,C or --KNOB log:A:B")
         self._optuna = import_optuna()
         self._record, self._varied, self._make_point = record, list(varied), make_point
-        self._seeds, self._count = list(seeds), count
+        self._seeds, self._sampler_seed, self._count = seeds, sampler_seed, count
         self._first_rung = max(1, round(warm_up * RUNGS))
         self._study = self._open(record.root / JOURNAL)
         self._open_trials: dict[str, Any] = {}  # by name of the point
@@ -80,7 +82,7 @@ class Trials:
             return optuna.create_study(
                 study_name="sweep",
                 storage=optuna.storages.JournalStorage(journal.JournalFileBackend(str(path))),
-                sampler=optuna.samplers.TPESampler(seed=self._seeds[0], constant_liar=True),
+                sampler=optuna.samplers.TPESampler(seed=self._sampler_seed, constant_liar=True),
                 pruner=optuna.pruners.MedianPruner(
                     n_startup_trials=STARTUP_TRIALS, n_warmup_steps=self._first_rung - 1
                 ),
@@ -100,8 +102,8 @@ class Trials:
         try:
             point, total = self._make_point(known, frozen.number)
         except ConfigError as error:
-            point, total, trouble = Point(trial_name(frozen.number), known, (), {}, frozen.number), None, str(error)
-        runs = [Run(point, seed) for seed in self._seeds]
+            point, total, trouble = Point(trial_name(frozen.number), known, (), trial=frozen.number), None, str(error)
+        runs = [Run(point, point.seed + k) for k in range(self._seeds)]
         self._runs[point.name], self._totals[point.name] = runs, total
         for run in runs:
             self._record.add(run)
@@ -135,7 +137,7 @@ class Trials:
 
     def expected(self) -> int:
         """Return the number of runs that there will be."""
-        return max(self._count * len(self._seeds), len(self._record.runs))
+        return max(self._count * self._seeds, len(self._record.runs))
 
     def ended(self, run: Run) -> None:
         """Report the trial of a run to Optuna once all its seeds are over; a pruned or failed seed ends the others."""

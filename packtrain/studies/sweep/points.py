@@ -32,6 +32,7 @@ class Point:
     settings: dict[str, str]  # what distinguishes it from other points
     words: tuple[str, ...]  # arguments of `packtrain train`, without seed, device and output folder
     env: dict[str, str] = field(default_factory=dict)  # variables of its processes
+    seed: int = 0  # of its first run
     trial: int | None = None  # number of Optuna's trial
 
 

@@ -82,6 +82,7 @@ class Search:
     make_point: Callable[[Mapping[str, str], int], tuple[Point, int | None]]  # see `Trials`
     count: int
     warm_up: float
+    seed: int  # of Optuna's random numbers
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class SweepRequest:
     root: Path
     about: dict[str, Any]  # kind, name, configs, varied_names, space, tags, command: for sweep.json
     points: Sequence[Point]  # none with a search
-    seeds: Sequence[int]
+    seeds: int  # of each point
     where: Where
     retries: int = 2
     fresh: bool = False
@@ -111,7 +112,7 @@ def run_sweep(request: SweepRequest, say: Callable[[str], None]) -> int:
     refuse_links(folder.path)
     folder.open()
     try:
-        record = Record(folder.shown, {**request.about, "seeds": list(request.seeds)})
+        record = Record(folder.shown, {**request.about, "seeds": request.seeds})
         record.load()
         source = _source(request, record)
         noted = _noting(say)
@@ -140,10 +141,10 @@ def _noting(say: Callable[[str], None]) -> Callable[[str], None]:
 def _source(request: SweepRequest, record: Record) -> Source:
     if request.search is not None:
         found = request.search
-        return Trials(record, found.varied, found.make_point, request.seeds, found.count, found.warm_up)
-    for seed in request.seeds:  # seed by seed, so that a sweep under way has results of all points
+        return Trials(record, found.varied, found.make_point, request.seeds, found.seed, found.count, found.warm_up)
+    for k in range(request.seeds):  # seed by seed, so that a sweep under way has results of all points
         for point in request.points:
-            record.add(Run(point, seed))
+            record.add(Run(point, point.seed + k))
     return Listed(record)
 
 
@@ -151,7 +152,7 @@ def _run(request: SweepRequest, record: Record, source: Source, say: Callable[[s
     where = request.where
     place = where.open(record.root)
     try:
-        count, seeds = source.expected(), len(request.seeds)
+        count, seeds = source.expected(), request.seeds
         at_a_time = f", {where.at_a_time()} at a time" if where.on == "local" else f", on {where.on}"
         what = f"{count} run{'s' * (count != 1)} ({count // seeds} × {seeds} seed{'s' * (seeds != 1)})"
         say(f"{record.root}: {what}{at_a_time}")
