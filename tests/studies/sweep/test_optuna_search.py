@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,8 @@ def test_a_trial_is_worth_the_iqm_of_its_seeds(root):
         assert trial.value == pytest.approx(trial.params["x"] + 2) == pytest.approx(found["result"]["iqm"])
         assert found["settings"]["x"] == repr(trial.params["x"]) and found["trial"] == trial.number
     best = max(trials_of(root), key=lambda trial: trial.value)
-    table = said.split("95 % interval  IQM")[-1].splitlines()[1]
+    lines = said.splitlines()
+    table = lines[next(k for k, line in enumerate(lines) if line.split()[:2] == ["x", "seeds"]) + 1]
     assert table.split()[0] == repr(best.params["x"]), "the best comes first"
 
 
@@ -73,6 +75,9 @@ def test_a_search_goes_on_with_trials_under_way(root, monkeypatch):
     def stop_soon(self, run, handle):
         begin(self, run, handle)
         if run.name == "trial_001 seed 1":
+            deadline = time.monotonic() + 60
+            while not (self._record.folder(run) / "metrics.jsonl").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
             self._received.append(2)
 
     monkeypatch.setattr(session.Scheduler, "_begin", stop_soon)
