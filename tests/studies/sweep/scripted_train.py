@@ -1,7 +1,7 @@
 """A stand-in for `packtrain train` that needs milliseconds, and a sweep over it, for tests of sweeps.
 
 As a program: `scripted_train.py train WORDS...` behaves as the file PLAN in the sweep's folder says for the run and its
-start, and `scripted_train.py sweep ROOT POINTS SEEDS` runs a sweep of such runs.
+start, and `scripted_train.py sweep ROOT POINTS SEEDS [ADDRESS]` runs a sweep of such runs, here or on a cluster.
 """
 
 import fcntl
@@ -71,11 +71,13 @@ def request(root, points, seeds, **more):
     return SweepRequest(Path(root), about, found, seeds, **more)
 
 
-def sweep(root, points, seeds):
+def sweep(root, points, seeds, address=None):
     from packtrain.studies.sweep import schedule, session
 
     schedule.train_command = command
-    return session.run_sweep(request(root, int(points), int(seeds)), lambda line: print(line, flush=True))
+    where = session.Where(on="cluster", address=address, cpus=2) if address else session.Where(jobs=2)
+    found = request(root, int(points), int(seeds), where=where)
+    return session.run_sweep(found, lambda line: print(line, flush=True))
 
 
 if __name__ == "__main__":
