@@ -28,6 +28,9 @@ COMMANDS = {
     "eval": Command("evaluate", "RUN", "play episodes with a run's checkpoint"),
     "list": Command("list_configs", "[WORD...]", "the shipped configurations, or those with every word in their name"),
     "show-config": Command("show_config", "CONFIG...", "the configuration that would run"),
+    "sweep": Command(
+        "sweep", "CONFIG|SPEC.py", "train over values of knobs and over seeds; runs mrunner's specifications"
+    ),
     "report": Command("report", "RUN...", "one HTML page with the curves of one or more runs"),
     "watch": Command("watch", "RUN...", "the same page live, in a browser on this machine"),
     "audit": Command(
@@ -67,7 +70,7 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 codecs.register_error(PLAIN, _plain)
 
-LATER = {"sweep": "sweeps", "explore": "the explorer"}
+LATER = {"explore": "the explorer"}
 
 
 def usage() -> str:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -207,6 +207,21 @@ def die_with_parent() -> None:
     """Let the kernel send SIGTERM to this process when its parent dies; Linux only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
+
+
+def launch(command: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a process in a group of its own that gets SIGTERM if this one dies; its output goes to a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            list(command),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
 
 
 def supervise(

@@ -26,6 +26,7 @@ def check(name, text):
         ("eval_help", ["eval", "--help"]),
         ("convert_help", ["convert", "--help"]),
         ("audit_help", ["audit", "--help"]),
+        ("sweep_help", ["sweep", "--help"]),
         ("list", ["list"]),
         ("study_help", ["train", "steve/toy", "--help"]),
         ("show_study", ["show-config", "steve/toy", "--seed", "3", "--noise", "0.2"]),
