@@ -22,6 +22,7 @@ from packtrain.envs.stream import Episode
 from packtrain.errors import EnvError
 from packtrain.files import write_inside
 from packtrain.interfaces import LearnerSettings
+from packtrain.metrics.sinks import add_films
 from packtrain.runtime import checkpoint
 from packtrain.runtime import video as films
 from packtrain.runtime.evaluation import Evaluator, Kind, open_evaluator
@@ -86,6 +87,7 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     result |= {"returns": [each.returns["train"] for each in played], "lengths": [each.length for each in played]}
     if film is not None and folder is not None:
         result["videos"] = film.videos
+        add_films(run, film.videos, step)
         if analyst is not None:
             analysis = analyst.analyse_episodes(network, film.steps)
             result["weights"] = films.write_analysis(folder / f"{name}_weights.json", analysis)
