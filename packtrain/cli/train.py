@@ -71,6 +71,7 @@ def run(argv: list[str]) -> int:
         start_from=Path(arguments.start_from).expanduser() if arguments.start_from else None,
         sinks=tuple(trackers(_trackers(arguments))),
         trust_config=arguments.trust_config,
+        notes=arguments.notes,
         latest_in=None if arguments.output_dir else Path(arguments.savedir or "runs").expanduser(),
     )
     if loaded.root == "Study":

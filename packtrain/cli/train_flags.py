@@ -6,7 +6,6 @@ import argparse
 import ast
 import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +160,11 @@ def parse(argv: list[str], program: str = "train") -> tuple[list[Path], dict[str
         elif word.startswith("--config_file="):
             files.append(word.partition("=")[2])
     paths, known = [], {}
+    given = {word.partition("=")[0].removeprefix("--") for word in rest if word.startswith("--")}
+    notes = []
     for name in files:
-        path, said = knobs.find_config(name)
-        if said:
-            print(f"packtrain: {said}", file=sys.stderr)
+        path, said = knobs.find_config(name, given)
+        notes += [said] if said else []
         paths.append(path)
         known.update(knobs.read_knobs(path))
     parser = _parser(known, " ".join(files), program)
@@ -182,6 +182,7 @@ def parse(argv: list[str], program: str = "train") -> tuple[list[Path], dict[str
         for name, knob in known.items()
         if getattr(arguments, name) is not None
     }
+    arguments.notes = tuple(notes)
     if arguments.env_kwargs is not None:
         arguments.config.append(f"Environment.kwargs = {_env_kwargs(arguments.env_kwargs)!r}")
     return paths, values, arguments, files

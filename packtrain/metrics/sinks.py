@@ -7,6 +7,7 @@ goes on, and metrics.jsonl has every row.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 import json
 import math
@@ -38,6 +39,13 @@ class About(NamedTuple):
 
 class Sink:
     """Base of sinks: every method does nothing."""
+
+    def for_seed(self) -> Sink:
+        """Return a sink of the same kind for one of several seeds; called before `begin`."""
+        return copy.copy(self)
+
+    def opened(self, training: Any) -> None:
+        """Receive the `Training` that writes to this sink, before it acts."""
 
     def begin(self, about: About) -> None:
         """Receive the run's name and configuration, before the first row."""
@@ -162,7 +170,8 @@ def add_films(run: Path, videos: Sequence[dict[str, Any]], step: int) -> None:
                     encoded_image_string=data, colorspace=3, height=video["height"], width=video["width"]
                 )
                 value = Summary.Value(tag=f"films/episode_{video['episode']}", image=image)
-                writer.file_writer.add_summary(Summary(value=[value]), step)
+                event_file: Any = writer.file_writer
+                event_file.add_summary(Summary(value=[value]), step)
     except (OSError, RunFolderError) as error:
         warn(f"tensorboard: {error}; the films are in {run / 'videos'}")
 
@@ -307,6 +316,10 @@ class Forgiving(Sink):
     def __init__(self, name: str, inner: Sink):
         self._name, self._inner = name, inner
         self._begun, self._warnings = False, Seldom()
+
+    def for_seed(self) -> Sink:
+        """Return another one around a tracker of the same kind."""
+        return Forgiving(self._name, self._inner.for_seed())
 
     def begin(self, about: About) -> None:
         """Begin; if that fails, drop all later calls."""

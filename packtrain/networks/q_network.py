@@ -84,7 +84,10 @@ class QValueNetwork(nn.Module):
     def __init__(self, sizes: QNetwork, spec: Spec):
         super().__init__()
         if not isinstance(spec.action, gym.spaces.Discrete):
-            raise EnvSetupError(f"QNetwork needs discrete actions, but the action space is {spec.action}")
+            raise EnvSetupError(
+                f"DQN, R2D2 and NGU need discrete actions, but the action space is {spec.action}; PPO, IMPALA and SAC "
+                "play continuous ones: ppo/gym, impala/gym, sac/gym"
+            )
         self.obs_space = spec.obs
         self.sizes = sizes
         self.actions = int(spec.action.n)

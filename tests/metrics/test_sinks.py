@@ -157,6 +157,7 @@ def test_wandb_leaves_the_run_folder_usable(place, tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize("name", FAKES)
 def test_a_resumed_run_is_one_run_of_the_tracker(name, tmp_path, monkeypatch):
     """Mutations: an id that is not kept; one that two runs share."""
+    monkeypatch.chdir(tmp_path)
     fake = stand_in(name, monkeypatch)
     sinks_of = []
     for folder in ("a", "a", "b"):
