@@ -33,11 +33,13 @@ from packtrain.metrics.sinks import Sink, trackers
 from packtrain.prediction import Policy, load_policy
 from packtrain.runtime import eval_command, train_command
 from packtrain.runtime.open_run import TrainRequest
+from packtrain.runtime.profiling import Profile
 
 RUN_OPTIONS = {
     "runtime": "local",
     "bindings": (),
     "track": (),
+    "profile": False,
     "progress": True,
     "fresh": False,
     "trust_config": False,
@@ -132,7 +134,8 @@ def train(
       device: cpu, cuda or cuda:N.
       callbacks: functions to call while it goes on; False stops all seeds.
       settings: knobs of the configuration, such as total_steps=50_000; and runtime ("local" or "serial"), bindings
-        (a list of gin bindings), track (names of trackers), progress (False prints nothing), fresh, trust_config.
+        (a list of gin bindings), track (names of trackers), profile (write a trace), progress (False prints
+        nothing), fresh, trust_config.
 
     Raises:
       Error: as on the command line.
@@ -166,7 +169,7 @@ def train(
         fresh=options["fresh"] or output_dir is None,
         trust_config=options["trust_config"],
         quiet=not options["progress"],
-        sinks=(*trackers(options["track"]), calls),
+        sinks=(*trackers(options["track"]), *([Profile()] if options["profile"] else []), calls),
     )
     if num_seeds is not None and num_seeds < 1:
         raise ConfigError(f"num_seeds = {num_seeds} must be at least 1")

@@ -109,6 +109,12 @@ def _add_run_flags(parser: Parser) -> None:
         metavar="NAME[,NAME]",
         help="send metrics to tensorboard, wandb, mlflow or trackio too; a tracker that fails is a warning",
     )
+    group.add_argument(
+        "--profile",
+        "--write_profiler_trace",
+        action="store_true",
+        help="write a trace of ten updates, and of what acts meanwhile, to RUN/profile for chrome://tracing",
+    )
     add_trust_flag(group, "let a configuration in a run folder import anything")
     group.add_argument(
         "--restarts", type=int, metavar="N", help="start the command again up to N times after a fault (default: 0)"
@@ -120,7 +126,17 @@ def _add_run_flags(parser: Parser) -> None:
 
 def _split_configs(argv: list[str]) -> tuple[list[str], list[str]]:
     """Return CONFIG arguments and the rest. A word after a flag is its value, unless it names a configuration."""
-    switches = {"--fresh", "--tensorboard", "--trust-config", "--trust_config", "--video", "--help", "-h"}
+    switches = {
+        "--fresh",
+        "--tensorboard",
+        "--profile",
+        "--write_profiler_trace",
+        "--trust-config",
+        "--trust_config",
+        "--video",
+        "--help",
+        "-h",
+    }
     takes_path = {
         "--config_file",
         "--config",

@@ -50,6 +50,9 @@ class Sink:
     def begin(self, about: About) -> None:
         """Receive the run's name and configuration, before the first row."""
 
+    def update(self) -> None:
+        """Called after each call that makes updates of a learner, in the learner's thread."""
+
     def write(self, row: dict[str, Any]) -> None:
         """Receive a row of metrics."""
 
