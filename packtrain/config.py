@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import inspect
 import os
+import re
 import sys
 import threading
 import tokenize
@@ -491,6 +492,9 @@ def _parse_text(configuration: Configuration, text: str, label: str, path: Path 
         if isinstance(error, tokenize.TokenError):
             line = error.args[1][0]
         reason = str(error.args[0]).splitlines()[0].rstrip(".")
+        if path is None and re.fullmatch(r"[\w./@]+", text.strip()):
+            example = f"'{text.strip()} = 0.5'"
+            raise ConfigError(f"{label} has no value; a binding is NAME = VALUE, such as {example}") from None
         raise ConfigError(f"{label}{f':{line}' * bool(path)}: syntax error: {reason}") from None
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{label}{f':{line}' * bool(path)}: {_unknown(str(error))}") from None

@@ -405,6 +405,11 @@ class MemorySettings(abc.ABC):
         """
         return MemoryBytes(0)
 
+    @property
+    def batch_steps(self) -> int:
+        """Steps of a batch of a queue; 0 where a batch has no fixed number."""
+        return 0
+
 
 class ObservedStep(NamedTuple):
     """What one action of a filmed episode led to."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from packtrain.cli import evaluate
 from packtrain.cli.train_flags import parse
 from packtrain.errors import ConfigError
+from packtrain.metrics.sinks import Sink
 from packtrain.runtime.messages import Remote
 
 RUNTIMES = {
@@ -69,8 +70,9 @@ def run(argv: list[str]) -> int:
         device=arguments.device,
         fresh=arguments.fresh or (arguments.output_dir is None and arguments.xpid is None),  # a new name is chosen
         start_from=Path(arguments.start_from).expanduser() if arguments.start_from else None,
-        sinks=tuple(trackers(trackers_of(arguments))),
+        sinks=(*trackers(trackers_of(arguments)), *_profile(arguments, runtime)),
         trust_config=arguments.trust_config,
+        notes=arguments.notes,
         latest_in=None if arguments.output_dir else Path(arguments.savedir or "runs").expanduser(),
     )
     if loaded.root == "Study":
@@ -94,6 +96,17 @@ def _say_next(run: Path, arguments: argparse.Namespace) -> None:
     if sys.stdout is not None and sys.stdout.isatty():
         first = run / "seed_0" if arguments.num_seeds is not None else run
         print(f"next: packtrain eval {first}    packtrain report {run}    packtrain export {first}")
+
+
+def _profile(arguments: argparse.Namespace, runtime: str) -> list[Sink]:
+    """Return the sink that writes a trace, if the command line requests one."""
+    if not arguments.profile:
+        return []
+    if runtime == "cluster":
+        raise ConfigError("--profile traces this process: use it with --runtime local or serial")
+    from packtrain.runtime.profiling import Profile
+
+    return [Profile()]
 
 
 def trackers_of(arguments: argparse.Namespace) -> list[str]:

@@ -19,9 +19,12 @@ from packtrain.config import unrecorded
 from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.picture import draw_without_screen
 from packtrain.envs.stream import Episode
-from packtrain.errors import EnvError
+from packtrain.errors import EnvError, RunFolderError
 from packtrain.files import write_inside
 from packtrain.interfaces import LearnerSettings
+from packtrain.metrics.intervals import mean_interval
+from packtrain.metrics.reading import seed_folders
+from packtrain.metrics.sinks import add_films
 from packtrain.runtime import checkpoint
 from packtrain.runtime import video as films
 from packtrain.runtime.evaluation import Evaluator, Kind, open_evaluator
@@ -86,12 +89,45 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     result |= {"returns": [each.returns["train"] for each in played], "lengths": [each.length for each in played]}
     if film is not None and folder is not None:
         result["videos"] = film.videos
+        add_films(run, film.videos, step)
         if analyst is not None:
             analysis = analyst.analyse_episodes(network, film.steps)
             result["weights"] = films.write_analysis(folder / f"{name}_weights.json", analysis)
     with contextlib.suppress(OSError):  # another user's folder may be read-only
         write_inside(run, "eval.json", json.dumps(result).encode() + b"\n")
     return result
+
+
+def evaluate_seeds(request: EvalRequest) -> dict[str, Any]:
+    """Evaluate a run, or every seed of a folder of seeds; each seed's folder gets its own eval.json.
+
+    Returns:
+      What `evaluate` returns; of several seeds the mean over them in `return_mean`, the half-width of its Student-t
+      interval over seeds in `return_ci95`, the number of seeds in `seeds` and the result of each in `each`.
+    """
+    if (request.run / "config.gin").is_file() or not request.run.is_dir():
+        return evaluate(request)
+    try:
+        folders = seed_folders(request.run)
+    except RunFolderError:
+        return evaluate(request)  # which says what is missing
+    each = {folder.name: evaluate(replace(request, run=folder)) for folder in folders}
+    mean, low, high = mean_interval([result["return_mean"] for result in each.values()])
+    return {
+        "return_mean": mean,
+        "return_ci95": None if math.isnan(low) else (high - low) / 2,
+        "episodes": sum(result["episodes"] for result in each.values()),
+        "env": next(iter(each.values()))["env"],
+        "seeds": len(each),
+        "each": each,
+    }
+
+
+def describe_seeds(run: str, result: dict[str, Any]) -> str:
+    """Return the result of several seeds as text."""
+    interval = _half_width(result["return_ci95"]) + " (95 % interval over seeds)" * (result["return_ci95"] is not None)
+    head = f"{run}: {result['seeds']} seeds, return {result['return_mean']:.3f}{interval}"
+    return "\n".join([head, *(describe_evaluation(f"{run}/{name}", one) for name, one in result["each"].items())])
 
 
 def _restore(
