@@ -32,7 +32,12 @@ READY_SECS = 180.0  # that workers may take to start
 ROUND_STEPS = 64  # actor steps of an order where whole episodes are played
 OVERLAP_STEPS = 16  # actor steps of an order where learning goes on meanwhile
 ROW_EXTRAS = 512  # bytes of a row beside observation, action and flags, as a first estimate
-COUNTS = ("episodes_dropped", "search_steps_dropped", "values_clipped")  # metrics that are summed over workers
+COUNTS = (
+    "episodes_dropped",
+    "envs_replaced",
+    "search_steps_dropped",
+    "values_clipped",
+)  # metrics that are summed over workers
 
 
 def group_sizes(experiment: Experiment, workers: int, kept: Sequence[int] | None = None) -> list[int]:
