@@ -19,7 +19,7 @@ log = logging.getLogger("packtrain")
 
 RESTARTS = 5  # default of Environment.restarts
 GOOD_STEPS = 100  # after which the next failure is the first in a row again
-FIRST_DELAY, LAST_DELAY = 0.25, 30.0  # seconds before the second replacement in a row, doubled for each further one
+FIRST_DELAY, LAST_DELAY = 0.1, 5.0  # seconds before the second replacement in a row, doubled for each further one
 SETTING = "Environment.restarts"
 _terminal = Seldom(10.0)
 
