@@ -40,7 +40,14 @@ _CHANGEABLE = (
     *("Runner.n_epochs", "Runner.total_steps", "Runner.callback_classes"),
     *("Streams.num_actors", "Streams.groups", "Runner.n_envs"),
 )
-_CHANGEABLE_ENDS = (".compile", ".slack", ".calibration_period", ".step_deadline_secs", ".start_deadline_secs")
+_CHANGEABLE_ENDS = (
+    ".compile",
+    ".slack",
+    ".calibration_period",
+    ".step_deadline_secs",
+    ".start_deadline_secs",
+    ".restarts",
+)
 """Parameters that may differ on resume: run length, logging, evaluation, diagnostics, number of environments, use
 of the machine.
 

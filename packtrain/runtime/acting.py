@@ -380,12 +380,12 @@ class ActingSide(Acting):
 
     def row(self) -> dict[str, Any]:
         """Return metrics of environments, exploration and policy since the last call."""
-        row: dict[str, Any] = {} if self.explorer is None else self.explorer.row()
-        row |= self.policy.row()
-        row["episodes_dropped"] = sum(columns.boundary.dropped for columns in self.columns)
-        row["search_steps_dropped"] = sum(columns.boundary.unforeseen for columns in self.columns)
-        row["values_clipped"] = sum(columns.boundary.clipped for columns in self.columns)
-        return row
+        row: dict[str, Any] = ({} if self.explorer is None else self.explorer.row()) | self.policy.row()
+        boundaries = [columns.boundary for columns in self.columns]
+        row["episodes_dropped"] = sum(boundary.dropped for boundary in boundaries)
+        row["envs_replaced"] = sum(boundary.replaced for boundary in boundaries)
+        row["search_steps_dropped"] = sum(boundary.unforeseen for boundary in boundaries)
+        return row | {"values_clipped": sum(boundary.clipped for boundary in boundaries)}
 
     def epoch_row(self) -> dict[str, dict[str, float]]:
         """Return metrics of the epoch's decisions in named groups, and begin a new epoch."""

@@ -17,7 +17,7 @@ from packtrain.errors import ENDS_AFTER_SAVING, EnvError, StalledError
 from packtrain.runtime import serial
 from packtrain.runtime.loops import Act, Learn, Loop, queue, ratio
 from packtrain.runtime.training import Training
-from packtrain.runtime.watchdog import Watchdog, is_in_environment, save_and_exit
+from packtrain.runtime.watchdog import Watchdog, is_in_environment, log_stacks, save_and_exit
 
 log = logging.getLogger("packtrain")
 LOOK_SECS = 0.2  # interval at which a waiting loop checks whether the run should end
@@ -159,7 +159,9 @@ def _tidy(training: Training) -> None:
 def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseException]) -> None:
     """Run the learner's thread: make updates as they are due; the actor's thread makes actor steps."""
     memories, by_ratio = list(training.learning.memories.values()), training.experiment.by_ratio
-    hunger = _Hunger("the learner", "unrolls: the environments or the policy are slower")
+    what = "steps" if by_ratio else "unrolls"
+    hunger = _Hunger("the learner", f"{what}: the environments or the policy are slower")
+    before = -1  # steps when it last looked
     for item in due:
         if faults:
             return
@@ -173,8 +175,11 @@ def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseExce
             else:
                 for memory in memories:
                     memory.wait_for_batch(LOOK_SECS)
+        if by_ratio and training.acted != before:
+            before = training.acted
+            hunger.fed()
+        hunger.look()
         if not by_ratio:
-            hunger.look()
             _tidy(training)
 
 
@@ -193,7 +198,7 @@ def _last_evaluation(training: Training, faults: list[BaseException]) -> None:
 
 
 class _Hunger:
-    """Logs once a minute that a loop waits, and for what."""
+    """Logs once a minute that a loop waits, and for what; the first time with the stacks of all threads."""
 
     def __init__(self, who: str, what: str):
         self._who, self._what = who, what
@@ -207,4 +212,8 @@ class _Hunger:
         waited = time.monotonic() - self._since
         if waited > STARVED_SECS * (self._said + 1):
             self._said += 1
-            log.warning("%s has waited %.0f s for %s", self._who, waited, self._what)
+            text = f"{self._who} has waited {waited:.0f} s for {self._what}"
+            if self._said == 1:
+                log_stacks(text)
+            else:
+                log.warning("%s", text)

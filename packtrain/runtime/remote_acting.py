@@ -27,12 +27,17 @@ from packtrain.runtime.worker import Worker, pack_tensors, unpack_tensors
 from packtrain.types import Chunk, Spec
 
 log = logging.getLogger("packtrain")
-LOOK_SECS = 0.2  # duration of a poll
-READY_SECS = 180.0  # limit for workers to start
-ROUND_STEPS = 64  # actor steps per order when whole episodes are played
-OVERLAP_STEPS = 16  # actor steps per order when learning goes on at the same time
-ROW_EXTRAS = 512  # first estimate of the bytes of a row besides observation, action and flags
-COUNTS = ("episodes_dropped", "search_steps_dropped", "values_clipped")  # metrics that are summed over workers
+LOOK_SECS = 0.2  # how long one poll waits
+READY_SECS = 180.0  # that workers may take to start
+ROUND_STEPS = 64  # actor steps of an order where whole episodes are played
+OVERLAP_STEPS = 16  # actor steps of an order where learning goes on meanwhile
+ROW_EXTRAS = 512  # bytes of a row beside observation, action and flags, as a first estimate
+COUNTS = (
+    "episodes_dropped",
+    "envs_replaced",
+    "search_steps_dropped",
+    "values_clipped",
+)  # metrics that are summed over workers
 
 
 def group_sizes(experiment: Experiment, workers: int, kept: Sequence[int] | None = None) -> list[int]:

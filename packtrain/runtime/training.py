@@ -23,6 +23,7 @@ from packtrain.runtime import run_state
 from packtrain.runtime.acting import Acting, ActingOptions, build_sides, settle_gpu
 from packtrain.runtime.central_acting import central_acting
 from packtrain.runtime.counters import Counters
+from packtrain.runtime.divergence import Divergence
 from packtrain.runtime.evaluation_scheduler import Evaluated, Evaluations
 from packtrain.runtime.experiment import Experiment, Repeat
 from packtrain.runtime.folder import RunFolder
@@ -144,7 +145,8 @@ class Training:
         precision = self.learning.precision
         self.evaluations = Evaluations(experiment, setup.spec, setup.device, travelling, precision)
         keep = run_state.restore(self, *saved) if saved else 0
-        settle_gpu()  # the actor's CUDA stream continues from tensors made on this one
+        settle_gpu()  # the actor's stream goes on from what this one has made
+        self.learning.divergence = Divergence(experiment.run.on_diverged, folder.path / "diverged")
         settings = dict(setup.configuration.values)
         about = About(str(folder.shown), folder.path, setup.configuration.text(), settings)
         self.log.open(folder.metrics, keep, setup.sinks, about)
@@ -263,6 +265,8 @@ class Training:
             row["replay_steps_lost"] = lost
         if any(learner.saves_acting_weights for learner in self.learning.learners.values()):
             row["priorities_late"] = dropped
+        if self.learning.divergence.skipped:
+            row["updates_skipped"] = self.learning.divergence.skipped
         if self._group is not None:
             row |= self._group.row()
         self.log.train_row(self.step, row)
