@@ -137,6 +137,15 @@ def test_write_your_own_network(folder):
     assert sum("torso.layers" in name and name.endswith("weight") for name in shapes) == 3
 
 
+def test_search_on_the_device(folder, capsys):
+    """States next to the goal are worth more than none. Mutation: rewards of edges not backed up."""
+    import runpy
+
+    (folder / "on_device.py").write_text(example("on_device.py"))
+    runpy.run_path("on_device.py")
+    assert float(capsys.readouterr().out.split()[-1]) > 0.3
+
+
 def test_a_whole_network_of_the_users_own(folder):
     """Its towers are what the checkpoint holds, and the search's value is learned with it."""
     from safetensors.torch import load_file
