@@ -74,7 +74,8 @@ class StochasticMCTSAgent:
     exploration_weight: float = 1.0
     new_leaf_rater: NewLeafRater = field(default_factory=RolloutNewLeafRater)
     bonus: Literal["puct", "ucb"] = "puct"  # P(a) √N / (N(a) + 1), or the same without the prior P
-    rescale_qualities: bool = False  # add the bonus to (Q − min Q) / (max Q − min Q) over the actions of a node
+    rescale_qualities: bool = False  # add the bonus to (Q − min Q) / (max Q − min Q)
+    rescale_over: Literal["node", "tree"] = "node"  # bounds: the node's actions, or all qualities in the tree so far
     action_selection_mode: Literal["count", "quality"] = "count"  # the root's action: largest ln N, or Q
     sampling_temperature: float = 0.0  # scale of Gumbel noise added to that
     depth_limit: int | None = None  # maximum number of steps from the root
@@ -108,9 +109,12 @@ class StochasticMCTSAgent:
             raise ConfigError(f"StochasticMCTSAgent.leaf_quality_bias = {self.leaf_quality_bias} must be finite")
         unused = {
             "prior_noise_weight": self.prior_noise_weight and (self.root_selection == "gumbel" or self.bonus == "ucb"),
+            "rescale_over": self.rescale_over != "node" and not self.rescale_qualities,
             "sampling_temperature": self.sampling_temperature and self.root_selection == "gumbel",
             "action_selection_mode": self.action_selection_mode != "count" and self.root_selection == "gumbel",
         }
+        if unused.pop("rescale_over"):
+            raise ConfigError("StochasticMCTSAgent.rescale_over = 'tree' needs StochasticMCTSAgent.rescale_qualities")
         for name, wrong in unused.items():
             if wrong:
                 raise ConfigError(
