@@ -97,10 +97,11 @@ class Factory:
         self._make, self.label, self._answer, self._travelling = make, label, answer, travelling
         self._deadline = start_deadline_secs
         self._by_main_thread = threading.current_thread() is threading.main_thread()
+        self._made_in = os.getpid()
 
     def __call__(self) -> gym.Env:
         """Return the environment within the deadline; a child process also verifies its configuration."""
-        if multiprocessing.parent_process() is None:
+        if os.getpid() == self._made_in:  # also in a worker, which is a child process itself
             made = within(self._deadline, self._make, f"{self.label} was not made", START_SETTING)
             return Guard(made, self.label, self._answer)
         die_with_parent(self._by_main_thread)

@@ -22,7 +22,7 @@ from torch import Tensor
 from packtrain import check, trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
-from packtrain.interfaces import Memory, MemoryBytes, MemorySettings, Writer
+from packtrain.interfaces import Memory, MemoryBytes, MemorySettings, PolicyLag, Writer
 from packtrain.trees import Tree
 from packtrain.types import Row, Sample, Trajectory
 
@@ -72,6 +72,10 @@ class Unrolls(MemorySettings):
         """Number of unrolls in the arena: one per column, the queue, those entering it together, a batch in copying."""
         joining = -(-columns // self.unroll_length) if self.staggered else columns
         return columns + self.bound(columns) + joining + self.batch_size
+
+    def policy_lag(self, num_envs: int) -> PolicyLag:
+        """Return the limit of policy lag, and the steps of a batch."""
+        return PolicyLag(self.lag_limit(num_envs), self.unroll_length * self.batch_size)
 
     def lag_limit(self, columns: int) -> int:
         """Lag above which an unroll is dropped; the default is at least what queue and columns can cause."""

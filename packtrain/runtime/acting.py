@@ -35,6 +35,7 @@ class Acting(abc.ABC):
     columns: Sequence[VectorEnv] = ()  # environments of this process, for its watchdog
     num_workers: int = 1  # acting sides with environments and a policy of their own
     row_needs_hold: bool = False  # `row` may not be called while another thread acts
+    stopping: Callable[[], bool] = staticmethod(lambda: False)  # whether the run has been asked to stop
 
     @abc.abstractmethod
     def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:
@@ -47,6 +48,18 @@ class Acting(abc.ABC):
         Args:
           patience: seconds to wait for a result of other processes, if there is none yet; None: until there is one.
         """
+
+    def check(self) -> None:  # noqa: B027
+        """Raise an error if the processes that act are lost; never waits."""
+
+    def waiting_for(self) -> str:
+        """Return why no result of another process has arrived; empty if acting needs none."""
+        return ""
+
+    @property
+    def lives(self) -> Sequence[int]:
+        """Number of each worker's current life, which its random numbers depend on."""
+        return ()
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context for the thread that calls `act`: on a GPU, its CUDA stream."""
@@ -184,6 +197,7 @@ class ActingOptions:
     block: Block | None = None  # the groups that it serves; None: all
     sizes: tuple[int, ...] | None = None  # environments in each group of the run; None: the experiment's
     imports: tuple[str, ...] = ()  # modules that the configuration imports, for other processes
+    lives: tuple[int, ...] = ()  # `Acting.lives` of the checkpoint
 
     def other_seeds(self, layout: Layout) -> tuple[int, ...]:
         """Return `again`, or () if the environments of the checkpoint go on in a run of this layout."""
@@ -427,7 +441,8 @@ class ActingSide(Acting):
         if "left" in state:
             adopt(self.actor.actor_states, state["left"])
         for actor_state, lasting in zip(self.actor.actor_states, state.get("seats", ()), strict=False):
-            actor_state.load_lasting_state(lasting)
+            if lasting:  # a worker that had ended has none
+                actor_state.load_lasting_state(lasting)
         self.streams[0].steps = state["run"]["env_steps"]
         return False
 

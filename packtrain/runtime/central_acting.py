@@ -28,8 +28,8 @@ from packtrain.runtime.messages import Remote, Report
 from packtrain.runtime.preflight import row_bytes
 from packtrain.runtime.process_engine import ProcessEngine
 from packtrain.runtime.regrouping import Layout
-from packtrain.runtime.remote_acting import ROW_EXTRAS, divide, group_sizes
 from packtrain.runtime.remote_envs import EnvServers, RemoteGroup
+from packtrain.runtime.remote_setup import ROW_EXTRAS, divide, group_sizes
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
 from packtrain.types import Row, Spec

@@ -133,6 +133,7 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
                         hunger.fed()
                         training.act(0.0 if training.evaluating else LOOK_SECS)
                     training.evaluations.tick()
+                training.acting.check()
                 if training.evaluating:
                     hunger.fed()  # it has something to do
                 elif not room:
