@@ -52,10 +52,6 @@ class Acting(abc.ABC):
     def check(self) -> None:  # noqa: B027
         """Raise an error if the processes that act are lost; never waits."""
 
-    def waiting_for(self) -> str:
-        """Return why no result of another process has arrived; empty if acting needs none."""
-        return ""
-
     @property
     def lives(self) -> Sequence[int]:
         """Number of each worker's current life, which its random numbers depend on."""

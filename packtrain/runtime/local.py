@@ -15,6 +15,7 @@ import torch
 from packtrain.envs.deadline import RunningTime
 from packtrain.errors import ENDS_AFTER_SAVING, EnvError, StalledError
 from packtrain.runtime import serial
+from packtrain.runtime.hunger import Hunger
 from packtrain.runtime.loops import Act, Learn, Loop, queue, ratio
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog, is_in_environment, save_and_exit
@@ -23,7 +24,6 @@ log = logging.getLogger("packtrain")
 LOOK_SECS = 0.2  # how often a waiting loop looks whether the run is to end
 PAUSE_SECS = 0.0005  # of a loop that waits for steps or updates to follow a ratio
 WARM_UP_PAUSE_SECS = 0.005
-STARVED_SECS = 60.0  # after which a waiting loop says for what it waits
 # How long one thread may keep the interpreter from another that asks for it. Both threads give it up inside every torch
 # operator and want it back right after; with Python's 5 ms, a learner of small operators waits for the actor's NumPy
 # more than it computes. Measured on 2 cores with impala/catch: the two loops together do 1.62 times the work of one
@@ -118,7 +118,7 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
     memories = list(training.learning.memories.values())
     ratios = training.experiment.by_ratio
     waits_for = "the learner to come nearer" if ratios else "room in the unroll queue: the learner is slower"
-    hunger = _Hunger("the actor", waits_for)
+    hunger = Hunger("the actor", waits_for)
     try:
         with training.acting.on_device():
             while not over.is_set():
@@ -160,7 +160,7 @@ def _tidy(training: Training) -> None:
 def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseException]) -> None:
     """Run the learner's thread: make updates as they are due; the actor's thread makes actor steps."""
     memories, by_ratio = list(training.learning.memories.values()), training.experiment.by_ratio
-    hunger = _Hunger("the learner", "unrolls: the environments or the policy are slower")
+    hunger = Hunger("the learner", "unrolls: the environments or the policy are slower")
     for item in due:
         if faults:
             return
@@ -191,21 +191,3 @@ def _last_evaluation(training: Training, faults: list[BaseException]) -> None:
         time.sleep(0.005)
         training.collect_evaluation()
         training.saver.save_if_due(background=True)
-
-
-class _Hunger:
-    """Logs once a minute that a loop waits, and for what."""
-
-    def __init__(self, who: str, what: str):
-        self._who, self._what = who, what
-        self._since = time.monotonic()
-        self._said = 0
-
-    def fed(self) -> None:
-        self._since, self._said = time.monotonic(), 0
-
-    def look(self) -> None:
-        waited = time.monotonic() - self._since
-        if waited > STARVED_SECS * (self._said + 1):
-            self._said += 1
-            log.warning("%s has waited %.0f s for %s", self._who, waited, self._what)

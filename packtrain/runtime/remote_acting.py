@@ -15,6 +15,7 @@ from packtrain.interfaces import Memory
 from packtrain.runtime.acting import Acting
 from packtrain.runtime.cluster.flow import Delivery, Engine, Flow, Limits
 from packtrain.runtime.experiment import Collect, Experiment
+from packtrain.runtime.hunger import Hunger
 from packtrain.runtime.messages import GroupChunk, Order, Report, WorkerReport
 from packtrain.runtime.weights import Weights
 from packtrain.runtime.worker import pack_tensors, unpack_tensors
@@ -81,6 +82,7 @@ class RemoteActing(Acting):
         self._counts: list[dict[str, int]] = [{} for _ in blocks]  # of `COUNTS`, by the current life of each worker
         self._counts_before: collections.Counter[str] = collections.Counter()  # the same of all lives that ended
         self._known: dict[str, WorkerReport] = {}  # the latest answers of `_ask_any`
+        self._hunger = Hunger("the run", lambda: f"workers: {self._flow.waiting_for()}", engine.now)
 
     # -- starting and acting
 
@@ -100,10 +102,13 @@ class RemoteActing(Acting):
         """
         self._flow.hold(False)
         waited = False
-        while not self._store_pending() and not (waited and (patience is not None or self.stopping())):
+        while not (stored := self._store_pending()) and not (waited and (patience is not None or self.stopping())):
             self._publish()
             self._receive_all(self._poll(LOOK_SECS if patience is None else patience))
             waited = True
+            self._hunger.look()
+        if stored:
+            self._hunger.fed()
         return self._report()
 
     def _poll(self, timeout: float) -> list[Delivery]:
@@ -122,10 +127,6 @@ class RemoteActing(Acting):
             except Error:
                 self._lost = True
                 raise
-
-    def waiting_for(self) -> str:
-        """Return why no result has arrived."""
-        return self._flow.waiting_for()
 
     def carry_rows(self, rows: int) -> CarryRows:
         """Return which rows of a chunk must come with recurrent states for the memories to store them."""

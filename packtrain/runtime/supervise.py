@@ -139,7 +139,7 @@ def guard(driver: int, folder: Path) -> None:
     """Record the processes that a driver starts, and end the remaining ones when stdin closes or the driver dies.
 
     The driver itself is not ended, nor what it had started before this guard. While it lives, processes of Python's
-    multiprocessing are not ended either. Standard input is a pipe from the driver, which the kernel closes when it dies.
+    multiprocessing are not ended either. Standard input is a pipe from the driver; the kernel closes it when it dies.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -177,6 +177,17 @@ def test_acting_ends_when_the_run_is_asked_to_stop():
     assert 0 < engine.time - begin < 6
 
 
+def test_a_run_that_starves_says_which_worker_it_waits_for(caplog):
+    """Mutation: nothing is logged."""
+    acting, engine = make(workers=1, dead_secs=1e9, call_secs=1e9)
+    engine.silent.add(0)
+    begin = engine.time
+    while engine.time < begin + 150:
+        acting.act(0.2)
+    said = [record.message for record in caplog.records if "has waited" in record.message]
+    assert len(said) == 2 and said[0].startswith("the run has waited 60 s for workers: worker 0 has not answered for")
+
+
 def test_a_lost_cluster_is_noticed_without_acting():
     """While it learns or evaluates, a serial run asks no worker. Mutation: `check` does nothing."""
     acting, engine = make()

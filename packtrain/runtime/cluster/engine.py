@@ -347,6 +347,25 @@ def _check_token(ray: Any, address: str) -> None:
     )
 
 
+def refuse_other_versions(ray: Any, address: str) -> None:
+    """ClusterError if a node that may take workers states other versions than those of this process.
+
+    Nodes that `packtrain node` did not start state none: theirs are compared when a worker starts.
+    """
+    raylet = importlib.import_module("ray._raylet")
+    try:
+        with _no_native_lines():
+            nodes = raylet.GcsClient(address=address).get_all_node_info(timeout=CONNECT_SECS)
+    except Exception as error:
+        raise ClusterError(f"the nodes of {address} cannot be listed: {_last_line(error)}") from None
+    for node in nodes.values():
+        resources = dict(node.resources_total)
+        theirs = host.stated(resources)
+        if int(node.state) == 0 and theirs is not None and plan.roles_of(resources):  # 0: alive
+            if (differ := host.compare(host.versions(), theirs, node.node_manager_address)) is not None:
+                raise ClusterError(differ)
+
+
 @contextlib.contextmanager
 def _environment_of(session: Path) -> Iterator[None]:
     """Around the start of a private cluster: a token of its own, which is forgotten if the start fails."""
