@@ -22,15 +22,11 @@ LONGER = {
 
 
 LEARNS = {
-    "impala/catch": (
-        ["--workers", "2", "--total_steps", "150000", "--eval_every", "150000"],
-        "eval",
-        "return_mean",
-        0.5,
-    ),
-    "r2d2/catch": (["--workers", "2", "--total_steps", "40000", "--eval_every", "40000"], "eval", "return_mean", 0.3),
+    "impala/catch": (["--workers", "2", "--total_steps", "300000"], 0.8),
+    "r2d2/catch": (["--workers", "2", "--total_steps", "80000"], 0.7),
+    "steve/steve_pendulum": (["--total_steps", "4000"], -450.0),
 }
-"""Run length, and the score that chance does not reach: in Catch it is about -0.6."""
+"""Length of the run, and the mean return of its last evaluation. Chance: -0.6 in Catch, -1,200 in Pendulum."""
 
 
 @pytest.mark.slow
@@ -48,7 +44,7 @@ def test_every_family_trains_on_a_cluster(simulated, tmp_path, name):
 @pytest.mark.parametrize("name", LEARNS)
 def test_families_learn_on_a_cluster(simulated, tmp_path, name):
     """Mutation: workers act with the first weights for ever."""
-    words, kind, metric, least = LEARNS[name]
-    done = simulated.train(name, *words, "--output_dir", str(tmp_path / "run"), secs=900)
+    words, least = LEARNS[name]
+    done = simulated.train(name, *words, "--output_dir", str(tmp_path / "run"), secs=1500)
     assert done.returncode == 0, done.stderr
-    assert simulated.rows(tmp_path / "run", kind)[-1][metric] >= least
+    assert simulated.rows(tmp_path / "run", "eval")[-1]["return_mean"] >= least
