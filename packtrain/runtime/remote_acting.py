@@ -6,7 +6,7 @@ import collections
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,14 @@ READY_SECS = 180.0  # that workers may take to start
 COUNTS = ("episodes_dropped", "search_steps_dropped", "values_clipped")  # metrics that are summed over workers
 
 
+class Division(NamedTuple):
+    """The environments of a run, divided over its workers."""
+
+    blocks: Sequence[tuple[int, ...]]  # groups of environments of each worker
+    sizes: list[int]  # number of environments in each group
+    lives: Sequence[int] = ()  # numbers of the workers' lives when the run was saved
+
+
 class RemoteActing(Acting):
     """Orders rows from workers and stores them; used by one thread at a time."""
 
@@ -35,12 +43,10 @@ class RemoteActing(Acting):
         experiment: Experiment,
         engine: Engine,
         limits: Limits,
-        blocks: Sequence[tuple[int, ...]],
-        sizes: list[int],
+        division: Division,
         context: int,
         order: Order,
         exact: bool = False,
-        lives: Sequence[int] = (),
     ):
         """Nothing starts before `connect`.
 
@@ -48,15 +54,14 @@ class RemoteActing(Acting):
           experiment: of the run.
           engine: starts and calls the workers.
           limits: of the flow control.
-          blocks: the groups of environments of each worker.
-          sizes: number of environments in each group.
+          division: of the environments over the workers.
           context: rows that the policy needs in front of the one it acts on.
           order: what workers do in the first stage.
           exact: leave metrics of the workers out of rows, which would differ between equal runs, and wait for workers
             that make no progress until their deadline.
-          lives: numbers of the workers' lives when the run was saved.
         """
         self._exact = exact
+        blocks, sizes, lives = division
         self.context, self.group_sizes, self.num_workers = context, sizes, len(blocks)
         self._experiment, self._engine, self._blocks, self._stage = experiment, engine, blocks, order
         self.row_needs_hold = experiment.exploration is not None  # the workers are asked

@@ -19,7 +19,7 @@ from packtrain.runtime.messages import Order, Remote, WorkerSetup
 from packtrain.runtime.preflight import row_bytes
 from packtrain.runtime.process_engine import ProcessEngine
 from packtrain.runtime.regrouping import Layout
-from packtrain.runtime.remote_acting import RemoteActing
+from packtrain.runtime.remote_acting import Division, RemoteActing
 from packtrain.runtime.worker import Worker
 from packtrain.types import Spec
 
@@ -109,7 +109,9 @@ def remote_acting(
     if not synchronous:
         limits = _limit_lag(limits, experiment, steps * experiment.streams.num_actors / workers)
     engine: Any = ProcessEngine(setup) if launched is None else _ray_engine(launched, setup)
-    acting = RemoteActing(experiment, engine, limits, blocks, sizes, context, order, options.exact, options.lives)
+    acting = RemoteActing(
+        experiment, engine, limits, Division(blocks, sizes, options.lives), context, order, options.exact
+    )
     return acting
 
 

@@ -9,7 +9,7 @@ from packtrain.errors import ClusterLostError
 from packtrain.memory.episodes import Episodes
 from packtrain.runtime.cluster.flow import Arrival, Beat, Failure, Limits, Started
 from packtrain.runtime.messages import GroupChunk, Order, Report, WorkerReport
-from packtrain.runtime.remote_acting import RemoteActing
+from packtrain.runtime.remote_acting import Division, RemoteActing
 from packtrain.types import Chunk, Row
 
 COUNTED = {"episodes_dropped": 2, "search_steps_dropped": 0, "values_clipped": 1}
@@ -84,7 +84,7 @@ def make(workers=2, memories=None, exact=False, **limits):
     experiment = SimpleNamespace(exploration=None, seed=3)
     blocks = [(worker,) for worker in range(workers)]
     limits = Limits(max_lag=None, last_delay=2.0, **limits)
-    acting = RemoteActing(experiment, engine, limits, blocks, [1] * workers, 0, Order(1), exact)
+    acting = RemoteActing(experiment, engine, limits, Division(blocks, [1] * workers), 0, Order(1), exact)
     acting.connect(memories or {}, None)
     while not all(acting._flow.is_ready(worker) or worker in engine.slow_starts for worker in range(workers)):
         acting.act(0.1)
