@@ -27,10 +27,10 @@ from packtrain.planning import (  # noqa: F401  (registers the planners)
     best_first,
     continuous_shooting,
     deterministic_mcts,
-    frontier,
     policy,
     shooting,
     stochastic_mcts,
+    tabular_search,
 )
 from packtrain.planning.learned import LearnedModel
 from packtrain.planning.planner import Agent
@@ -65,7 +65,7 @@ def RayBatchStepper() -> str:  # noqa: N802
 
 @dataclass(frozen=True)
 class _Evaluations:
-    name: str  # the scope under which the callback was configured
+    name: str  # gin scope of the callback
     evaluation: Evaluation
     agent_kwargs: dict[str, Any] = field(default_factory=dict)
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -231,7 +231,7 @@ def Runner(  # noqa: N802
         }
         updates: list[Update] = []
         if trainer is not None:
-            memory = trainer.memory  # every member of the network gets its own share of a batch
+            memory = trainer.memory  # every member of the network gets a separate part of a batch
             parts["memories"][MEMORY] = replace(memory, batch_size=memory.batch_size * network.members)
             parts["learners"][LEARNER] = LearnerUse(trainer.learner, MEMORY)
             updates.append(Update(LEARNER, trainer.n_steps_per_epoch))
@@ -327,7 +327,7 @@ def _environments() -> dict[str, Callable[..., Environment]]:
     """Return the built-in environments as configurables: `Runner.env_class = @Hanoi`, `Hanoi.disks = 5`."""
     found = {}
     for name, path in registration.CORES.items():
-        if "Simulator" not in name:  # those wrap other environments, which Environment.id names
+        if "Simulator" not in name:  # simulators wrap other environments, which Environment.id names
             module, _, owner = path.partition(":")
             found[name] = _describe(name, getattr(importlib.import_module(module), owner))
     return found

@@ -54,10 +54,10 @@ RUN_OPTIONS = {
 class Callbacks:
     """Functions that are called while a run goes on, in the thread that called `train`. False stops the run."""
 
-    on_row: Callable[[dict[str, Any]], Any] | None = None  # each row of training metrics
-    on_evaluation: Callable[[dict[str, Any]], Any] | None = None  # the result of each evaluation
-    on_checkpoint: Callable[[int, Path], Any] | None = None  # step and folder of each checkpoint that is written
-    on_episode: Callable[[Episode], Any] | None = None  # each episode that finished in training
+    on_row: Callable[[dict[str, Any]], Any] | None = None  # called with each row of training metrics
+    on_evaluation: Callable[[dict[str, Any]], Any] | None = None  # called with the result of each evaluation
+    on_checkpoint: Callable[[int, Path], Any] | None = None  # called with step and folder of each checkpoint
+    on_episode: Callable[[Episode], Any] | None = None  # called with each episode finished in training
 
 
 class Metrics(dict[str, np.ndarray]):
@@ -75,7 +75,7 @@ class Run:
     """A run folder."""
 
     path: Path
-    stopped: bool = False  # a callback ended it early
+    stopped: bool = False  # whether a callback ended it early
 
     def metrics(self, kind: str = "train") -> Metrics:
         """Return the rows of one kind as arrays.
@@ -196,9 +196,10 @@ def _read(names: Sequence[str | os.PathLike[str]], settings: dict[str, Any]) -> 
 def _run(request: TrainRequest, calls: _CallbackSink) -> tuple[Path, int]:
     """Carry a request out; return the run folder and the exit code."""
     with contextlib.ExitStack() as stack:
-        with configurations.alone(), torch.random.fork_rng(devices=[]):  # weights are drawn from torch's own generator
+        # weights are sampled from torch's global generator
+        with configurations.alone(), torch.random.fork_rng(devices=[]):
             opened = stack.enter_context(open_run(request))
-        if opened is None:  # it was finished already
+        if opened is None:  # the run had finished already
             return request.home / request.output, 0
         calls.training = opened.training
         code = train_command.carry_out(request, opened)

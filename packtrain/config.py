@@ -54,13 +54,15 @@ _MOVED = {
     "packtrain.planning.learned": "packtrain.planning.learned.ensemble_model",
     "packtrain.planning.predictive": "packtrain.planning.trajectory_search",
     "packtrain.envs.ours": "packtrain.envs.registration",
+    "packtrain.memory.sequences": "packtrain.memory.sequence_settings",
+    "packtrain.planning.frontier": "packtrain.planning.tabular_search",
 }
 """Old names of modules, which configurations may still import."""
 
 _HEADER = "# the configuration of this run, from:"
 _signatures: dict[str, dict[str, inspect.Parameter]] = {}  # configurable → its parameters
 _recording = True
-_building = False  # whether `build` is under way
+_building = False  # whether `build` is running
 _state: Configuration | None = None  # the one being built, in which configurables record their values
 
 

@@ -134,7 +134,7 @@ class Memory(abc.ABC):
         return 1 << 30 if self.wait_for_room(0.0) else 0
 
     def release(self, group: int) -> None:
-        """End the episodes in progress of a group: its environments are gone, and its next rows follow nothing.
+        """End the group's unfinished episodes because its environments were closed; its next row starts a new episode.
 
         Args:
           group: its index, as in `writer`.

@@ -76,7 +76,7 @@ class Policy:
         if state is not None and len(trees.front(state.last_action)) != size:
             before = len(trees.front(state.last_action))
             raise ConfigError(
-                f"predict got {size} observations and the state of {before}; pass state=None to begin anew"
+                f"predict got {size} observations and the state of {before}; pass state=None to start new episodes"
             )
         actor, fresh = self._actor(size, deterministic)
         starts = np.ones(size, bool) if state is None else np.zeros(size, bool)
@@ -159,7 +159,7 @@ def load_policy(run: Path, checkpoint_name: str, device: str, trust_config: bool
     """Return the policy of a run folder; see `packtrain.load`."""
     from packtrain.runtime import checkpoint
     from packtrain.runtime.preparation import find_device, prepare, refuse_no_run
-    from packtrain.runtime.saved_state import refuse_ill_formed, refuse_other, restoring
+    from packtrain.runtime.restore_checks import refuse_ill_formed, refuse_other, restoring
     from packtrain.runtime.seeds import seed_for
 
     refuse_no_run(run)

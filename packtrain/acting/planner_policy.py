@@ -444,7 +444,7 @@ class PlannerState(ActorState):
         self._recall(lasting[group])
 
     def _recall(self, snapshot: dict[str, Any], run: int = 0) -> None:
-        """Restore what a snapshot knows about the environment's transitions."""
+        """Restore the environment's transitions that a snapshot contains."""
         verified = None if self.learned is None else self.learned.verified
         if verified is not None and len(snapshot.get("verified", {}).get("edges", {}).get("action", ())):
             verified.restore(snapshot["verified"], run)
@@ -453,7 +453,7 @@ class PlannerState(ActorState):
 
 
 def _picked(decision: tuple[Roots, Any, dict[str, Any]], which: np.ndarray) -> tuple[Roots, Any, dict[str, Any]]:
-    """Return the decisions of some environments, bool [B]."""
+    """Return the decisions of the environments selected by the mask `which`, [B]."""
     roots, actions, extras = decision
     rows = which[roots.columns]
     picked, actions, extras = trees.pick((tuple(roots), actions, extras), rows)

@@ -31,7 +31,7 @@ from packtrain.planning.learned import LearnedModel
 from packtrain.planning.nodes import digest
 
 DISKS, ENVIRONMENTS, EPISODE, UPDATES, BATCH = 7, 32, 1000, 200, 1024
-RUNS = (1, 10)  # that share a search
+RUNS = (1, 10)  # numbers of runs that share a search
 PUBLISHED = {"steps": 260, "expansions": 560, "updates": 8.9}  # of the published code, on 2 cores
 
 
@@ -66,7 +66,7 @@ def run(secs: float, device: str = "cpu") -> dict[str, Any]:
     environment = _environment_us(secs)
     searches = [_search(runs) for runs in RUNS]
     answer_us, update_s = _network(secs, torch.device(device))
-    questions = 6 * 3**DISKS  # pairs of state and action: what is asked at most between two epochs of learning
+    questions = 6 * 3**DISKS  # pairs of state and action: maximum number of predictions between two epochs of learning
     steps = ENVIRONMENTS * EPISODE
     parts = {
         "environment": environment,
@@ -125,7 +125,7 @@ def _search(runs: int) -> dict[str, Any]:
     if runs > 1:
         joint = Joint(actors, policies, streams)
         turn = lambda: joint.turn(range(runs))  # noqa: E731
-    turn(), turn()  # compile what is compiled
+    turn(), turn()  # compile what can be compiled
     before, begin = sum(stream.steps for stream in streams), time.process_time()
     for _ in range(EPISODE - 2):
         turn()

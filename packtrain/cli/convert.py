@@ -26,15 +26,15 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--output_dir",
         metavar="DIR",
-        help="run folder to create; for a configuration: folder of NAME.gin",
+        help="run folder to create from a checkpoint; folder for NAME.gin when converting a configuration",
     )
     parser.add_argument("--out", metavar="FILE.gin", help="file to write for a configuration (default: NAME.gin)")
     parser.add_argument("--env", metavar="ID", help="environment (default: as in the file)")
     parser.add_argument(
         "--script",
         metavar="NAME",
-        help="that a .yaml file is for: async_rnn_train, sync_rnn_train, async_cnn_train, sync_cnn_train "
-        "(default: what its keys say)",
+        help="marltas training script of a .yaml file: async_rnn_train, sync_rnn_train, async_cnn_train or "
+        "sync_cnn_train (default: inferred from its keys)",
     )
     parser.add_argument(
         "--config",

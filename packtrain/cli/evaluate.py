@@ -81,7 +81,7 @@ def _refuse_other_knobs(run: str, flags: list[str]) -> None:
     if not flags:
         return
     path = Path(run) / "config.gin"
-    is_run = path.is_file()  # if not, that is said elsewhere, but what is no knob at all is said here
+    is_run = path.is_file()  # if it does not exist, another check reports that; here only unknown knobs are reported
     files = [path] if is_run else [knobs.CONFIGS / f"{name}.gin" for name in knobs.shipped()]
     known = {name: knob for file in files for name, knob in knobs.read_knobs(file).items()}
     parser = Parser(prog="packtrain eval", add_help=False)

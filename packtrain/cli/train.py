@@ -15,7 +15,7 @@ RUNTIMES = {
     "local": "local",
     "serial": "serial",
     "cluster": "cluster",
-    "RayBatchStepper": "cluster",  # the names in Alpacka
+    "RayBatchStepper": "cluster",  # Alpacka's names
     "LocalBatchStepper": "local",
     "": "local",
 }
@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
         return evaluate.run([str(output), *video, *flags])
     loaded = config.load(paths, arguments.config, values, arguments.trust_config)
     runtime = RUNTIMES[arguments.runtime or config.bound_name("Runner.batch_stepper_class")]
-    remote = _remote(arguments, runtime)
+    remote = remote_of(arguments, runtime)
     request = open_run.TrainRequest(
         files=paths,
         bindings=arguments.config,
@@ -67,9 +67,9 @@ def run(argv: list[str]) -> int:
         remote=remote,
         learners=arguments.learners,
         device=arguments.device,
-        fresh=arguments.fresh or (arguments.output_dir is None and arguments.xpid is None),  # a name of its own
+        fresh=arguments.fresh or (arguments.output_dir is None and arguments.xpid is None),  # a new name is chosen
         start_from=Path(arguments.start_from).expanduser() if arguments.start_from else None,
-        sinks=tuple(trackers(_trackers(arguments))),
+        sinks=tuple(trackers(trackers_of(arguments))),
         trust_config=arguments.trust_config,
         latest_in=None if arguments.output_dir else Path(arguments.savedir or "runs").expanduser(),
     )
@@ -85,7 +85,7 @@ def run(argv: list[str]) -> int:
 
 def _say_next(run: Path, arguments: argparse.Namespace) -> None:
     """Print a summary over seeds, and on a terminal the commands that come next."""
-    if not run.is_dir():  # --fresh has found another name
+    if not run.is_dir():  # --fresh has chosen another name
         return
     if arguments.num_seeds is not None and not arguments.fresh:
         from packtrain.studies.seed_summary import describe_seeds
@@ -96,7 +96,7 @@ def _say_next(run: Path, arguments: argparse.Namespace) -> None:
         print(f"next: packtrain eval {first}    packtrain report {run}    packtrain export {first}")
 
 
-def _trackers(arguments: argparse.Namespace) -> list[str]:
+def trackers_of(arguments: argparse.Namespace) -> list[str]:
     """Return the names of all trackers that a command line requests."""
     names = [] if arguments.track is None else [name.strip() for name in arguments.track.split(",")]
     return [*names, *(["tensorboard"] if arguments.tensorboard else [])]
@@ -116,7 +116,7 @@ def _supervised(argv: list[str], arguments: argparse.Namespace) -> int:
     return supervise(command, arguments.restarts, say=lambda text: print(f"packtrain: {text}", file=sys.stderr))
 
 
-def _remote(arguments: argparse.Namespace, runtime: str) -> Remote | None:
+def remote_of(arguments: argparse.Namespace, runtime: str) -> Remote | None:
     """Return the settings of acting processes on a command line; ConfigError if its flags do not fit each other."""
     cluster = runtime == "cluster"
     if arguments.acting not in (None, "thread", "process"):

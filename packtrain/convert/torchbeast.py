@@ -369,9 +369,9 @@ def _refuse_misfit(model: Path, weights: dict[str, Tensor], network: nn.Module, 
     wanted = network.state_dict()
     if weights["policy.bias"].ndim == 0:
         raise CheckpointError(f"{model} has weights whose shapes fit no network: policy.bias is a scalar")
-    has, wants = len(weights["policy.bias"]), len(wanted["policy.bias"])
-    if has != wants:
-        raise CheckpointError(f"{model} has {has} actions but {env} has {wants}; name the game with --env")
+    has, expected = len(weights["policy.bias"]), len(wanted["policy.bias"])
+    if has != expected:
+        raise CheckpointError(f"{model} has {has} actions but {env} has {expected}; name the game with --env")
     for name in sorted({*weights, *wanted}):
         ours, theirs = (list(side[name].shape) if name in side else "absent" for side in (wanted, weights))
         if ours != theirs:

@@ -90,7 +90,7 @@ class Environment:
         if self.is_envpool():
             find_task(self.id)
             return self.id
-        if module:  # `gym.make` knows this form, `gym.spec` does not
+        if module:  # `gym.make` accepts this form, `gym.spec` does not
             found = import_module(module, self.id)
             known = name in gym.registry or f"packtrain/{name}-v0" in gym.registry
             if not known and (own := id_of_member(found, name)) is not None:

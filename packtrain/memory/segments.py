@@ -38,7 +38,7 @@ class Segments:
           rows: in each segment; None: SEGMENT_ROWS.
         """
         self._folder, self.rows = folder, rows or SEGMENT_ROWS
-        self._written: dict[int, dict[str, Any]] = {}  # number → what a checkpoint says of it
+        self._written: dict[int, dict[str, Any]] = {}  # number → its description in checkpoints
 
     def move(self, folder: Path) -> None:
         """Use another folder; segments that it lacks are written again."""
@@ -100,7 +100,7 @@ class Segments:
             raise CheckpointError(f"a checkpoint refers to {name!r}, which is not a plain file name")
         path = self._folder / name
         try:
-            found = path.lstat()  # looked at first: a pipe would block, and a huge file fill the memory
+            found = path.lstat()  # checked first: a pipe would block, and a huge file fill the memory
             whole = stat.S_ISREG(found.st_mode) and found.st_size == description["bytes"]
             data = path.read_bytes() if whole else b""
         except OSError as error:

@@ -33,10 +33,13 @@ class Unrolls(MemorySettings):
     """Sizes of an unroll queue."""
 
     unroll_length: int = 80  # T, steps
-    batch_size: int = 8  # B, unrolls a batch
-    num_buffers: int | None = None  # finished unrolls that may wait; None: max(2 · num_actors, batch_size)
-    max_policy_lag: int | None = None  # learner versions; older unrolls are dropped. None: max(20, what can happen)
-    staggered: bool = True  # columns begin their unrolls one after another; False: all together, for rollouts
+    batch_size: int = 8  # B, unrolls per batch
+    # maximum number of finished unrolls in the queue; None: max(2 · num_actors, batch_size)
+    num_buffers: int | None = None
+    # learner versions; older unrolls are dropped. None: max(20, largest possible lag)
+    max_policy_lag: int | None = None
+    # environments begin their unrolls at different rows; False: all at the same row, as PPO needs
+    staggered: bool = True
 
     def __post_init__(self) -> None:
         check.at_least(self, 1, "unroll_length", "batch_size", "num_buffers", "max_policy_lag")
@@ -102,13 +105,14 @@ class UnrollQueue(Memory):
         self._full: collections.deque[int] = collections.deque()
         self._free: collections.deque[int] = collections.deque(range(self._slots))
         self._changed = threading.Condition()
-        self.dropped = 0  # unrolls over the lag limit
-        self._written = torch.cuda.Event() if device.type == "cuda" else None  # after the last rows of full slots
+        self.dropped = 0  # unrolls dropped because of their policy lag
+        # recorded after the last rows of full slots
+        self._written = torch.cuda.Event() if device.type == "cuda" else None
         starts = np.arange(columns) * self.length // columns * sizes.staggered
         first = np.cumsum([0, *groups])
         self.writers = [_GroupWriter(self, starts[a:b]) for a, b in zip(first[:-1], first[1:], strict=True)]
 
-    # -- the learner's side
+    # -- used by the learner
 
     def ready(self) -> bool:
         """Return whether a batch can be sampled."""
@@ -170,7 +174,8 @@ class UnrollQueue(Memory):
         carry = trees.map(lambda leaf: pick(leaf, 0), self._carry)
         extras = {name: pick(leaf, 1) for name, leaf in self._extras.items()}
         if self.device.type == "cuda":
-            done = torch.cuda.Event(blocking=True)  # sleeping leaves the core to the environments
+            # blocking=True sleeps, which leaves the CPU core to the environments
+            done = torch.cuda.Event(blocking=True)
             done.record()
             done.synchronize()
         return rows, carry, extras
@@ -183,7 +188,7 @@ class UnrollQueue(Memory):
             self.dropped += 1
             self._changed.notify_all()  # there is room now, even if too few are left for a batch
 
-    # -- the actor's side
+    # -- used by the actor
 
     def writer(self, group: int) -> _GroupWriter:
         """Return the writer of one group of environments."""
@@ -225,7 +230,7 @@ class UnrollQueue(Memory):
         self._row_arrays = [leaf.numpy() if leaf.device.type == "cpu" else leaf for leaf in trees.flatten(self._rows)]
         self._extra_arrays = {name: leaf.numpy() for name, leaf in self._extras.items()}
 
-    # -- saving
+    # -- checkpoints
 
     def snapshot(self) -> dict[str, Any]:
         """Return all rows that are queued or being filled."""
@@ -273,10 +278,10 @@ class _GroupWriter(Writer):
         self._queue = queue
         self.slot = np.array([queue._free.popleft() for _ in starts], np.int64)
         self.position = queue.length - starts  # the first unroll begins when this reaches T …
-        self.early = np.ones(len(starts), bool)  # … and what was written before it is thrown away
+        self.early = np.ones(len(starts), bool)  # … and rows written before it are discarded
         self.cut = False  # the next row does not follow the latest one
 
-    @torch.no_grad()  # a value that hangs on a graph would make the arena part of it, for good
+    @torch.no_grad()  # a value with a graph would make the whole buffer part of that graph
     def add(self, row: Row, carry: Tree, extras: dict[str, Tensor]) -> None:
         """Write a row to every column's slot; columns whose slot is full continue in a free one."""
         queue = self._queue
@@ -285,7 +290,7 @@ class _GroupWriter(Writer):
         if self.cut:
             self._discard(~np.asarray(row.first))
         rows = queue.context + self.position
-        places: tuple[Tensor, ...] | None = None  # the same on the device
+        places: tuple[Tensor, ...] | None = None  # the same indices on the device
         for array, leaf in zip(queue._row_arrays, trees.flatten(row), strict=True):
             if isinstance(array, np.ndarray):
                 array[rows, self.slot] = _array(leaf)

@@ -11,7 +11,7 @@ def student_t(degrees: int, confidence: float = 0.95) -> float:
     """Return the t with P(|T| ≤ t) = confidence, for a whole number of degrees of freedom."""
     if degrees < 1 or not 0 < confidence < 1:
         raise ValueError(f"degrees {degrees} and confidence {confidence}: need at least 1, and between 0 and 1")
-    low, high = 0.0, math.pi / 2  # of the angle atan(t / √degrees), in which the probability is smooth
+    low, high = 0.0, math.pi / 2  # bounds of the angle atan(t / √degrees), in which the probability is smooth
     for _ in range(80):
         middle = (low + high) / 2
         if _central_probability(middle, degrees) < confidence:

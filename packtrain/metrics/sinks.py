@@ -16,16 +16,16 @@ from packtrain import knobs
 from packtrain.envs.stream import Finished
 from packtrain.errors import ConfigError, MissingExtraError, Seldom
 
-BOOKKEEPING = ("step", "wall_s", "kind")  # keys of a row that are no metrics
+BOOKKEEPING = ("step", "wall_s", "kind")  # keys of a row that are not metrics
 
 
 class About(NamedTuple):
     """Information about the run that a sink receives before the first row."""
 
-    name: str  # of the run folder, as it was given
+    name: str  # name of the run folder, as given
     folder: Path
-    config: str  # the text of config.gin
-    settings: dict[str, Any]  # every parameter of the configuration by its name; values are texts
+    config: str  # text of config.gin
+    settings: dict[str, Any]  # every parameter of the configuration: name → value as text
 
 
 class Sink:
@@ -81,7 +81,8 @@ class TensorBoard(Sink):
             for name, value in found.items():
                 self._writer.add_scalar(name, value, row["step"])
         except OSError:
-            self._writer = None  # it ended with the error; TensorBoard reads all files of the folder
+            # the writer stopped with the error; TensorBoard reads all files of the folder, so a new one continues
+            self._writer = None
             raise
         self._last = {**self._last, **{f"final/{name}": found[name] for name in found if name.endswith("/return_mean")}}
 

@@ -22,7 +22,7 @@ from packtrain.trees import Tree
 from packtrain.types import Spec
 
 NORMALISER_EPSILON = 1e-8  # added to variances
-NORMALISER_CLIP = 10.0  # of normalised observations, in standard deviations
+NORMALISER_CLIP = 10.0  # clip value of normalised observations, in standard deviations
 
 
 class Output(NamedTuple):
@@ -55,10 +55,11 @@ class ActorCriticSizes:
     intrinsic_value: bool = False  # add a second value head, for intrinsic rewards
     initial_std: float = 0.6  # initial standard deviation of a continuous policy
     initialisation: Literal["default", "orthogonal"] = "default"
-    activation: Literal["relu", "tanh"] = "relu"  # of the fully connected layers
+    activation: Literal["relu", "tanh"] = "relu"  # activation of the fully connected layers
     shared_body: bool = True  # policy and value share the fully connected layers; False: each has its own
     free_std: bool = False  # the standard deviation of a continuous policy is a parameter, the same in every state
-    normalise_obs: bool = False  # by the running mean and deviation of each coordinate; saved with the weights
+    # normalise by the running mean and deviation of each coordinate; saved with the weights
+    normalise_obs: bool = False
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "lstm_size", "lstm_layers"):

@@ -28,10 +28,10 @@ class ControlSizes:
     probability `explore_chance`: before the tanh, as in STEVE, or to the action itself, as in TD3.
     """
 
-    hidden_size: int = 128  # of policy and critics
+    hidden_size: int = 128  # units of each hidden layer of policy and critics
     num_layers: int = 3  # hidden layers of each
     critics: int = 4  # N
-    layer_norm: bool = False  # in the critics
+    layer_norm: bool = False  # layer normalisation in the critics
     stochastic: bool = False  # Gaussian followed by tanh; False: deterministic
     explore_chance: float = 0.05
     explore_std: float = 1.0

@@ -42,7 +42,8 @@ class QNetwork:
     """
 
     perception: Perception | None = None  # None: DQN's convolutions for an image, otherwise flattened
-    hidden_sizes: tuple[int, ...] | None = None  # after perception; None: (), or (512,) for vectors or without an LSTM
+    # layers after perception; None: (), or (512,) for vectors or without an LSTM
+    hidden_sizes: tuple[int, ...] | None = None
     recurrent: bool = True
     lstm_size: int = 512
     dueling_size: int | None = 512  # hidden units of each dueling stream; None: one linear layer, no dueling
@@ -156,11 +157,11 @@ class QValueNetwork(nn.Module):
         if self.sizes.use_last_action:
             inputs.append(self.distribution.encode(action).masked_fill(first.unsqueeze(-1), 0.0))
         if self.sizes.use_last_intrinsic:
-            assert intrinsic is not None, "QNetwork.use_last_intrinsic asks for the last intrinsic reward"
+            assert intrinsic is not None, "QNetwork.use_last_intrinsic needs the last intrinsic reward"
             squashed = intrinsic.float().sign() * intrinsic.float().abs().log1p()
             inputs.append(squashed.masked_fill(first, 0.0).unsqueeze(-1))
         if self._arms is not None:
-            assert arm is not None, "QNetwork.arms asks for the arm"
+            assert arm is not None, "QNetwork.arms needs the arm"
             inputs.append(self._arms.encode(arm))
         return inputs
 

@@ -87,7 +87,7 @@ class StackedNetwork(nn.Module):
         """
         count = len(self.weights)
         weights, biases = self._leaves[:count], self._leaves[count : 2 * count]
-        # Of the parameters themselves, which may share their storage.
+        # Addresses of the parameters themselves, which may share their storage.
         versions = [leaf._version for leaf in (*weights, *biases)]
         if not self._simple or versions == self._packed_versions:
             return

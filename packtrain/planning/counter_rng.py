@@ -22,7 +22,7 @@ def mix(words: np.ndarray) -> np.ndarray:
 
 def chance(seed: int, *counters: np.ndarray | int) -> np.ndarray:
     """Return uniform float64 numbers in [0, 1), of the shape to which the counters broadcast (at least [1])."""
-    words = mix(np.full(1, seed, np.uint64) + GOLDEN)  # arrays wrap around without a warning, scalars do not
+    words = mix(np.full(1, seed, np.uint64) + GOLDEN)  # arrays overflow without a warning, scalars do not
     return uniforms(hashed(words, *counters))
 
 

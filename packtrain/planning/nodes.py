@@ -25,7 +25,7 @@ from packtrain.types import Request
 if TYPE_CHECKING:
     from packtrain.planning.model import Asking, Model, Stepped
 
-NO_NODE = -1  # the number that stands for "no such node", and for a key that a hash table does not hold
+NO_NODE = -1  # number that means "no node", also returned for keys that a hash table does not contain
 _EMPTY = np.uint64(0)  # the key of an empty place in a hash table
 
 
@@ -128,13 +128,13 @@ class HashTable:
             return found, places
         at, mine = places.take(open_), keys.take(open_)
         while True:
-            empty = (self._keys.take(at) == _EMPTY).nonzero()[0][::-1]  # of several keys that want a place, the last
-            claimed = at.take(empty)  # written one gets it: reversed, so that this is the first key
+            empty = (self._keys.take(at) == _EMPTY).nonzero()[0][::-1]  # of several keys for one place, the last
+            claimed = at.take(empty)  # written one stays: reversed, so that it is the first key
             self._keys[claimed] = mine.take(empty)
             self._values[claimed] = ~open_.take(empty)  # below 0: claimed in this call, not numbered yet
             hit = self._keys.take(at) == mine
             value = self._values.take(at)
-            found[open_], places[open_] = value, at  # wrong without a hit; a later round of the loop overwrites it
+            found[open_], places[open_] = value, at  # wrong for misses; a later round of the loop overwrites it
             if hit.all():
                 break
             left = (~hit).nonzero()[0]
@@ -187,20 +187,20 @@ class Nodes:
         self._fills = {name: fill for name, (_, _, fill) in fields.items()}
         self._capacity = capacity
         self.owner = np.full(capacity, NO_NODE, np.int64)  # the environment of each node
-        self._keys = np.zeros(capacity, np.uint64)  # of nodes that have one
+        self._keys = np.zeros(capacity, np.uint64)  # keys of the nodes that have one
         self._keyed = np.zeros(capacity, bool)
         for name, (shape, dtype, _) in fields.items():
             setattr(self, name, np.zeros((capacity, *shape), dtype))
         self.states: Tree = None  # [capacity, ...], of nodes that were added with states
-        self._free = np.empty(0, np.int64)  # numbers that can be used again
-        self._end = 0  # numbers from here on were never used
+        self._free = np.empty(0, np.int64)  # free numbers
+        self._end = 0  # numbers from here on have never been used
         self._table = HashTable(capacity)
 
     def __len__(self) -> int:
         """Return the number of nodes."""
         return self._end - len(self._free)
 
-    def __getattr__(self, name: str) -> Any:  # fields are set in __init__; this tells a type checker so
+    def __getattr__(self, name: str) -> Any:  # declares the fields set in __init__ to type checkers
         raise AttributeError(name)
 
     def add(self, columns: np.ndarray, states: Tree = None) -> np.ndarray:
@@ -338,16 +338,16 @@ class Expansion(NamedTuple):
     actions: np.ndarray  # [P]
     stepped: Stepped  # [P]
     target: np.ndarray  # [P] nodes
-    new: np.ndarray  # indices of the edges whose target was added now
+    new: np.ndarray  # indices of the edges whose target is a new node
 
 
 class RealSteps(NamedTuple):
     """M steps of real environments."""
 
     columns: np.ndarray  # [M] environments
-    before: np.ndarray  # [M] nodes they left
+    before: np.ndarray  # [M] nodes before the steps
     actions: np.ndarray  # [M]
-    states: Tree  # [M, ...] they led to
+    states: Tree  # [M, ...] states after the steps
     rewards: np.ndarray  # [M]
     terminated: np.ndarray  # [M] bool
 

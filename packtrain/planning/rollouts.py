@@ -21,7 +21,7 @@ from packtrain.types import Request
 
 EstimateFn = Literal["truncated_return", "bootstrap_return_with_value"]
 
-BLOCK = 32  # steps for which uniform actions are drawn at once
+BLOCK = 32  # steps for which uniform noise is sampled at once
 
 
 class Uniform:
@@ -43,7 +43,7 @@ class Places(NamedTuple):
 
     columns: np.ndarray  # [N] environment columns
     decisions: np.ndarray  # [N] decisions made before
-    numbers: np.ndarray  # [N] of the rollout within the decision
+    numbers: np.ndarray  # [N] number of the rollout within the decision
 
 
 class Rollouts(NamedTuple):
@@ -51,9 +51,9 @@ class Rollouts(NamedTuple):
 
     returns: np.ndarray  # [N] float64, discounted
     lengths: np.ndarray  # [N] int64, steps
-    terminated: np.ndarray  # [N] bool; the others were truncated
-    truncated_states: Tree  # [K, ...] the last states of those
-    entropy: np.ndarray  # [N] float64, the sum over the choices made; 0 where no network was asked
+    terminated: np.ndarray  # [N] bool; False: truncated
+    truncated_states: Tree  # [K, ...] last states of the truncated ones
+    entropy: np.ndarray  # [N] float64, sum over the choices; 0 without a network
 
 
 def roll_out(
@@ -81,7 +81,7 @@ def roll_out(
       seed: of the agent's choices.
       rng: for the model.
       first: [N] first actions; None: the agent's.
-      listener: hears of the steps.
+      listener: receives the model steps.
     """
     count = len(places.columns)
     returns, entropy = np.zeros(count), np.zeros(count)
@@ -156,7 +156,7 @@ def open_loop(
     if native is not None:
         after, rewards, terminated = native(states, actions)
         over = np.zeros(rewards.shape, bool)
-        np.logical_or.accumulate(terminated[:, :-1], axis=1, out=over[:, 1:])  # ended before this step
+        np.logical_or.accumulate(terminated[:, :-1], axis=1, out=over[:, 1:])  # whether it ended before this step
         if listener is not None:
             for time in range(horizon):
                 on = np.flatnonzero(~over[:, time])
@@ -218,8 +218,8 @@ class _Choices:
         self._actions = int(model.action_space.n)
         self._asks = bool(agent.heads(model.action_space))
         self._uniform = isinstance(agent, RandomAgent | Uniform)
-        self._noise = np.empty((0, 0))  # [BLOCK, n] of those alive when it was drawn
-        self._rows = np.empty(0, np.int64)  # their places in it
+        self._noise = np.empty((0, 0))  # [BLOCK, n] noise of the rollouts that were unfinished when it was sampled
+        self._rows = np.empty(0, np.int64)  # their indices in it
         self._drawn = -1
 
     def make(self, states: Tree, alive: np.ndarray, time: int) -> Asking[tuple[Any, Any]]:

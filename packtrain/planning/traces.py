@@ -33,7 +33,7 @@ from packtrain.planning.nodes import digest
 from packtrain.trees import Tree
 
 VERSION = 1
-STATE_BYTES = 1 << 26  # of one episode; model steps after that are left out: pictures are large
+STATE_BYTES = 1 << 26  # bytes of states per episode; later model steps are left out, since images are large
 
 
 @configurable
@@ -41,10 +41,10 @@ STATE_BYTES = 1 << 26  # of one episode; model steps after that are left out: pi
 class Traces:
     """Which episodes are recorded, and how many of their steps."""
 
-    sample_rate: float = 1.0  # share of the episodes
-    max_model_steps: int = 20_000  # of one episode; later ones are left out
-    max_files: int = 1_000  # of one run
-    texts: bool = False  # also write every state as the environment renders it as text
+    sample_rate: float = 1.0  # fraction of the episodes
+    max_model_steps: int = 20_000  # per episode; later ones are left out
+    max_files: int = 1_000  # per run
+    texts: bool = False  # also write every state as rendered text
 
     def __post_init__(self) -> None:
         if not 0 <= self.sample_rate <= 1:
@@ -60,13 +60,13 @@ class _Episode:
 
     epoch: int
     start: int = -1
-    here: int = -1  # the node it has come to
+    here: int = -1  # current node
     numbers: dict[int, int] = field(default_factory=dict)  # digest → node
-    known: dict[int, int] = field(default_factory=dict)  # the planner's number of a state → node
+    known: dict[int, int] = field(default_factory=dict)  # the planner's id of a state → node
     states: dict[int, Any] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
-    passes: list[list[dict[str, Any]]] = field(default_factory=list)  # since the last real step
+    passes: list[list[dict[str, Any]]] = field(default_factory=list)  # passes since the last real step
     model_steps: int = 0
     state_bytes: int = 0
     cut: bool = False
@@ -96,7 +96,7 @@ class TraceWriter:
             raise ConfigError(f"TraceCallback.texts = True: {self._environment} has no text rendering")
         self._render, self._renders_model = core.render, model_states
 
-    # -- what planners tell
+    # -- reported by planners
 
     def pass_begin(self, columns: np.ndarray) -> None:
         """Begin a pass in these environments."""
@@ -120,7 +120,7 @@ class TraceWriter:
             if not episode.passes:
                 episode.passes.append([])
             source, target = int(steps.source[index]), int(steps.target[index])
-            # The root is the one state that the planner has a number for and has told no step to.
+            # Only the root has an id without a reported step that leads to it.
             origin = -1 if source < 0 else episode.known.setdefault(source, episode.here)
             node = self._node(episode, keys[place], steps.states, int(index), self._renders_model)
             if target >= 0:
@@ -138,7 +138,7 @@ class TraceWriter:
     def pass_end(self, columns: np.ndarray) -> None:
         """Do nothing at the end of a pass."""
 
-    # -- what really happens
+    # -- real steps
 
     def episode_begin(self, columns: np.ndarray, epoch: int, states: Tree) -> None:
         """Begin an episode in these environments; some of them are recorded."""

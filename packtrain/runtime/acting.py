@@ -30,11 +30,11 @@ from packtrain.types import Chunk, Spec
 class Acting(abc.ABC):
     """Steps the environments of a run. Loops and runtimes use this interface alone."""
 
-    context: int  # rows that the policy needs in front of the one it acts on
+    context: int  # number of rows that the policy needs before the one it acts on
     group_sizes: list[int]  # number of environments in each group
-    columns: Sequence[VectorEnv] = ()  # environments of this process, for its watchdog
-    num_workers: int = 1  # acting sides with environments and a policy of their own
-    row_needs_hold: bool = False  # `row` may not be called while another thread acts
+    columns: Sequence[VectorEnv] = ()  # environments of this process, observed by its watchdog
+    num_workers: int = 1  # number of acting sides, each with its own environments and policy
+    row_needs_hold: bool = False  # whether `row` may only be called while acting is paused
     stopping: Callable[[], bool] = staticmethod(lambda: False)  # whether the run has been asked to stop
 
     @abc.abstractmethod
@@ -140,10 +140,10 @@ class Acting(abc.ABC):
 class Block:
     """The groups of environments of one acting side, and their place among all groups of a run."""
 
-    groups: tuple[int, ...]  # numbers of its groups
+    groups: tuple[int, ...]  # indices of its groups
     first_env: int = 0  # index of its first environment
-    index: int = 0  # among the acting sides
-    life: int = 0  # how often it was started again after a fault
+    index: int = 0  # index among the acting sides
+    life: int = 0  # number of restarts after faults
 
 
 def whole_block(group_sizes: Sequence[int]) -> Block:
@@ -224,7 +224,7 @@ def build_acting(
     block = options.block or whole_block(sizes)
     torch.manual_seed(seed_for(seed, "weights"))
     network = experiment.policy.build_network(spec).to(device)
-    if not experiment.learners:  # planners without learning use the seed's second network, as they always have
+    if not experiment.learners:  # planners without learning have always used the second network that the seed gives
         network = experiment.policy.build_network(spec).to(device)
     network_precision(experiment, network, spec, device, options.exact)
     streams = streams or open_streams(experiment, spec, options.travelling, again, block.groups, sizes)
@@ -303,7 +303,7 @@ class ActingSide(Acting):
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._spread = [_Spread() for _ in streams]
         self._round_begun = False
-        self._group = 0  # served by the latest step
+        self._group = 0  # group served by the latest step
         self.explorer: Explorer | None = None
         self.actor = Actor(streams, policy, self._spread, self._refresh)
 
@@ -340,7 +340,7 @@ class ActingSide(Acting):
     def begin_stage(self, stage: Collect) -> None:
         """Act by the policy that a stage names from now on."""
         self.policy.random = stage.policy == "random"
-        settle_gpu()  # the actor's stream reads it
+        settle_gpu()  # the actor's CUDA stream reads the result
 
     def begin_round(self, stage: Collect) -> None:
         """Let every environment begin an episode with the next step, and fill the stage's memories."""
@@ -350,7 +350,7 @@ class ActingSide(Acting):
 
     def round_is_over(self) -> bool:
         """Return whether every environment has finished its episode."""
-        if not self._round_begun:  # the step that resets them is still to come
+        if not self._round_begun:  # the actor step that resets the environments has not been made yet
             self._round_begun = True
             return False
         return all(stream.columns.all_ended for stream in self.streams)  # type: ignore[attr-defined]

@@ -42,10 +42,13 @@ def refuse_central(experiment: Experiment) -> None:
     """Raise a ConfigError if the policy cannot act in another process than the environments."""
     if experiment.policy.env_access == "states":
         raise ConfigError(
-            "--inference learner: planners search in the simulator and act beside it; leave --inference out"
+            "--inference learner is not supported for planners, which act in the process of their simulator; "
+            "leave --inference out"
         )
     if experiment.exploration is not None:
-        raise ConfigError("--inference learner: ExplorationCallback looks into environments of the acting process")
+        raise ConfigError(
+            "--inference learner does not support ExplorationCallback, which needs the environments in this process"
+        )
 
 
 def central_acting(
@@ -65,7 +68,7 @@ def central_acting(
     environment = experiment.streams.environment
     launched = None
     if remote.kind == "cluster":
-        from packtrain.runtime.cluster.launch import launch  # needs an extra
+        from packtrain.runtime.cluster.launch import launch  # needs the extra "cluster"
 
         envs = experiment.streams.num_actors
         launched = launch(remote, envs, envs * (2 * row_bytes(spec) + ROW_EXTRAS), 0)
@@ -163,7 +166,7 @@ class CentralActing(ActingSide):
         self._servers, self._exact = servers, exact
         self._memories: dict[str, Memory] = {}
         self._waiting: collections.deque[_Waiting] = collections.deque()
-        self._batches = self._served = 0  # since the last row of metrics
+        self._batches = self._served = 0  # since the last metrics row
         self._hunger = Hunger("the run", lambda: f"environments: {servers.waiting_for()}")
 
     def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:
@@ -189,7 +192,7 @@ class CentralActing(ActingSide):
             if self._waiting:
                 next(iter(self._memories.values())).wait_for_room(left)
                 if end is None:
-                    break  # the learner may have to make room first
+                    break  # wait until the learner makes room
             else:
                 self._servers.poll(left)
         if served:
@@ -232,7 +235,7 @@ class CentralActing(ActingSide):
         """Begin new episodes of a group: the unfinished ones ended with its server."""
         stream, state = self.streams[group], self.actor.actor_states[group]
         if not stream.started:
-            return  # the first episodes of the run
+            return  # no state has been saved: the first episodes of the run
         lasting = state.lasting_state()
         state.begin()
         if lasting:

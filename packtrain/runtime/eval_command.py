@@ -27,12 +27,12 @@ from packtrain.runtime import video as films
 from packtrain.runtime.evaluation import Evaluator, Kind, open_evaluator
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.preparation import find_device, prepare, refuse_no_run
-from packtrain.runtime.saved_state import refuse_ill_formed, refuse_other, restoring
+from packtrain.runtime.restore_checks import refuse_ill_formed, refuse_other, restoring
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import schedule_epoch
 from packtrain.runtime.watchdog import Watchdog
 
-MOST_LISTED = 20  # episodes of an evaluation that are listed one by one
+MOST_LISTED = 20  # maximum number of episodes listed one by one
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class EvalRequest:
     """An `eval` command line, parsed."""
 
     run: Path  # the run folder
-    num_episodes: int = 100  # of each kind
+    num_episodes: int = 100  # episodes of each kind
     checkpoint: str = "latest"  # latest, best, or a step
-    seed: int | None = None  # of the environments; None: the run's
-    device: str = "cpu"  # of the network
+    seed: int | None = None  # seed of the environments; None: the run's
+    device: str = "cpu"  # device of the network
     trust_config: bool = False  # the configuration may import modules outside packtrain
-    greedy: bool | None = None  # the mode of the distribution or samples; None: both, in the order of Evaluation.best
-    video_episodes: int = 0  # of the first kind, that are filmed
+    greedy: bool | None = None  # mode of the distribution, or samples; None: both, in the order of Evaluation.best
+    video_episodes: int = 0  # number of episodes of the first kind to film
     video_format: films.Format = "png"
 
 
@@ -102,7 +102,7 @@ def _restore(
         repeats = state["run"].get("repeats", [0] * len(experiment.schedule))
         for policy in evaluator.policies:
             policy.begin_epoch(schedule_epoch(experiment, repeats), sum(repeats))
-        for weights in state["weights"].values():  # none where nothing learns
+        for weights in state["weights"].values():  # empty for runs without learners
             network.load_state_dict({**network.state_dict(), **weights})
         if "actor" in state:
             sides = state["actor"].get("workers", [state["actor"]])  # one per process that acted

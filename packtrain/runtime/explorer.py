@@ -20,7 +20,7 @@ from packtrain.errors import ConfigError, MissingExtraError, RunFolderError, Sel
 from packtrain.metrics.exploration import Exploration
 from packtrain.metrics.heat_map import heat_map, write_png
 
-MARKS = ("wrong", "false_loop", "verified")  # what may be noted of a step: see `PlannerPolicy.marks`
+MARKS = ("wrong", "false_loop", "verified")  # flags of a step: see `PlannerPolicy.marks`
 
 
 @partial(configurable, module="packtrain")
@@ -31,8 +31,8 @@ class ExplorationCallback:
     For small worlds of ours with one start: all states are listed when a run begins.
     """
 
-    picture_every: int = 0  # metric rows, which is epochs for planners, between two pictures; 0: only at the end
-    most_states: int = 1_000_000  # worlds with more are refused
+    picture_every: int = 0  # metrics rows (epochs, for planners) between two images; 0: only at the end
+    most_states: int = 1_000_000  # maximum number of states of an environment
 
     def __post_init__(self) -> None:
         for name, least in (("picture_every", 0), ("most_states", 1)):
@@ -63,7 +63,7 @@ class Explorer:
         self._before: list[tuple[np.ndarray, np.ndarray] | None] = [None] * len(streams)  # states, actions
         self._rows = 0
         self._refused = Seldom()
-        self._lock = threading.Lock()  # one thread may look while another writes a row
+        self._lock = threading.Lock()  # one thread may read while another writes a row
 
     def look(self, group: int, stream: Stream, at: int, random: bool, marks: Mapping[str, np.ndarray]) -> None:
         """Count the states of a group after its actor step, in which it received a row and sent actions.

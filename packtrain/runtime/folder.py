@@ -36,8 +36,9 @@ class RunFolder:
         self.path, self.shown = (home or Path.cwd()) / path, path
         self._fresh = fresh
         self._lock: Any = None
-        self._held: Literal["lock", "name"] | None = None  # by name: on a file system without locks
-        self._handle: int | None = None  # the open folder itself, whatever its name becomes
+        # how it is held; "name": a file name, on file systems without locks
+        self._held: Literal["lock", "name"] | None = None
+        self._handle: int | None = None  # file descriptor of the folder, valid even if it is renamed
         self._handler: logging.Handler | None = None
 
     @property
@@ -172,7 +173,7 @@ class RunFolder:
             if self._held == "name":
                 with contextlib.suppress(OSError):
                     self._lock.truncate(0)
-            with contextlib.suppress(OSError):  # a full disk may have refused what is written there
+            with contextlib.suppress(OSError):  # writing there may have failed because the disk is full
                 self._lock.close()
             self._lock, self._held = None, None
 
@@ -184,7 +185,7 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"{self.shown}/config.gin cannot be written: {error.strerror}") from None
 
-    # -- whether it is still there
+    # -- whether the folder still exists
 
     def check_place(self) -> None:
         """Raise a FolderLostError if the path no longer leads to the folder that was opened."""
@@ -207,7 +208,7 @@ class RunFolder:
         assert self._handle is not None
         before = self.shown
         name = None
-        with contextlib.suppress(OSError):  # Linux gives the current path of an open folder
+        with contextlib.suppress(OSError):  # Linux reports the current path of an open folder
             name = Path(os.readlink(f"/proc/self/fd/{self._handle}"))
         if name is not None and self._is_here(name):
             self.path = self.shown = name
@@ -218,7 +219,7 @@ class RunFolder:
         self.open()
         return f"{before} was {what} while its run went on"
 
-    # -- whether it can be used
+    # -- whether the folder can be used
 
     def check_writable(self) -> None:
         """Raise a RunFolderError if the folder could not be written; creates nothing."""
@@ -302,5 +303,5 @@ def point_latest(root: Path, path: Path) -> None:
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(os.path.relpath(path, root))
             os.replace(temporary, link)
-        except OSError as error:  # a full disk, or one without links
+        except OSError as error:  # a full disk, or a file system without links
             warn(f"{link} does not point to {path}: {error.strerror}")

@@ -21,13 +21,13 @@ from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog, is_in_environment, save_and_exit
 
 log = logging.getLogger("packtrain")
-LOOK_SECS = 0.2  # how often a waiting loop looks whether the run is to end
-PAUSE_SECS = 0.0005  # of a loop that waits for steps or updates to follow a ratio
+LOOK_SECS = 0.2  # interval at which a waiting loop checks whether the run should end
+PAUSE_SECS = 0.0005  # sleep of a loop that waits for steps or updates because of a ratio
 WARM_UP_PAUSE_SECS = 0.005
-# How long one thread may keep the interpreter from another that asks for it. Both threads give it up inside every torch
-# operator and want it back right after; with Python's 5 ms, a learner of small operators waits for the actor's NumPy
-# more than it computes. Measured on 2 cores with impala/catch: the two loops together do 1.62 times the work of one
-# alone at 5 ms, 1.88 times at 0.1 ms.
+# Longest time for which one thread may hold the interpreter's lock while another waits for it. Both threads release it
+# inside every torch operator and need it right after; with Python's 5 ms, a learner of small operators waits for the
+# actor's NumPy longer than it computes. Measured on 2 cores with impala/catch: the two loops together do 1.62 times the
+# work of one alone at 5 ms, 1.88 times at 0.1 ms.
 SWITCH_SECS = 1e-4
 
 
@@ -43,7 +43,7 @@ def run(training: Training) -> None:
     learner = threading.current_thread()
 
     def on_hang(error: EnvError) -> None:
-        if is_in_environment(learner):  # it began an evaluation or waited for a row to save: it cannot end the run
+        if is_in_environment(learner):  # it began an evaluation or waited for a row to save, so it cannot end the run
             save_and_exit([training], error)
         faults.append(error)
         training.gate.stuck = True
@@ -51,7 +51,7 @@ def run(training: Training) -> None:
     over = threading.Event()
     actor = threading.Thread(target=_act_until, args=(training, over, faults), name="actor", daemon=True)
     due = _loop(training)
-    first = next(due, None)  # what acts is settled before the actor starts
+    first = next(due, None)  # the next action is determined before the actor starts
     deadlines = environment.step_deadline_secs, environment.start_deadline_secs
     watchdog = Watchdog(training.columns(), *deadlines, on_hang, lambda: training.stop is not None)
     with _short_switches(), watchdog:
@@ -60,10 +60,10 @@ def run(training: Training) -> None:
             if first is not None:
                 _learn(training, itertools.chain((first,), due), faults)
             _last_evaluation(training, faults)
-        except ENDS_AFTER_SAVING as error:  # met while learning, saving or evaluating
+        except ENDS_AFTER_SAVING as error:  # raised while learning, saving or evaluating
             faults.append(error)
         except StalledError:
-            if not faults:  # waiting for an actor whose environment hangs: the fault says more
+            if not faults:  # waiting for an actor whose environment hangs: the fault is more informative
                 raise
         finally:
             over.set()
@@ -80,7 +80,7 @@ def run(training: Training) -> None:
 
 
 _switches = threading.Lock()
-_runs, _before = 0, 0.0  # how many runs need short switches, and the interval before the first of them
+_runs, _before = 0, 0.0  # number of runs that need short switch intervals, and the interval before the first of them
 
 
 @contextlib.contextmanager
@@ -135,10 +135,10 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
                     training.evaluations.tick()
                 training.acting.check()
                 if training.evaluating:
-                    hunger.fed()  # it has something to do
+                    hunger.fed()  # the actor can continue
                 elif not room:
                     hunger.look()
-    except BaseException as error:  # handed to the learner's thread, which saves and ends the run
+    except BaseException as error:  # re-raised in the learner's thread, which saves and ends the run
         faults.append(error)
 
 

@@ -31,14 +31,14 @@ from packtrain.runtime.preflight import describe_plan, plan_memory, refuse_too_l
 from packtrain.runtime.preparation import find_device, finished, prepare, refuse_no_run
 from packtrain.runtime.regrouping import saved_envs
 from packtrain.runtime.remote_setup import check_remote
+from packtrain.runtime.restore_checks import log_changes, refuse_ill_formed, refuse_other, restoring
 from packtrain.runtime.reward_summary import say_rewards
-from packtrain.runtime.saved_state import log_changes, refuse_ill_formed, refuse_other, restoring
 from packtrain.runtime.training import RunSetup, Training
 from packtrain.runtime.warm_start import branch
 from packtrain.types import Spec
 
 log = logging.getLogger("packtrain")
-MANY_GAMES = 32  # number of games from which on opening them takes long enough to announce it
+MANY_GAMES = 32  # number of games from which opening takes long enough to announce it
 Saved = tuple[int, dict[str, Any]]
 """The step and the state of a checkpoint."""
 
@@ -54,17 +54,18 @@ class TrainRequest:
     seed: int | None = None
     num_seeds: int | None = None
     runtime: str = "local"
-    remote: Remote | None = None  # processes that act; None: a thread of this one
-    learners: int = 1  # processes that learn, each from its part of a batch
+    remote: Remote | None = None  # processes that act; None: a thread of this process
+    learners: int = 1  # number of processes that learn, each from its part of a batch
     device: str = "cpu"
     fresh: bool = False
-    start_from: Path | None = None  # a run to begin from; with several seeds, a folder of them
-    sinks: tuple[Sink, ...] = ()  # where rows go beside metrics.jsonl
-    quiet: bool = False  # print nothing but warnings
-    trust_config: bool = False  # a configuration of a run folder may import anything
-    alone: bool = True  # no other run prints to the terminal
-    latest_in: Path | None = None  # the folder whose link `latest` should point to this run
-    home: Path = field(default_factory=Path.cwd)  # what paths are relative to, wherever an environment goes
+    start_from: Path | None = None  # run whose weights are loaded; with several seeds, a folder of runs
+    sinks: tuple[Sink, ...] = ()  # destinations of metrics rows besides metrics.jsonl
+    quiet: bool = False  # print only warnings
+    trust_config: bool = False  # the configuration of a run folder may import any module
+    alone: bool = True  # whether no other run prints to the terminal
+    latest_in: Path | None = None  # folder whose link `latest` should point to this run
+    # base of relative paths, even if an environment changes the working directory
+    home: Path = field(default_factory=Path.cwd)
 
 
 @dataclass
@@ -178,7 +179,7 @@ def _check_start(request: TrainRequest, experiment: Experiment, spec: Spec, devi
     folder.check_writable()
     refuse_links(folder.path)
     folder.refuse_other_kind(folder.study)
-    if not checkpoint.steps(folder.checkpoints):  # a run made before something was refused may go on
+    if not checkpoint.steps(folder.checkpoints):  # old runs may be resumed although new ones of this kind are refused
         for use in experiment.learners.values():
             use.check_new_run(experiment.policy)
     return folder
@@ -189,7 +190,7 @@ def _branch(run: Path, source: Experiment, configuration: Configuration) -> tupl
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.gin"
         path.write_text(configuration.text(), encoding="utf-8")
-        _, written, _ = prepare([path], [], {}, None, trust_config=True)  # defaults spelt out, as in the other's
+        _, written, _ = prepare([path], [], {}, None, trust_config=True)  # with all defaults, as in the other's
     with restoring(run):
         step, state, metrics = branch(run, source, written, configuration)
     return (step, state), metrics
@@ -274,7 +275,7 @@ def _warn(line: str) -> None:
 def _raise_logged(error: BaseException, folder: RunFolder, device: torch.device) -> None:
     """Write an error to the run's log, and raise it again; out-of-memory errors become a ConfigError."""
     if isinstance(error, Error):
-        log.error("%s", error, exc_info=error.__cause__)  # an environment's own traceback is the cause
+        log.error("%s", error, exc_info=error.__cause__)  # the cause contains the environment's own traceback
     elif isinstance(error, torch.OutOfMemoryError):
         log.error("%s", error)
         raise ConfigError(

@@ -35,7 +35,7 @@ class Setup(Protocol):
         """Return the worker, with `act`, `progress` and `close`."""
 
 
-END_SECS = 5.0  # that a worker has to close its environments
+END_SECS = 5.0  # limit for a worker to close its environments
 CLOSE_SECS = 1.0  # the same after a failure, while a run waits
 
 
@@ -52,8 +52,8 @@ class ProcessEngine:
         self._context = multiprocessing.get_context("spawn")
         self._lives: dict[tuple[int, int], _Life] = {}
         self._arrived = queue.SimpleQueue[tuple[tuple[int, int], tuple[Any, ...] | None]]()  # None: the pipe is closed
-        self._sent: dict[tuple[int, int], int] = {}  # version of the weights that a life has
-        atexit.register(self.close)  # before multiprocessing waits for its children
+        self._sent: dict[tuple[int, int], int] = {}  # version of the weights that each life has
+        atexit.register(self.close)  # must run before multiprocessing waits for its children
 
     def now(self) -> float:
         """Return the time in seconds, from a clock that never goes back."""
@@ -185,7 +185,7 @@ def _event(worker: int, life: int, message: tuple[Any, ...]) -> Event:
 def _serve(pipe: Any, setup: Setup) -> None:
     """Build a worker and answer calls until the pipe is closed."""
     die_with_parent(started_by_main_thread=False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the learner's process, which ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the learner's process handles Ctrl-C and ends this one
     sys.path[:0] = [path for path in setup.import_path if path not in sys.path]
     lock, orders = threading.Lock(), queue.SimpleQueue[tuple[Any, ...]]()
     workers: list[Any] = []

@@ -22,8 +22,8 @@ from packtrain.runtime.worker import pack_tensors, unpack_tensors
 from packtrain.types import CarryRows, Chunk
 
 log = logging.getLogger("packtrain")
-LOOK_SECS = 0.2  # how long one poll waits
-READY_SECS = 180.0  # that workers may take to start
+LOOK_SECS = 0.2  # duration of a poll
+READY_SECS = 180.0  # limit for workers to start
 COUNTS = ("episodes_dropped", "search_steps_dropped", "values_clipped")  # metrics that are summed over workers
 
 
@@ -64,9 +64,9 @@ class RemoteActing(Acting):
         blocks, sizes, lives = division
         self.context, self.group_sizes, self.num_workers = context, sizes, len(blocks)
         self._experiment, self._engine, self._blocks, self._stage = experiment, engine, blocks, order
-        self.row_needs_hold = experiment.exploration is not None  # the workers are asked
+        self.row_needs_hold = experiment.exploration is not None  # the workers must be asked for it
         self._error_logged = False
-        self._lost = False  # no worker can be reached any more
+        self._lost = False  # whether all workers are unreachable
         self._flow = Flow(engine, ["actor"] * len(blocks), limits, experiment.seed, lives)
         self._memories: Mapping[str, Memory] = {}
         self._filled: tuple[str, ...] = ()
@@ -74,8 +74,8 @@ class RemoteActing(Acting):
         self._version = -1
         self._pending: collections.deque[GroupChunk] = collections.deque()  # rows that wait for room in a memory
         self._finished: list[Any] = []
-        self._steps = 0  # decisions answered since the beginning of the run
-        self._seen = [0] * len(blocks)  # of each worker's life, as its latest report counts them
+        self._steps = 0  # decisions since the beginning of the run whose results have arrived
+        self._seen = [0] * len(blocks)  # steps of each worker's current life, from its latest report
         self._life = [0] * len(blocks)
         self._reports: list[WorkerReport | None] = [None] * len(blocks)
         self._lasting: list[tuple[Any, ...]] = [()] * len(blocks)  # of the groups of each worker, packed
@@ -89,7 +89,7 @@ class RemoteActing(Acting):
         self._known: dict[str, WorkerReport] = {}  # the latest answers of `_ask_any`
         self._hunger = Hunger("the run", lambda: f"workers: {self._flow.waiting_for()}", engine.now)
 
-    # -- starting and acting
+    # -- start and acting
 
     def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:
         """Store rows in these memories, and act with these weights; start the workers."""
@@ -245,7 +245,7 @@ class RemoteActing(Acting):
         self._stage = replace(self._stage, **changes)
         self._flow.stage(self._stage, self._stage.round)
 
-    # -- questions to workers, between two orders
+    # -- requests to workers, between two orders
 
     def _ask(self, call: str, *arguments: Any, workers: Sequence[int] | None = None) -> list[WorkerReport | None]:
         """Ask workers something, and return their answers; None for a worker that cannot answer now.

@@ -24,11 +24,11 @@ from packtrain.trees import Tree
 from packtrain.types import Spec
 
 log = logging.getLogger("packtrain")
-FAILURES = 5  # in a row, after which a server is left out
-GOOD_ANSWERS = 100  # of a life, after which its failure is the first in a row again
-FIRST_DELAY, LAST_DELAY = 1.0, 30.0  # seconds before a server is started again
-LONGEST_GAP = 5.0  # seconds between two polls that count at most: this process was stopped, and no server is to blame
-LOOK_SECS = 0.2  # that a poll waits at most
+FAILURES = 5  # failures in a row, after which a server is not restarted
+GOOD_ANSWERS = 100  # number of answers in a life that resets the count of failures
+FIRST_DELAY, LAST_DELAY = 1.0, 30.0  # seconds before a server is restarted
+LONGEST_GAP = 5.0  # seconds; a longer time between two polls means that this process was stopped, and is not counted
+LOOK_SECS = 0.2  # maximum duration of a poll
 
 Phase = Literal["waiting", "starting", "ready", "left_out"]
 
@@ -39,9 +39,9 @@ class _Server:
     groups: tuple[int, ...]
     phase: Phase = "waiting"
     life: int = -1
-    since: float = 0.0  # when the phase began; of a ready one, when it last answered or began to be waited for
+    since: float = 0.0  # when the phase began; for a ready server, its last answer or the start of the wait
     due: float = 0.0  # when the next life starts
-    number: int = 0  # of the next call
+    number: int = 0  # number of the next call
     in_flight: set[int] = field(default_factory=set)
     answers: int = 0  # of this life
     failures: int = 0  # in a row
@@ -73,16 +73,16 @@ class EnvServers:
         self._engine, self._start_secs, self._step_secs, self._reset_secs = engine, start_secs, step_secs, reset_secs
         self._servers = [_Server(index, tuple(block)) for index, block in enumerate(blocks)]
         self._server_of = {group: server for server in self._servers for group in server.groups}
-        self._answered: dict[int, EnvAnswer] = {}  # by group, first come first
-        self._new: set[int] = set()  # groups whose next outcome is the first of new episodes
-        self._counts: dict[int, tuple[int, int]] = {}  # (dropped, clipped) of lives that ended, by group
-        self._latest: dict[int, tuple[int, int]] = {}  # the same of this life
+        self._answered: dict[int, EnvAnswer] = {}  # by group, in order of arrival
+        self._new: set[int] = set()  # groups whose next outcome begins new episodes
+        self._counts: dict[int, tuple[int, int]] = {}  # (dropped, clipped) of ended lives, by group
+        self._latest: dict[int, tuple[int, int]] = {}  # the same for the current life
         self._time, self._last = 0.0, engine.now()
         self.restarts = 0
         self.first_error = ""
         self._row_at, self._waited, self._bytes = 0.0, 0.0, 0  # of the metrics since the last row
 
-    # -- what the acting side uses
+    # -- used by the acting side
 
     @property
     def answered(self) -> list[int]:
@@ -183,7 +183,7 @@ class EnvServers:
             server.phase = "left_out"
         self._engine.close()  # type: ignore[attr-defined]
 
-    # -- the life of a server
+    # -- life cycle of a server
 
     def _tick(self, waited: float) -> None:
         now = self._engine.now()
@@ -214,7 +214,7 @@ class EnvServers:
     def _receive(self, event: Event) -> None:
         server = self._servers[event.worker]
         if event.life != server.life or server.phase not in ("starting", "ready"):
-            return  # of a life that was given up
+            return  # result of a life that was given up
         match event:
             case Started() if server.phase == "starting":
                 server.phase, server.since = "ready", self._time
@@ -288,7 +288,7 @@ class RemoteGroup(Unsaved):
         self._servers, self._group, self._name = servers, group, name
         self.observation_space, self.action_space = spec.obs, spec.action
         self.reward_channels = spec.reward_channels
-        # Values are checked on the server's side; this one counts what happened there.
+        # The server checks values; only its counts are added here.
         self.boundary = Boundary(spec.obs, "raise", lambda column: f"environment {column} of group {group} ({name})")
 
     def reset(self) -> Outcome:

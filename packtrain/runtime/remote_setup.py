@@ -23,9 +23,9 @@ from packtrain.runtime.remote_acting import Division, RemoteActing
 from packtrain.runtime.worker import Worker
 from packtrain.types import Spec
 
-ROUND_STEPS = 64  # actor steps of an order where whole episodes are played
-OVERLAP_STEPS = 16  # actor steps of an order where learning goes on meanwhile
-ROW_EXTRAS = 512  # bytes of a row beside observation, action and flags, as a first estimate
+ROUND_STEPS = 64  # actor steps per order when whole episodes are played
+OVERLAP_STEPS = 16  # actor steps per order when learning goes on at the same time
+ROW_EXTRAS = 512  # first estimate of the bytes of a row besides observation, action and flags
 
 
 def group_sizes(experiment: Experiment, workers: int, kept: Sequence[int] | None = None) -> list[int]:
@@ -64,7 +64,7 @@ def check_remote(remote: Remote, experiment: Experiment) -> None:
             "change --workers or the number of environments"
         )
     if remote.kind == "cluster":
-        from packtrain.runtime.cluster.launch import check  # needs an extra
+        from packtrain.runtime.cluster.launch import check  # needs the extra "cluster"
 
         check(remote)
 
@@ -89,7 +89,7 @@ def remote_acting(
     chunk_bytes = envs * steps * (2 * row_bytes(spec) + ROW_EXTRAS)
     launched = None
     if remote.kind == "cluster":
-        from packtrain.runtime.cluster.launch import launch  # needs an extra
+        from packtrain.runtime.cluster.launch import launch  # needs the extra "cluster"
 
         launched = launch(remote, envs, chunk_bytes, weights_bytes)
     workers = (remote.workers or 1) if launched is None else launched.workers
@@ -146,7 +146,7 @@ class Life(NamedTuple):
 
     worker: int
     number: int
-    lasting: tuple[Any, ...]  # what its groups learned while acting in the life before, packed
+    lasting: tuple[Any, ...]  # state of its groups that outlives episodes, from the previous life, packed
 
 
 def _worker_setup(

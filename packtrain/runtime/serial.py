@@ -13,7 +13,7 @@ def run(training: Training) -> None:
     environment = training.experiment.streams.environment
 
     def on_hang(error: EnvError) -> None:
-        save_and_exit([training], error)  # the only thread is stuck inside the environment, and nothing else moves
+        save_and_exit([training], error)  # the only thread is stuck inside the environment
 
     deadlines = environment.step_deadline_secs, environment.start_deadline_secs
     with Watchdog(training.columns(), *deadlines, on_hang, lambda: training.stop is not None):

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from packtrain.errors import StalledError
 
 PREFIX = "packtrain-run-"
 RECORDS = "processes.json"
-LONGEST_PATH = 16  # letters of a session folder's parent; the path of a socket may have 107 in all
+LONGEST_PATH = 16  # characters of a session folder's parent; the path of a socket is limited to 107 in all
 GRACE_SECS = 2.0  # between SIGTERM and SIGKILL
 WATCH_SECS = 1.0
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
@@ -105,13 +105,13 @@ class Session:
     """A private folder whose processes end with the driver; must be closed."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_short_folder()))  # mode 700
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_short_folder()))  # created with mode 700
         self._guard = subprocess.Popen(
             [sys.executable, "-m", "packtrain.runtime.supervise", str(os.getpid()), str(self.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the driver
+            start_new_session=True,  # Ctrl-C is handled by the driver
         )
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ def guard(driver: int, folder: Path) -> None:
     if root is not None and mine is not None:
         known |= _started_since(root, mine)
         known |= descendants(known) - {mine}
-    if root is not None and is_running(root):  # it goes on without this session, and so do its own helper processes
+    if root is not None and is_running(root):  # it continues without this session, and so do its helper processes
         known -= mentioning("multiprocessing.resource_tracker") | mentioning("multiprocessing.spawn")
     _finish(folder, known, mine)
 
@@ -222,6 +222,21 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
 
 
+def launch(command: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a process in a group of its own that gets SIGTERM if this one dies; its output goes to a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            list(command),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
+
+
 def supervise(
     command: Sequence[str],
     restarts: int,
@@ -258,7 +273,7 @@ def supervise(
     try:
         while True:
             begin = time.monotonic()
-            # In a process group of its own: Ctrl-C reaches it once, through this process.
+            # In a separate process group, so that Ctrl-C reaches it once, through this process.
             child = subprocess.Popen(list(command), process_group=0, preexec_fn=die_with_parent)
             if stopped:
                 child.send_signal(stopped[-1])

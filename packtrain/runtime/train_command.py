@@ -22,7 +22,7 @@ from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder, claim, point_latest
 from packtrain.runtime.open_run import OpenRun, Saved, TrainRequest, open_run, prepare_request
 from packtrain.runtime.preparation import finished
-from packtrain.runtime.saved_state import refuse_ill_formed
+from packtrain.runtime.restore_checks import refuse_ill_formed
 from packtrain.runtime.training import Training
 
 RUNTIMES = {"local": local.run, "serial": serial.run, "cluster": local.run}
@@ -81,7 +81,7 @@ def _train_seeds(request: TrainRequest, num_seeds: int) -> int:
         code = _train_together(requests)
     else:
         numbered = enumerate(requests)
-        code = next(filter(None, (_train_one_of(one, num_seeds) for one in numbered)), 0)  # stops at a failure
+        code = next(filter(None, (_train_one_of(one, num_seeds) for one in numbered)), 0)  # stops at the first failure
         if code:
             return code
     if request.latest_in is not None and not code:
@@ -157,7 +157,7 @@ def _signals(trainings: list[Training]) -> Iterator[list[signal.Signals]]:
     the start, as under `nohup`, it stays ignored.
     """
     received: list[signal.Signals] = []
-    if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread alone
+    if threading.current_thread() is not threading.main_thread():  # Python delivers signals only to the main thread
         yield received
         return
 

@@ -57,15 +57,15 @@ class RunSetup:
     """Settings and folder that a run is built from."""
 
     experiment: Experiment
-    spec: Spec  # of its environment
-    folder: RunFolder  # where it is written to
-    configuration: Configuration  # what the experiment was built from
-    device: torch.device  # of policy, networks and memories
-    console: Console  # shows rows to a person
-    sinks: tuple[Sink, ...] = ()  # where rows go beside metrics.jsonl
-    exact: bool = False  # a serial run: choose nothing by measured speed, so that the same run gives the same numbers
-    remote: Remote | None = None  # the processes that act; None: a thread of this one
-    learners: int = 1  # processes among which each batch is divided, this one included
+    spec: Spec  # of the experiment's environment
+    folder: RunFolder  # run folder
+    configuration: Configuration  # configuration that the experiment was built from
+    device: torch.device  # device of policy, networks and memories
+    console: Console  # shows rows on the terminal
+    sinks: tuple[Sink, ...] = ()  # destinations of metrics rows besides metrics.jsonl
+    exact: bool = False  # serial run: choose nothing by measured speed, so that a repeated run gives the same numbers
+    remote: Remote | None = None  # processes that act; None: a thread of this process
+    learners: int = 1  # number of processes that share each batch, this one included
 
 
 class Training:
@@ -81,15 +81,17 @@ class Training:
         """
         self.setup, self.experiment = setup, setup.experiment
         self.device, self.folder = setup.device, setup.folder
-        self.overlaps = not setup.exact and setup.experiment.can_overlap  # acting and learning at the same time
+        # whether acting and learning run at the same time
+        self.overlaps = not setup.exact and setup.experiment.can_overlap
         self.counters = Counters(len(setup.experiment.schedule))
-        self.stop: BaseException | None = None  # why the run should end early
+        self.stop: BaseException | None = None  # reason to end the run early
         self.gate = Gate()
-        self.patience = setup.experiment.streams.environment.step_deadline_secs + 30  # for an actor step to end
-        # What is saved while an epoch is under way, since episodes cannot be saved: step, actor and counters before it.
+        # time limit for an actor step to end
+        self.patience = setup.experiment.streams.environment.step_deadline_secs + 30
+        # State before the current epoch, saved during it because episodes cannot be saved: step, actor and counters.
         self.safe_point: tuple[int, dict[str, Any] | None, dict[str, Any]] | None = None
-        # Updates of an epoch that are under way: the place of their stage in the epoch, and how many are made. Between
-        # two of them a run is saved as it is.
+        # Unfinished updates of an epoch: index of their stage in the epoch, and number made. Between two updates the
+        # current state is saved.
         self.epoch_updates: tuple[int, int] | None = None
         torch.set_num_threads(setup.experiment.run.num_threads)
         keep_large_blocks()
@@ -112,7 +114,7 @@ class Training:
         again: tuple[int, ...] = ()
         if saved is not None and saved[1]["run"]["env_steps"]:
             again = (saved[1]["run"]["env_steps"],)
-        # A replay stays in the groups that it is stored in, if they are of the same environments.
+        # A replay keeps its groups if they contain the same environments.
         kept = saved[1]["run"].get("groups") if saved is not None and experiment.by_ratio else None
         if kept is not None and (sum(kept) != experiment.streams.num_actors or experiment.streams.groups is not None):
             kept = None
@@ -146,7 +148,7 @@ class Training:
         precision = self.learning.precision
         self.evaluations = Evaluations(experiment, setup.spec, setup.device, travelling, precision)
         keep = run_state.restore(self, *saved) if saved else 0
-        settle_gpu()  # the actor's stream goes on from what this one has made
+        settle_gpu()  # the actor's CUDA stream continues from tensors made on this one
         settings = dict(setup.configuration.values)
         about = About(str(folder.shown), folder.path, setup.configuration.text(), settings)
         self.log.open(folder.metrics, keep, setup.sinks, about)
@@ -193,7 +195,7 @@ class Training:
             self.log.add_epoch_update(name, result)
             return
         self.log.add_update(result)
-        if not self.experiment.by_ratio:  # else steps are counted as they are acted
+        if not self.experiment.by_ratio:  # otherwise steps are counted when they are acted
             self.counters.step += result.steps
             self.write_row_if_due(without_updates=False)
         self.pulse()
@@ -305,7 +307,7 @@ class Training:
         if not evaluations.is_due(self.step, planned_epochs(self.experiment, self.counters.repeats), self.finished):
             return False
         with self.gate.held(self.patience):
-            # The state before the evaluation: a run that resumes from it evaluates again and writes the row.
+            # State before the evaluation: a run that resumes from it repeats the evaluation and writes the row.
             state = self.saver.state_to_evaluate()
             epoch = schedule_epoch(self.experiment, self.counters.repeats)
             for policy in evaluations.policies:
@@ -313,7 +315,7 @@ class Training:
             networks = [learner.network for learner in self.learning.learners.values()]
             state_for_it = self.acting.evaluation_state()
             evaluations.begin(Evaluated(self.step, state, self._update_counts()), networks, state_for_it)
-            settle_gpu()  # the actor's stream plays on with what this one has prepared
+            settle_gpu()  # the actor's CUDA stream uses tensors prepared on this one
         return True
 
     def collect_evaluation(self) -> None:
@@ -344,7 +346,7 @@ class Training:
         """Whether an evaluation has begun and its row is not written yet."""
         return self.evaluations.under_way is not None
 
-    # -- life
+    # -- start and end
 
     def acting_state(self) -> dict[str, Any]:
         """Return the counters of environment steps."""

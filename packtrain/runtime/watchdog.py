@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from packtrain.runtime.training import Training
 
 log = logging.getLogger("packtrain")
-STOP_SECS = 15.0  # how long a call may last once the run has been asked to stop: it must save and leave within 30 s
+STOP_SECS = 15.0  # limit for a call after a stop request: the run must save and exit within 30 s
 
 
 class Watchdog:
@@ -58,9 +58,9 @@ class Watchdog:
 
     def _watch(self) -> None:
         tick = min(1.0, self._deadline / 4)
-        calls: list[float | None] = [None] * len(self._columns)  # when the call under way began
-        spent = [0.0] * len(self._columns)  # how long it has run
-        stopping = 0.0  # seconds since the run was asked to stop
+        calls: list[float | None] = [None] * len(self._columns)  # start of each current call
+        spent = [0.0] * len(self._columns)  # running time of each current call
+        stopping = 0.0  # seconds since the stop request
         last = time.monotonic()
         while not self._stop.wait(tick):
             now = time.monotonic()

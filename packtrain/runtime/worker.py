@@ -27,7 +27,7 @@ from packtrain.types import Chunk
 
 PAUSE_SECS = 0.005
 LONGEST_GAP = 10.0  # seconds between two readings that count at most
-ROWS = "rows"  # the name under which all rows are collected
+ROWS = "rows"  # name under which all rows are collected
 
 
 class ReceivedWeights:
@@ -115,7 +115,7 @@ class Worker:
         finished: list[Any] = []
         for _ in range(order.steps * (len(self._writers) if order.each_group else 1)):
             if order.round and self.side.round_is_over():
-                time.sleep(PAUSE_SECS)  # other workers still play
+                time.sleep(PAUSE_SECS)  # other workers have not finished their episodes
                 break
             finished += self.side.act().finished
         for writer in self._writers:
@@ -144,7 +144,7 @@ class Worker:
         report = Report(side.actor.steps, finished, side.policy.random)
         return WorkerReport(report, self._round, round_over, side.savable, side.settled_steps, row, answer)
 
-    # -- answers to questions between two actor steps
+    # -- requests between two actor steps
 
     def answer_snapshot(self) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
         """Return the full state of environments and policy, None if some environment cannot be saved; lasting state."""
@@ -243,7 +243,7 @@ class PackedTensor:
     """A tensor as an array, for sending: torch itself would share its memory with the receiver."""
 
     array: np.ndarray
-    dtype: str  # of the tensor, as torch names it
+    dtype: str  # torch's name of the dtype
 
 
 def pack_tensors(tree: Any) -> Any:

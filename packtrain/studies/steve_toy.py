@@ -172,7 +172,7 @@ class Tables:
         self._block: Rollouts
 
     def step(self) -> float:
-        """Overwrite one entry of every table with its target; return the model use if depths are weighted, else NaN."""
+        """Update one entry of every table; return how much the targets used the model, NaN without depth weights."""
         if self._at == _BLOCK:
             self._block = draw_rollouts(
                 self._toy, self._rng, _BLOCK, self._members, self._rollouts, self._horizon, self._noise

@@ -69,7 +69,7 @@ class Faulty(gym.Env):
             raise EnvSetupError(f"Faulty(fault={fault!r}, at_step=0): a reset has no reward, at_step must be 1 or more")
         self.observation_space = gym.spaces.Box(0, 1e9, (3,), np.float32)
         self.action_space = gym.spaces.Discrete(2)
-        self._step = 0  # of the episode
+        self._step = 0  # step of the episode
         self._life = 0  # steps over all episodes
         self._resets = 0
 

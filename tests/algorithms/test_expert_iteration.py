@@ -316,7 +316,7 @@ def test_values_that_cannot_be_meant_are_refused(values, message):
     assert str(caught.value).startswith(message)
 
 
-def test_networks_and_heads_that_nobody_asks_are_refused():
+def test_networks_and_heads_without_requests_are_refused():
     network = networks(value=[[1.0], [1.0]], logits=[[0.0, 0.0], [0.0, 0.0]])
     for settings, message in (
         (

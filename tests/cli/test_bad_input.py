@@ -90,7 +90,7 @@ CATCH = ["train", "impala/catch", "--output_dir", "run"]
         (["eval", ".", "--video", "--video_episodes", "0"], ["--video_episodes 0"]),
         (["eval", ".", "--video", "--video_episodes", "3", "--num_episodes", "2"], ["--video_episodes 3", "between"]),
         (["eval", ".", "--video", "--video_format", "gif"], ["--video_format 'gif'", "mp4"]),
-        (["eval", ".", "--video_episodes", "2"], ["--video_episodes", "without --video"]),
+        (["eval", ".", "--video_episodes", "2"], ["--video_episodes", "needs --video"]),
         ([*CATCH, "--savedir", "d"], ["--output_dir"]),
         (["eval", "nowhere"], ["nowhere is not a run folder"]),
         (["eval", ".", "--num_episodes", "0"], ["--num_episodes 0"]),
@@ -172,7 +172,7 @@ def test_no_good_checkpoint_left(capsys, tmp_path):
     for path in (tmp_path / "run" / "checkpoints").glob("*/state.json"):
         path.write_bytes(b"{}")
     assert main([*CATCH, *SMALL]) == 2
-    assert "is whole" in capsys.readouterr().err
+    assert "is intact" in capsys.readouterr().err
     assert main(["eval", "run"]) == 2
 
 

@@ -36,7 +36,7 @@ def register():
 
 
 class Custom(gym.Env):
-    """Shows what it is told to."""
+    """Shows a given observation."""
 
     def __init__(self, space=None, obs=None, action_space=None, channels=()):
         self.observation_space = space or Box(-1, 1, (2,))

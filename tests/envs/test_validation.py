@@ -335,7 +335,7 @@ def test_no_bad_value_reaches_the_memory(fault, answer):
 
 
 class Rotten(gym.Env):
-    """Counts to three; bad where it is told to be, in one buffer that it writes over."""
+    """Counts to three; bad values on demand, in one buffer that it overwrites."""
 
     observation_space = Box(-9, 9, (1,))
     action_space = Discrete(2)

@@ -179,7 +179,7 @@ def test_the_backends_say_the_same_of_the_same_environment():
         for outcome in (one, other):
             outcome.obs["count"][:, 0] = 0  # ids are drawn from different generators
         assert all(outcome.over is None and outcome.life_over is None for outcome in (one, other))  # no lives here
-        # What is told beside comes in arrays of other dtypes from Gymnasium.
+        # Gymnasium returns `info` in arrays of other dtypes.
         one, other = (trees.named_leaves(outcome._replace(info={})._asdict()) for outcome in (one, other))
         for name in one.keys() & other.keys() - {"solved", "over", "life_over", "waiting"}:
             assert one[name].dtype == other[name].dtype, name
@@ -315,7 +315,7 @@ def assert_gone(children):
     ],
 )
 def test_processes_that_break_are_named_in_time(fault, text):
-    """Mutations: no deadline; asking who is dead before the kernel knows; a step counted only when it is answered."""
+    """Mutations: no deadline; checking which process is dead too early; a step counted only when it is answered."""
     columns = faulty(fault, at_step=4, processes=True, deadline=2.0)
     children = pids(columns)
     try:
@@ -347,7 +347,7 @@ def test_a_death_is_always_blamed_on_the_one_that_died():
             columns.close()
 
 
-def test_several_failures_are_told_in_one_line():
+def test_several_failures_are_one_line():
     columns = gymnasium_columns([functools.partial(Faulty, "raise", 2)] * 2, processes=True)
     try:
         with pytest.raises(EnvError, match=r"raised in step.*\(1 more environments failed with it\)") as error:
@@ -357,7 +357,7 @@ def test_several_failures_are_told_in_one_line():
         columns.close()
 
 
-def test_children_ignore_ctrl_c_and_close_leaves_nobody_behind():
+def test_children_ignore_ctrl_c_and_close_ends_all_of_them():
     """Mutation: without SIG_IGN a Ctrl-C at the terminal kills the environments before the parent can save."""
     columns = gymnasium_columns([Faulty, Faulty], processes=True)
     children = pids(columns)

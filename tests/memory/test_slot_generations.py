@@ -1,4 +1,4 @@
-"""Keys: what is gone is told from what took its place."""
+"""Keys: an old entry is distinguished from the one that replaced it."""
 
 import pytest
 import torch

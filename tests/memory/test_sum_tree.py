@@ -37,7 +37,7 @@ class AgainstAList(RuleBasedStateMachine):
     """Random operations on both. Priorities are eighths, so that sums are exact and draws must be equal.
 
     Mutations: the first of repeated leaves wins; leaves below 0 are taken from the end; only the lowest level of sums
-    is made anew; a draw that does not subtract what it passed; a restore that leaves the sums as they were.
+    is recomputed; a sample that does not subtract what it passed; a restore that leaves the sums as they were.
     """
 
     @initialize(capacity=st.sampled_from([1, 2, 31, 32, 33, 1000, 1023, 1024, 2500]))

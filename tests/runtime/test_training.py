@@ -156,7 +156,7 @@ def test_the_last_steps_have_a_row_too(tmp_path, runtime):
     assert [row["step"] for row in rows] == [run.step] and rows[0]["episodes"] > 0
 
 
-def test_environments_that_begin_anew_do_not_repeat_themselves(tmp_path, monkeypatch):
+def test_new_episodes_after_a_resume_differ_from_earlier_ones(tmp_path, monkeypatch):
     """Nor do actions. Mutation: the seeds of the beginning after every resume."""
     monkeypatch.setattr("packtrain.envs.gymnasium_vector_env.exact_saving", lambda env: None)
     begun = []
@@ -187,7 +187,7 @@ def test_divergence_stops_the_run(tmp_path):
     run.close()
 
 
-def test_a_best_checkpoint_knows_only_the_rows_before_it(tmp_path):
+def test_a_best_checkpoint_contains_only_the_rows_before_it(tmp_path):
     """Rows written while an evaluation ran belong to later steps. Mutation: taking the file's length at its end."""
     run = training(tmp_path, eval_every=100, eval_episodes=2, log_every=20)
     before = run.log.bytes

@@ -46,8 +46,8 @@ class LearnedModel:
     members: int = 8
     mask_size: int | None = 4  # members that an environment uses in an episode; None: all
     verified_edges: Verified = "graph"
-    cache: bool = True  # keep predictions until the network learns
-    factored: bool = True  # round coordinates that belong together as a whole; False: one by one, as published
+    cache: bool = True  # cache predictions until the network learns
+    factored: bool = True  # round the coordinates of a factor together; False: one by one, as published
     scaled: bool = False  # divide the disagreement about a coordinate by its range; for models of changes
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class EnsembleModel:
     ):
         self.action_space: gym.Space[Any] = action_space
         self.runs = runs
-        self._each = columns // runs if runs > 1 else 0  # environments of a run
+        self._each = columns // runs if runs > 1 else 0  # environments per run
         self._decoder = decoder
         self._members = settings.members
         self._size = settings.members if settings.mask_size is None else settings.mask_size
@@ -241,7 +241,7 @@ class PredictionCache:
             try:
                 answer = yield Request(network, trees.map(lambda leaf: leaf.take(made, axis=0), inputs))
                 rows = self._store(self._prepare(answer), len(made))
-            except BaseException:  # without an answer: the keys are in the table and would count as answered
+            except BaseException:  # no answer: the keys are in the table already and would count as answered
                 self.forget()
                 raise
             self._table.give(places.take(made), rows)

@@ -19,7 +19,7 @@ _FIRST_ROOM = 1024
 class Transitions(NamedTuple):
     """M transitions between observations."""
 
-    run: np.ndarray  # [M] int64, the run they belong to where several runs share a process; else 0
+    run: np.ndarray  # [M] int64 index of the run if several runs share a process; else 0
     obs: np.ndarray  # [M, D] float32
     action: np.ndarray  # [M]
     after: np.ndarray  # [M, D]
@@ -38,7 +38,7 @@ class TransitionTable:
         self._table = HashTable()
         self._count = 0
         self._known: Transitions | None = None
-        self.contradicted: dict[int, int] = {}  # by run: how often a transition differed from the stored one
+        self.contradicted: dict[int, int] = {}  # per run: how often a transition differed from the stored one
 
     def __len__(self) -> int:
         return self._count

@@ -36,11 +36,12 @@ from packtrain.runtime.supervise import Session, reap_left_over
 
 log = logging.getLogger("packtrain")
 
-GET_SECS = 10.0  # for a result that is here already
+GET_SECS = 10.0  # limit for fetching a result that has arrived
 PROBE_EVERY, PROBE_SECS = 5.0, 20.0  # of the head
 RECONNECT_SECS = 600  # after so long without the head, Ray ends the driver: an update may take longer than its 60 s
-STORE_EVERY = 30.0  # seconds between two looks at the object stores
+STORE_EVERY = 30.0  # seconds between checks of the object stores
 CONNECT_SECS = 2.0
+START_SECS = 90.0  # limit for starting a private cluster
 ROLE_SHARE = 0.001  # of a node's role that one worker takes: a thousand fit
 HEAD_CONFIG = {
     "health_check_initial_delay_ms": 1000,
@@ -55,7 +56,7 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 QUIET = {
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_task_events_report_interval_ms": "0",  # or the head's memory grows with every call
+    "RAY_task_events_report_interval_ms": "0",  # otherwise the head's memory grows with every call
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_worker_niceness": "0",  # 15 by default, which starves workers on a busy machine
@@ -66,13 +67,13 @@ QUIET = {
 def import_ray() -> Any:
     """Import ray with our settings and the token that the environment names; MissingExtraError without the extra."""
     require_ray()
-    # Results of workers are read where they lie in the object store; memories copy rows and write into none of them.
+    # Results of workers are read in place in the object store; memories copy rows and write into none of them.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     imported = "ray" in sys.modules
     os.environ.update(QUIET)
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_SECS))
     ray = importlib.import_module("ray")
-    if imported:  # it has read its settings and a token before
+    if imported:  # Ray has read its settings and a token already
         raylet = importlib.import_module("ray._raylet")
         raylet.Config.initialize("")
         raylet.AuthenticationTokenLoader.instance().reset_cache()
@@ -92,9 +93,9 @@ class Cluster:
 
     def __init__(self, ray: Any, address: str, session: Session | None = None):
         self.ray, self.address = ray, address
-        self._session = session  # of a private cluster
+        self._session = session  # session of a private cluster
         self._closed = threading.Event()
-        self._asked: float | None = None  # when the probe under way began
+        self._asked: float | None = None  # when the current probe began
         self._blind = 0.0  # seconds for which the head has not answered
         self._overflow = ""
         self._known: list[dict[str, Any]] = []
@@ -107,7 +108,7 @@ class Cluster:
             )
         ]
 
-    # -- begin and end
+    # -- start and end
 
     @classmethod
     def start(cls, store_bytes: int, num_cpus: int, num_gpus: int = 0) -> Cluster:
@@ -115,7 +116,7 @@ class Cluster:
         os.environ.update(LOOPBACK)
         require_ray()
         reap_left_over()
-        session = Session()  # its folder has mode 700; Ray makes the folders in it open to all
+        session = Session()  # its folder has mode 700; Ray creates folders in it that all users may read
         with _environment_of(session.folder):
             ray = import_ray()
             try:
@@ -137,7 +138,7 @@ class Cluster:
             except ClusterError:
                 _stop(ray, session)
                 raise
-            except Exception as error:  # Ray's own kinds and RuntimeError
+            except Exception as error:  # Ray's own exceptions and RuntimeError
                 _stop(ray, session)
                 raise ClusterError(f"no Ray cluster could be started on this machine: {_last_line(error)}") from error
         cluster._begin()
@@ -179,7 +180,7 @@ class Cluster:
         """The folder of a private cluster; None for another."""
         return None if self._session is None else self._session.folder
 
-    # -- what there is
+    # -- state of the cluster
 
     def nodes(self) -> list[plan.Node]:
         """Return the nodes that are alive, as of a few seconds ago; never waits."""
@@ -239,12 +240,12 @@ class Cluster:
             self._overflow = self._overflow or overflow(self.ray)
 
     def _probe_head(self) -> None:
-        """Ask the head for its nodes again and again; the call blocks for ever once the head is gone."""
+        """Request the list of nodes from the head periodically; the call blocks forever if the head is lost."""
         while not self._closed.wait(PROBE_EVERY):
             self._asked = time.monotonic()
             try:
                 self._known = self.ray.nodes()
-            except Exception as error:  # whatever Ray raises while it is being left
+            except Exception as error:  # any error of Ray during shutdown
                 if self._closed.is_set():
                     return
                 log.warning("the cluster %s could not be asked: %s", self.address, _last_line(error))
@@ -458,7 +459,7 @@ class Recipe(NamedTuple):
 
     build: Callable[..., Any]
     arguments: tuple[Any, ...]
-    import_path: tuple[str, ...] = ()  # folders in which the process looks for modules first
+    import_path: tuple[str, ...] = ()  # folders in which the process searches modules first
 
 
 @dataclass
@@ -469,12 +470,12 @@ class _Life:
     role: str
     node: str
     recipe: Recipe
-    starting: Any = None  # the answer to `identify`, then to `build`
+    starting: Any = None  # pending result of `identify`, then of `build`
     identified: bool = False
     calls: deque[tuple[int, Any]] = field(default_factory=deque)  # number and result, oldest first
     status: Any = None
     pid: int = 0
-    version: int = -1  # of the weights that were sent to it last
+    version: int = -1  # version of the weights sent last
 
 
 class RayEngine:
@@ -510,7 +511,7 @@ class RayEngine:
             self._events.append(Failure(worker, life, f"no node of the cluster can take a worker of role {role!r}"))
             return
         strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=True)
-        # A later life may have to share another node, and what the life before it had reserved may not be free yet.
+        # A later life may have to use another node, and the previous life's resources may not be free yet.
         cpus = placed.cpus if life == self._first_life[worker] else 0
         # If that node is lost at this moment, Ray takes another: one with the same role, where nodes state theirs.
         resource = f"{plan.RESOURCE}{plan.place_of(role)}"
@@ -533,7 +534,7 @@ class RayEngine:
     def call(self, call: Call) -> None:
         """Send a call; a version of weights travels once per node and is read once per worker."""
         life = self._lives.get(call.worker)
-        if life is None or life.life != call.life:  # it has failed, and `ready` is about to report that
+        if life is None or life.life != call.life:  # the life has failed, and `ready` will report it
             return
         weights = None if life.version == call.version else call.weights
         try:
@@ -623,7 +624,7 @@ class RayEngine:
     def _receive(self, life: _Life, reference: Any) -> None:
         try:
             value = self._ray.get(reference, timeout=GET_SECS)
-        except Exception as error:  # the worker's own error, its death, or an object that is lost
+        except Exception as error:  # the worker's own error, its death, or a lost object
             self._fail(life, error)
             return
         if reference == life.status:
@@ -665,7 +666,7 @@ def _describe(error: BaseException) -> str:
     """Return a traceback whose last line says in one line what happened."""
     cause = getattr(error, "cause", None)
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    if cause is not None:  # raised by the worker: Ray puts its traceback into the text
+    if cause is not None:  # raised by the worker: Ray adds its traceback to the text
         return f"{text}\n{type(cause).__name__}: {cause}"
     kind = type(error).__name__
     sentences = [line.strip() for line in text.splitlines() if line.strip()]
@@ -677,7 +678,7 @@ class Inspected(NamedTuple):
     """What one node answered."""
 
     node: plan.Node
-    trouble: str  # one sentence; empty if its versions are ours
+    trouble: str  # one sentence; empty if its versions equal the driver's
 
 
 def inspect(cluster: Cluster, secs: float = 60.0) -> list[Inspected]:

@@ -22,7 +22,7 @@ from packtrain.runtime.seeds import seed_for
 LONGEST_GAP = 5.0
 """Seconds between two polls that count at most: the driver was stopped or busy, and no worker is to blame for that."""
 
-# -- what an engine is called with, and what it reports
+# -- arguments of an engine, and its reports
 
 
 class Call(NamedTuple):
@@ -30,10 +30,10 @@ class Call(NamedTuple):
 
     worker: int
     life: int
-    number: int  # rises by one from 0 within a life
+    number: int  # increases by one from 0 within a life
     version: int  # of the weights
-    weights: Any  # what `Engine.put` returned for that version
-    order: Any  # what the worker is to do; not read here
+    weights: Any  # result of `Engine.put` for that version
+    order: Any  # order for the worker, not interpreted here
     epoch: int
 
 
@@ -77,7 +77,7 @@ Event = Started | Arrival | Failure | Beat
 
 
 class Engine(Protocol):
-    """Starts and calls workers. No method but `ready` may wait, and `ready` only as long as it is told to."""
+    """Starts and calls workers. Only `ready` may wait, and not longer than its time limit."""
 
     def now(self) -> float:
         """Return the time in seconds, from a clock that never goes back."""
@@ -101,7 +101,7 @@ class Engine(Protocol):
         """Store weights where workers can read them; the result goes into calls."""
 
 
-# -- what the caller sees
+# -- interface for the caller
 
 
 @dataclass(frozen=True)
@@ -116,21 +116,21 @@ class Limits:
     weights_bytes: int = 0  # of one version
     max_bytes: int | None = None  # of results in flight and of the versions in use; None: any
     start_secs: float = 180.0
-    call_secs: float = 60.0  # without progress
+    call_secs: float = 60.0  # limit without progress
     first_secs: float = 0.0  # the same until the first result of a life, which may include first resets, if longer
     stall_secs: float = 8.0  # without progress, after which a question to a worker is not waited for
     beat_secs: float = 3.0  # between two status requests
     suspect_secs: float = 30.0  # without an answer, until a worker is named as a reason for waiting
-    dead_secs: float = 60.0  # without an answer, until a worker is given up
-    hold_secs: float = 5.0  # how long one slow call may hold back others for the sake of `max_lag`
-    first_delay: float = 1.0  # before a worker is started again
-    last_delay: float = 30.0  # the delay doubles with each fruitless life up to this
+    dead_secs: float = 60.0  # without an answer, until a worker is declared dead
+    hold_secs: float = 5.0  # maximum time that one slow call may hold back others because of `max_lag`
+    first_delay: float = 1.0  # before a worker is restarted
+    last_delay: float = 30.0  # maximum; the delay doubles with each life without a chunk
     fruitful_chunks: int = 3  # chunks of a life that has not been fruitless
     fruitless_lives: int = 5  # fruitless lives in a row after which a worker is retired
     errors: int = 5  # lives that ended with an error of the worker's own code within `errors_secs`: it is retired
     errors_secs: float = 600.0
-    min_workers: int = 1  # with fewer workers that are not retired the run stops
-    errand_lives: int = 3  # lives that may end during one errand before it is given up
+    min_workers: int = 1  # the run stops if fewer workers are left that are not retired
+    errand_lives: int = 3  # number of lives that may end during one errand before the errand fails
 
     def __post_init__(self) -> None:
         if self.max_bytes is not None and self.chunk_bytes + 3 * self.weights_bytes > self.max_bytes:
@@ -148,8 +148,8 @@ class Delivery(NamedTuple):
     number: int
     version: int
     lag: int  # versions between its weights and the newest
-    continues: bool  # whether its first step follows the last step delivered of this worker
-    chunk: Any  # None if it is too old to learn from; its report counts all the same
+    continues: bool  # whether its first step follows the last delivered step of this worker
+    chunk: Any  # None if it is too old to learn from; its report counts nevertheless
     report: Any
     errand: int | None = None  # the id that `request` returned; None for a standing order
 
@@ -162,7 +162,7 @@ class _InFlight:
     call: Call
     sent: float
     errand: _Errand | None = None
-    written_off: bool = False  # whether it is expected to come too late
+    written_off: bool = False  # whether it is expected to arrive too late
     overtaken_at: float | None = None  # when a later result of the same life arrived
 
 
@@ -172,7 +172,7 @@ class _Errand:
     order: Any
     version: int
     weights: Any
-    worker: int | None = None  # the one that does it, in its current life; None: any without standing orders
+    worker: int | None = None  # worker that executes it, in its current life; None: any worker without standing orders
     ended_lives: int = 0
 
 
@@ -185,10 +185,10 @@ class _Worker:
     since: float = 0.0  # when the phase began
     due: float = 0.0  # when the next life starts, while waiting
     calls: list[_InFlight] = field(default_factory=list)
-    number: int = 0  # of the next call
+    number: int = 0  # number of the next call
     accepted: int = -1  # number of the last accepted result
     unbroken: bool = False  # whether the last accepted result was delivered with its chunk
-    active_since: float = 0.0  # of the call that is executed: its begin, or the last progress
+    active_since: float = 0.0  # start of the current call, or its last progress
     sent_at: float = -math.inf
     beat_at: float = 0.0
     asked_at: float = -math.inf
@@ -199,7 +199,7 @@ class _Worker:
     delivered: int = 0  # results of this life that count for the breaker
     restarts: int = 0
     error: str = ""  # last line of the error that ended the last life
-    steps: int = 0  # since the last row
+    steps: int = 0  # since the last metrics row
     size: int = 0
     lag: int = 0
 
@@ -230,7 +230,7 @@ class Flow:
         for worker, life in zip(self._workers, lives, strict=False):
             worker.life = life - 1
         self._time, self._last = 0.0, engine.now()
-        self._version, self._weights = -1, _no_weights  # the newest, and a function that returns them
+        self._version, self._weights = -1, _no_weights  # the newest, and a function that returns it
         self._put_version, self._put_token, self._put_at = -1, None, -math.inf
         self._order: Any = None
         self._epoch = 0
@@ -238,10 +238,10 @@ class Flow:
         self._errands: deque[_Errand] = deque()
         self._next_errand = 0
         self._failed_errands: list[int] = []
-        self._blocker: _InFlight | None = None  # a slow call that holds back others now
+        self._blocker: _InFlight | None = None  # slow call that currently holds back others
         self._blocked_since = 0.0
         self._chunk_bytes = limits.chunk_bytes
-        self._typical = 0.0  # seconds that a call takes, a running mean
+        self._typical = 0.0  # running mean of the seconds per call
         self.dropped: Counter[str] = Counter()
         """Results that were not used, by reason: late, duplicate, overtaken, lag, epoch."""
         self.first_error = ""
@@ -250,7 +250,7 @@ class Flow:
         """What happened to workers, one sentence each; for the log. The caller empties it."""
         self._row_at, self._waited, self._held_for = 0.0, 0.0, 0.0
 
-    # -- what the driver sets
+    # -- inputs from the driver
 
     def publish(self, version: int, weights: Callable[[], Any]) -> None:
         """Make a version of weights the newest; `weights` is called if and when it is sent."""
@@ -320,7 +320,7 @@ class Flow:
                 self._engine.kill(worker.index, worker.life)
             worker.phase, worker.calls = "retired", []
 
-    # -- the machine
+    # -- state machine
 
     def poll(self, timeout: float) -> list[Delivery]:
         """Start, call and replace workers as due, and wait at most `timeout` seconds for a result that may be used.
@@ -406,10 +406,10 @@ class Flow:
                     times += [since + limits.call_secs for since in overtaken]
         if self._blocker is not None:
             times.append(self._blocked_since + self._patience())
-        # Past it by a little, so that a comparison with > holds.
+        # Slightly later, so that a comparison with > is true.
         return max(self._time, min(times, default=math.inf)) + 1e-3
 
-    # -- lives that end
+    # -- end of lives
 
     def _give_up(self, worker: _Worker, why: str) -> None:
         self._engine.kill(worker.index, worker.life)
@@ -465,7 +465,7 @@ class Flow:
                 f"error was: {reason}"
             )
 
-    # -- orders out
+    # -- sending orders
 
     def _send_errands(self) -> None:
         for errand in [errand for errand in self._errands if errand.worker is not None]:
@@ -570,7 +570,7 @@ class Flow:
             self._put_token = self._engine.put(self._version, self._weights())
             self._put_version, self._put_at = self._version, self._time
 
-    # -- results in
+    # -- receiving results
 
     def _receive(self, event: Event) -> list[Delivery]:
         worker = self._workers[event.worker]
@@ -629,7 +629,7 @@ class Flow:
     def _note_duration(self, secs: float) -> None:
         self._typical = secs if not self._typical else 0.9 * self._typical + 0.1 * secs
 
-    # -- what is going on
+    # -- status
 
     def waiting_for(self) -> str:
         """Return one sentence that says why no result has arrived."""

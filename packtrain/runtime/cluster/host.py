@@ -1,4 +1,4 @@
-"""The process of one life of a worker, as the engine starts it: versions first, then the worker itself."""
+"""Entry point of a worker process: report library versions, then run the worker until it ends."""
 
 from __future__ import annotations
 

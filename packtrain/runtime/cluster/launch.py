@@ -10,7 +10,7 @@ from packtrain.runtime.cluster import engine, plan
 from packtrain.runtime.messages import Remote
 
 log = logging.getLogger("packtrain")
-NODES_SECS = 120.0  # that nodes may take to join
+NODES_SECS = 120.0  # limit for nodes to join
 
 
 class Launched(NamedTuple):

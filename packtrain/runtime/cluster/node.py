@@ -19,8 +19,8 @@ from packtrain.runtime.supervise import Session, reap_left_over
 UP_SECS = 120.0
 _UP = "Ray runtime started"
 WARNING = (
-    "Whoever has the token can run code on every node, and it travels unencrypted: keep the ports of the nodes inside "
-    "a private network."
+    "Anyone who has the token can run code on every node, and it is sent unencrypted: keep the ports of the nodes "
+    "inside a private network."
 )
 
 
@@ -33,8 +33,8 @@ class NodeRequest:
     role: str = "actor"
     port: int = 6379
     num_cpus: int | None = None  # None: all
-    store_gb: float | None = None  # None: what Ray takes, 30 % of the memory
-    loopback: bool = False  # a head for nodes on this machine alone
+    store_gb: float | None = None  # None: Ray's default, 30 % of the memory
+    loopback: bool = False  # a head for nodes on this machine only
 
     @property
     def local(self) -> bool:
@@ -67,7 +67,7 @@ def run_node(request: NodeRequest, say: Callable[[str], None]) -> int:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=os.environ | engine.QUIET | (engine.LOOPBACK if request.local else {}),
-                    process_group=0,  # a Ctrl-C of the terminal is for this process
+                    process_group=0,  # a Ctrl-C in the terminal must reach only this process
                 )
             _wait_until_up(process, log, received)
             if request.local:
@@ -106,7 +106,7 @@ def check(request: NodeRequest) -> None:
 
 
 def next_lines(request: NodeRequest, ip: str, token: str, created: bool) -> list[str]:
-    """Return what a user is told once the node runs.
+    """Return the lines that are printed when the node runs.
 
     Args:
       request: the command line.

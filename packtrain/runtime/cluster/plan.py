@@ -40,13 +40,13 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run asks of a cluster."""
+    """The resources that a run needs from a cluster."""
 
     num_envs: int
-    chunk_bytes: int  # of one result of one worker that serves all environments
+    chunk_bytes: int  # size of one result of one worker that serves all environments
     weights_bytes: int
     workers: int | None = None  # None: one per NUMA node of every machine that may act
-    role: str = "actor"  # of the workers; "env": they step environments and have no policy
+    role: str = "actor"  # role of the workers; "env": they step environments and have no policy
     min_nodes: int = 1
 
 
@@ -54,7 +54,7 @@ class Placed(NamedTuple):
     """One worker of a plan."""
 
     role: str
-    node: str  # id; a wish, since another node takes over if this one is lost
+    node: str  # id of the preferred node; another node takes over if this one is lost
     cpus: float
     envs: range  # global indices of its environments; empty if it has none
 
@@ -63,8 +63,8 @@ class Plan(NamedTuple):
     """Where everything of a run goes."""
 
     workers: tuple[Placed, ...]
-    chunk_bytes: int  # of the largest result of one worker
-    store_bytes: dict[str, int]  # needed per node id
+    chunk_bytes: int  # size of the largest result of one worker
+    store_bytes: dict[str, int]  # required size of the object store, per node id
     notes: tuple[str, ...]  # one sentence each, for the log
 
 
@@ -80,7 +80,7 @@ def make_plan(nodes: Sequence[Node], needs: Needs) -> Plan:
     """Place a run on nodes; ClusterError, in one sentence, if it cannot be."""
     if len(nodes) < needs.min_nodes:
         raise ClusterError(
-            f"the cluster has {len(nodes)} of the {needs.min_nodes} nodes that --min_nodes asks for; "
+            f"the cluster has {len(nodes)} of the {needs.min_nodes} nodes that --min_nodes requires; "
             "start the others with `packtrain node --address`"
         )
     acting = [node for node in nodes if _PLACES[needs.role] in node.roles]
@@ -108,7 +108,7 @@ def make_plan(nodes: Sequence[Node], needs: Needs) -> Plan:
     actors = Counter(node.id for role, node in zip(roles, chosen, strict=True) if role == needs.role)
     store = {node.id: store_needed(chunk, needs.weights_bytes, actors[node.id]) for node in nodes if load[node.id]}
     for node in nodes:
-        if node.driver:  # all results come here
+        if node.driver:  # all results are sent to the driver
             store[node.id] = store_needed(chunk, needs.weights_bytes, count)
     _check_stores(nodes, store, chunk, needs)
     notes = [f"{count} worker{'s' * (count != 1)} on {len(actors)} node{'s' * (len(actors) != 1)}"]
@@ -134,13 +134,13 @@ def split(num_envs: int, workers: int) -> list[range]:
 
 
 def choose_node(nodes: Sequence[Node], role: str, load: Counter[str], wish: str | None = None) -> Node | None:
-    """Return the node for one more worker: the wished-for one if it is there, else the one with the most room.
+    """Return the node for one more worker: the preferred one if it is alive, else the one with the most room.
 
     Args:
       nodes: those that are alive.
       role: "actor" or "env".
       load: workers on each node id so far.
-      wish: a node id.
+      wish: id of the preferred node; None: no preference.
     """
     fitting = [node for node in nodes if _PLACES[role] in node.roles]
     for node in fitting:

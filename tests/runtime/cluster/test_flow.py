@@ -414,7 +414,7 @@ def test_five_fruitless_lives_retire_a_worker_and_the_others_go_on():
     assert "retired after 5 lives" in flow.notices[-1]
 
 
-def test_a_life_that_delivered_starts_the_count_anew():
+def test_a_life_that_delivered_resets_the_count():
     flow, engine = make()
     for _ in range(12):
         run(flow, engine, engine.time + 8)

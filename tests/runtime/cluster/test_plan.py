@@ -78,7 +78,7 @@ def test_the_object_store_must_hold_four_results_per_worker_and_three_versions()
 
 
 def test_too_few_nodes_are_one_sentence():
-    with pytest.raises(ClusterError, match="1 of the 3 nodes that --min_nodes asks for"):
+    with pytest.raises(ClusterError, match="1 of the 3 nodes that --min_nodes requires"):
         plan.make_plan([node("1")], needs(min_nodes=3))
 
 

@@ -14,9 +14,9 @@ from packtrain.envs.bin_packing import BinPacking
 from packtrain.envs.hanoi import Hanoi
 from packtrain.errors import ConfigError
 from packtrain.metrics.reading import read_metrics
-from packtrain.planning.frontier import UNTRIED, FrontierAgent
 from packtrain.planning.model import CoreModel
 from packtrain.planning.planner import Roots
+from packtrain.planning.tabular_search import UNTRIED, FrontierAgent
 from packtrain.runtime.training import Training
 
 CLOCKED = ("wall_s", "steps_per_second", "actor_busy", "learner_busy", "rss_mb")

@@ -28,8 +28,8 @@ from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.policy import discrete_actions
 from packtrain.trees import Tree
 
-UNTRIED, ENDED = -1, -2  # entries of the transition table that are no states
-_TIE, _RANDOM_ACTION = range(2)  # what a random number is for
+UNTRIED, ENDED = -1, -2  # entries of the transition table other than states
+_TIE, _RANDOM_ACTION = range(2)  # purposes of random numbers
 
 Route = list[tuple[int, int]]
 """(state, action) pairs still to be played, the last one first."""
@@ -71,12 +71,12 @@ class FrontierSearch:
         self._n_actions = discrete_actions("FrontierAgent", model.action_space)
         self.decisions = 0
         self.rng = np.random.default_rng(seed)  # part of the planner interface; unused
-        self._numbers: dict[int, int] = {}  # digest of an observation → state number
+        self._numbers: dict[int, int] = {}  # digest of an observation → number of the state
         self._next: list[list[int]] = []  # [N][A] number of the next state, UNTRIED or ENDED
         self._untried: list[int] = []  # [N] untried actions of each state
         self._goals: dict[int, int] = {}  # state → action that ends the episode with a reward
         self._routes: list[Route] = [[] for _ in range(columns)]
-        self._played: dict[int, tuple[int, int]] = {}  # column → (state, action) of its last decision
+        self._played: dict[int, tuple[int, int]] = {}  # environment → (state, action) of its last decision
 
     @property
     def transitions(self) -> int:
@@ -148,7 +148,7 @@ class FrontierSearch:
         self._routes = [[] for _ in self._routes]
         self._played = {}
 
-    # -- the table
+    # -- transition table
 
     def _find(self, states: Tree) -> list[int]:
         """Return the numbers of real states; new ones are entered."""
@@ -168,7 +168,7 @@ class FrontierSearch:
         self._next[state][action] = after
         if goal and self._goals.get(state) != action:
             self._goals[state] = action
-            self._routes = [[] for _ in self._routes]  # all columns turn to the goal
+            self._routes = [[] for _ in self._routes]  # all environments go to the goal
 
     # -- routes
 

@@ -18,7 +18,7 @@ from packtrain.equations.priorities import item_priority, sequence_priority
 from packtrain.equations.q_learning import n_step_q_targets
 from packtrain.errors import CheckpointError, ConfigError, DivergedError
 from packtrain.memory.sequence_memory import SequenceMemory
-from packtrain.memory.sequences import Sequences
+from packtrain.memory.sequence_settings import Sequences
 from packtrain.networks.recurrent import ResettingLSTM
 from packtrain.runtime import checkpoint
 from packtrain.testing.numbered_rows import Numbered, check, live, run
@@ -277,7 +277,7 @@ def test_the_largest_error_decays_until_one_is_larger() -> None:
 
 
 def test_actors_may_say_what_sequences_are_worth() -> None:
-    """extras["priority"] of row t + n judges step t. Mutations: that of row t; of rows of the next episode."""
+    """extras["priority"] of row t + n is the error of step t. Mutations: that of row t; of rows of the next episode."""
     sizes, memory = make((2, 1), new_priority="given", priority_exponent=1.0)
     stream, rng = Numbered((2, 1), 5), np.random.default_rng(5)
     run(memory, stream, 250, rng)
@@ -297,7 +297,7 @@ def test_actors_may_say_what_sequences_are_worth() -> None:
 
 
 def test_errors_that_actors_give_count_for_the_largest() -> None:
-    """An episode too short to be judged has the largest of those before it. Mutation: the first of a batch of them."""
+    """An episode too short for an error has the largest of those before it. Mutation: the first of a batch of them."""
     _, memory = make((1,), new_priority="given", priority_exponent=1.0)
     stream = Numbered((1,), 0, steps=[1, 5, 1, 5, 1, 40])
     plain = stream.next_row  # rows 0, 1 | 2 … 7 | 8, 9 | 10 … 15 | 16, 17 | 18 …
@@ -442,7 +442,7 @@ def test_other_episodes_after_a_resume_end_those_that_were_under_way() -> None:
     again.restore(memory.snapshot(), same_episodes=False)
     assert live(again) == [(0, 0, 0, 6), (0, 2, 2, 6), (0, 4, 3, 5)]
     for _ in range(12):
-        stream.step(again, 0)  # not a reset: nobody knows what was before
+        stream.step(again, 0)  # not a reset: the row before is unknown
     assert len(again) == 3
     cut = [again.sample().trajectory for _ in range(3)]
     starts = torch.cat([t.obs["place"][3, :, 1] for t in cut])

@@ -10,8 +10,8 @@ from typing import NamedTuple
 class Compilers(NamedTuple):
     """Paths of the programs that torch.compile calls; None: there is none."""
 
-    c: str | None  # Triton builds its launchers with it
-    cxx: str | None  # what is compiled for a CPU
+    c: str | None  # used by Triton to build its launchers
+    cxx: str | None  # used to compile code for a CPU
 
 
 def find_compilers() -> Compilers:

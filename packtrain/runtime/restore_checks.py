@@ -41,7 +41,7 @@ def refuse_ill_formed(path: Path, state: dict[str, Any]) -> None:
         **dict.fromkeys(("random_steps", "counted"), _is_count),
         "solved_at": lambda value: value is None or _is_count(value),
     }
-    kinds |= {name: fits for name, fits in newer.items() if name in run}  # not known to earlier versions
+    kinds |= {name: fits for name, fits in newer.items() if name in run}  # unknown to earlier versions
     for name, fits in kinds.items():
         if not fits(run.get(name)):
             raise CheckpointError(
@@ -84,7 +84,7 @@ def restoring(path: Path, from_checkpoint: bool = True) -> Iterator[None]:
         reason = (str(error).splitlines() or [""])[0]
         raise CheckpointError(
             f"the checkpoint of {path} does not fit its configuration ({type(error).__name__}: {reason}); --fresh "
-            "starts anew beside it"
+            "starts a new run beside it"
         ) from error
 
 
@@ -95,7 +95,7 @@ def refuse_other(path: Path, state: dict[str, Any], configuration: config.Config
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise CheckpointError(
             f"{path} was made with another configuration: {changed[0]}{more}; "
-            "--fresh starts anew beside it, or choose another --output_dir"
+            "--fresh starts a new run beside it, or choose another --output_dir"
         )
 
 

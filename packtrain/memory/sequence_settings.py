@@ -15,8 +15,8 @@ from packtrain.memory.sequence_index import note_bytes
 from packtrain.memory.sequence_memory import SequenceMemory
 from packtrain.memory.storage import BLOCK
 
-_TOGETHER = 64  # rows that wait on the host, at most, before they go to the device in one copy a leaf
-_SMALL = 15  # bytes of a row that are no observation: an action, a reward and three flags
+_TOGETHER = 64  # maximum number of rows that wait on the host before one copy per leaf to the device
+_SMALL = 15  # bytes of a row besides the observation: action, reward and three flags
 
 
 @configurable
@@ -26,23 +26,25 @@ class Sequences(MemorySettings):
 
     replays: ClassVar[bool] = True
 
-    capacity: int = 1_000_000  # rows of all columns together; the oldest give way
-    sequence_length: int = 80  # T, steps to learn from; 1 for transitions
-    burn_in: int = 40  # rows before them, only to warm up the core
+    capacity: int = 1_000_000  # rows of all environments together; the oldest are overwritten
+    sequence_length: int = 80  # T, steps to learn from; 1: transitions
+    burn_in: int = 40  # rows before them that only warm up the recurrent state
     stride: int = 40  # steps from one sequence to the next
-    n_step: int = 5  # steps of a return: n − 1 steps come after the T, for returns that reach over the end; 0 as 1
-    batch_size: int = 64  # sequences
+    # steps of a return; n − 1 further steps are stored after the T, so that returns can use them; 0 as 1
+    n_step: int = 5
+    batch_size: int = 64  # sequences per batch
     warm_up: int = 1  # steps before the first batch
     priority_exponent: float = 0.9  # α
-    importance_exponent: float = 0.6  # β at first …
-    importance_exponent_end: float = 0.6  # … and in the end
-    importance_steps: int = 100_000  # batches in between
-    new_priority: str = "largest"  # of new sequences: "largest" error so far; "given": the actor's TD errors
-    extras: tuple[str, ...] = ()  # what the actor knew that is kept
-    storage: Literal["device", "host", "disk"] = "device"  # where observations lie; disk: in a file
-    compression: Literal["zlib"] | None = None  # of observations on the host: less room, slower batches
-    eta: float = 0.9  # of a new sequence's priority from given errors: η max |δ| + (1 − η) mean |δ|
-    largest_decay: float = 1.0  # of the largest error, with every batch of new errors; 1: it never falls
+    importance_exponent: float = 0.6  # β at the first batch …
+    importance_exponent_end: float = 0.6  # … and at the end
+    importance_steps: int = 100_000  # batches over which β changes linearly
+    # initial priority of sequences: "largest": largest error so far; "given": the actor's TD errors
+    new_priority: str = "largest"
+    extras: tuple[str, ...] = ()  # outputs of the actor to store
+    storage: Literal["device", "host", "disk"] = "device"  # where observations are stored; disk: in a file
+    compression: Literal["zlib"] | None = None  # of observations on the host: needs less memory, samples more slowly
+    eta: float = 0.9  # priority from given errors: η max |δ| + (1 − η) mean |δ|
+    largest_decay: float = 1.0  # factor on the largest error per batch of new errors; 1: no decay
 
     def __post_init__(self) -> None:
         check.at_least(self, 1, "capacity", "sequence_length", "stride", "batch_size", "warm_up", "importance_steps")
@@ -124,7 +126,7 @@ class Sequences(MemorySettings):
     def plan_bytes(self, num_envs: int, row_bytes: int, total_steps: int) -> MemoryBytes:
         """Estimate the rings, which are allocated at once; a checkpoint copies the index and one segment."""
         size, host = self.bytes_needed(num_envs, row_bytes), self.host_bytes_needed(num_envs, row_bytes)
-        copied = min((size + host) / 4, 256 * 2**20)  # as measured
+        copied = min((size + host) / 4, 256 * 2**20)  # measured
         advice = "lower replay_size, or set storage to host or disk"
         return MemoryBytes(size, host, copied, name="the replay", advice=advice)
 
@@ -151,9 +153,9 @@ class Sequences(MemorySettings):
         places = columns * self.length(columns) + 1
         found = {"disk": 0, **note_bytes(self, columns, carry)}
         found["device"] += small * places
-        found["host"] += 16 * columns  # where episodes stand
+        found["host"] += 16 * columns  # positions of episodes
         if self.compression:
-            blocks = -(-self.length(columns) // BLOCK) + 1  # of a column, with the open one
+            blocks = -(-self.length(columns) // BLOCK) + 1  # blocks of an environment, including the open one
             found["host"] += (row - small) * BLOCK * columns * blocks + 8 * columns
         else:
             found[self.storage] += (row - small) * places
