@@ -32,11 +32,16 @@ from packtrain.metrics.reading import BOOKKEEPING, read_metrics, seed_folders
 from packtrain.metrics.sinks import Sink, trackers
 from packtrain.prediction import Policy, load_policy
 from packtrain.runtime import eval_command, train_command
+from packtrain.runtime.messages import Remote
 from packtrain.runtime.open_run import TrainRequest
 from packtrain.runtime.profiling import Profile
 
 RUN_OPTIONS = {
     "runtime": "local",
+    "workers": None,
+    "address": None,
+    "min_nodes": None,
+    "inference": "worker",
     "bindings": (),
     "track": (),
     "profile": False,
@@ -110,6 +115,22 @@ def _number(value: Any) -> float:
     return float(value) if _is_number(value) else float("nan")
 
 
+def _remote(options: dict[str, Any]) -> Remote | None:
+    """Return where a run acts: on a cluster or in this process; ConfigError if the options do not fit each other."""
+    runtime = options["runtime"]
+    if runtime not in ("local", "serial", "cluster"):
+        raise ConfigError(f"runtime = {runtime!r} is not one of local, serial, cluster")
+    if options["inference"] not in ("worker", "learner"):
+        raise ConfigError(f"inference = {options['inference']!r} is not one of worker, learner")
+    if runtime == "cluster":
+        nodes = 1 if options["min_nodes"] is None else options["min_nodes"]
+        return Remote("cluster", options["workers"], options["address"], nodes, options["inference"])
+    for name in ("workers", "address", "min_nodes", "inference"):
+        if options[name] != RUN_OPTIONS[name]:
+            raise ConfigError(f'{name} = {options[name]!r} needs runtime = "cluster"')
+    return None
+
+
 def train(
     config: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
@@ -133,9 +154,9 @@ def train(
       num_seeds: number of seeds to train, from `seed` on, in folders seed_0, seed_1, …; None: a single run.
       device: cpu, cuda or cuda:N.
       callbacks: functions to call while it goes on; False stops all seeds.
-      settings: knobs of the configuration, such as total_steps=50_000; and runtime ("local" or "serial"), bindings
-        (a list of gin bindings), track (names of trackers), profile (write a trace), progress (False prints
-        nothing), fresh, trust_config.
+      settings: knobs of the configuration, such as total_steps=50_000; and runtime ("local", "serial" or "cluster"),
+        workers, address, min_nodes and inference for a cluster, bindings (a list of gin bindings), track (names of
+        trackers), profile (write a trace), progress (False prints nothing), fresh, trust_config.
 
     Raises:
       Error: as on the command line.
@@ -145,8 +166,7 @@ def train(
     if not names:
         raise ConfigError("train needs a configuration; packtrain.list_configs() returns the shipped ones")
     options = {name: settings.pop(name, default) for name, default in RUN_OPTIONS.items()}
-    if options["runtime"] not in ("local", "serial"):
-        raise ConfigError(f"runtime = {options['runtime']!r} is not one of local, serial")
+    remote = _remote(options)
     if isinstance(options["track"], str):
         options["track"] = options["track"].split(",")
     if env is not None:
@@ -165,6 +185,7 @@ def train(
         seed=seed,
         num_seeds=num_seeds,
         runtime=options["runtime"],
+        remote=remote,
         device=device,
         fresh=options["fresh"] or output_dir is None,
         trust_config=options["trust_config"],

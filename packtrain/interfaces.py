@@ -371,6 +371,13 @@ class MemoryBytes(NamedTuple):
     limited: bool = True  # refuse to start if it does not fit; False: the size is only a guess
 
 
+class PolicyLag(NamedTuple):
+    """How old the weights behind a sample may be."""
+
+    limit: int  # versions of the weights; older samples are dropped
+    steps_per_version: int  # steps that a learner uses for one version
+
+
 class MemorySettings(abc.ABC):
     """Sizes of a memory. Implemented by frozen dataclasses."""
 
@@ -409,6 +416,14 @@ class MemorySettings(abc.ABC):
     def batch_steps(self) -> int:
         """Steps of a batch of a queue; 0 where a batch has no fixed number."""
         return 0
+
+    def policy_lag(self, num_envs: int) -> PolicyLag | None:
+        """Return the limit of policy lag; None: samples of any age are used.
+
+        Args:
+          num_envs: environments of all groups.
+        """
+        return None
 
 
 class ObservedStep(NamedTuple):

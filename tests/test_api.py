@@ -179,6 +179,8 @@ def test_an_error_of_a_callback_is_raised():
         ({"config": "ppo/cartpole", "total_steps": "many"}, ["'many' is not a whole number"]),
         ({"config": "ppo/cartpole", "total_steps": 1.5}, ["total_steps = 1.5 is not a int"]),
         ({"config": "ppo/cartpole", "runtime": "cloud"}, ["runtime = 'cloud'"]),
+        ({"config": "ppo/cartpole", "workers": 2}, ["workers = 2", 'runtime = "cluster"']),
+        ({"config": "ppo/cartpole", "runtime": "cluster", "inference": "gpu"}, ["inference = 'gpu'"]),
         ({"config": "ppo/cartpole", "env": 3}, ["env = 3 is not an id"]),
         ({"config": "ppo/cartpole", "env": "CartPol-v1"}, ["did you mean 'CartPole-v1'"]),
         ({"config": "ppo/cartpole", "track": "wand"}, ["--track 'wand'", "did you mean 'wandb'"]),

@@ -6,7 +6,7 @@ A guard wraps every environment, wherever it runs, and names environment, seed a
 from __future__ import annotations
 
 import functools
-import multiprocessing
+import os
 import re
 import time
 from collections.abc import Callable
@@ -65,16 +65,17 @@ class Factory:
     ):
         self._make, self.label, self._answer, self._travelling = make, label, answer, travelling
         self._deadline = start_deadline_secs
+        self._made_in = os.getpid()
 
     def __call__(self, failures: Failures | None = None) -> gym.Env:
         """Return the environment within the deadline; a child process also verifies its configuration."""
-        if multiprocessing.parent_process() is not None and self._travelling is not None:
+        if os.getpid() != self._made_in and self._travelling is not None:
             self._travelling.check()
         return Guard(self._made(), self.label, self._answer, self._made, failures)
 
     def _made(self) -> gym.Env:
         """Return an environment without its guard; in a child process the parent enforces the deadline."""
-        if multiprocessing.parent_process() is not None:
+        if os.getpid() != self._made_in:
             return self._make()
         return within(self._deadline, self._make, f"{self.label} was not made", START_SETTING)
 

@@ -25,7 +25,7 @@ from packtrain.errors import ConfigError
 from packtrain.interfaces import Memory, MemoryBytes, MemorySettings, View, Writer
 from packtrain.memory.ring import Ring
 from packtrain.trees import Tree
-from packtrain.types import Row, Sample, Trajectory
+from packtrain.types import CarryRows, Row, Sample, Trajectory
 
 ATTRIBUTES = ("solved", "terminated", "truncated")
 HINDSIGHT = ("return", "discounted_return", "solved")
@@ -214,6 +214,14 @@ class EpisodeMemory(Memory):
     def writer(self, group: int) -> _GroupWriter:
         """Return the writer of one group of environments."""
         return self.writers[group]
+
+    def release(self, group: int) -> None:
+        """Drop the episodes of a group's current round: its next rows begin a round."""
+        self.writers[group].begin()
+
+    def chunk_carries(self, rows: int) -> CarryRows:
+        """Return "none": episodes are stored without recurrent states."""
+        return "none"
 
     def add_episode(self, episode: dict[str, Tree]) -> None:
         """Store one episode of L steps.

@@ -28,7 +28,7 @@ from packtrain.memory.segments import SEGMENT_ROWS, NoSegments, Segments
 from packtrain.memory.storage import sent
 from packtrain.memory.transition_writer import TransitionWriter
 from packtrain.trees import Tree
-from packtrain.types import Sample, Trajectory
+from packtrain.types import CarryRows, Sample, Trajectory
 
 log = logging.getLogger("packtrain")
 _FIRST_ROOM = 4096
@@ -292,6 +292,14 @@ class ReplayMemory(Memory):
     def writer(self, group: int) -> TransitionWriter:
         """Return the writer of one group of environments."""
         return self.writers[group]
+
+    def release(self, group: int) -> None:
+        """Drop a group's previous row and its incomplete transitions: its next row answers no action."""
+        self.writers[group].restore({})
+
+    def chunk_carries(self, rows: int) -> CarryRows:
+        """Return "none": transitions are stored without recurrent states."""
+        return "none"
 
     def add(self, transitions: dict[str, Tree]) -> None:
         """Store M transitions: "obs", "action", "reward", "after", "terminated", "truncated", each [M, ...].

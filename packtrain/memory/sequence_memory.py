@@ -272,6 +272,11 @@ class SequenceMemory(Memory):
         """Return the writer of one group of environments."""
         return self.writers[group]
 
+    def release(self, group: int) -> None:
+        """End a group's episodes in progress at its latest row; its rows are stored again from its next resets on."""
+        with self.acting():
+            self.writers[group].leave()
+
     def named(self, row: Row, extras: dict[str, Any]) -> dict[str, Any]:
         """Return the stored leaves of a row, by the names of their rings."""
         for name in (*self.sizes.extras, *["priority"] * (self.sizes.new_priority == "given")):

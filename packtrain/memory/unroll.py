@@ -22,7 +22,7 @@ from torch import Tensor
 from packtrain import check, trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
-from packtrain.interfaces import Memory, MemoryBytes, MemorySettings, Writer
+from packtrain.interfaces import Memory, MemoryBytes, MemorySettings, PolicyLag, Writer
 from packtrain.trees import Tree
 from packtrain.types import Row, Sample, Trajectory
 
@@ -80,6 +80,10 @@ class Unrolls(MemorySettings):
         """Number of unrolls in the arena: one per column, the queue, those entering it together, a batch in copying."""
         joining = -(-columns // self.unroll_length) if self.staggered else columns
         return columns + self.bound(columns) + joining + self.batch_size
+
+    def policy_lag(self, num_envs: int) -> PolicyLag:
+        """Return the limit of policy lag, and the steps of a batch."""
+        return PolicyLag(self.lag_limit(num_envs), self.unroll_length * self.batch_size)
 
     def lag_limit(self, columns: int) -> int:
         """Lag above which an unroll is dropped; the default is at least what queue and columns can cause."""
@@ -195,6 +199,10 @@ class UnrollQueue(Memory):
         """Return the writer of one group of environments."""
         return self.writers[group]
 
+    def release(self, group: int) -> None:
+        """Cut a group's stream: its next row does not follow its latest one."""
+        self.writers[group].cut = True
+
     def has_room(self) -> bool:
         """Return whether an actor may continue."""
         return len(self._full) < self._bound
@@ -244,6 +252,7 @@ class UnrollQueue(Memory):
             "dropped": self.dropped,
             "sinks": [
                 {"slot": writer.slot.copy(), "position": writer.position.copy(), "early": writer.early.copy()}
+                | ({"cut": True} if writer.cut else {})
                 for writer in self.writers
             ],
         }
@@ -264,7 +273,7 @@ class UnrollQueue(Memory):
         self.dropped = int(snapshot["dropped"])
         for writer, state in zip(self.writers, snapshot["sinks"], strict=True):
             writer.slot, writer.position = state["slot"].copy(), state["position"].copy()
-            writer.early = state["early"].copy()
+            writer.early, writer.cut = state["early"].copy(), bool(state.get("cut", False))
 
 
 class _GroupWriter(Writer):
@@ -275,6 +284,7 @@ class _GroupWriter(Writer):
         self.slot = np.array([queue._free.popleft() for _ in starts], np.int64)
         self.position = queue.length - starts  # the first unroll begins when this reaches T …
         self.early = np.ones(len(starts), bool)  # … and rows written before it are discarded
+        self.cut = False  # the next row does not follow the latest one
 
     @torch.no_grad()  # a value with a graph would make the whole buffer part of that graph
     def add(self, row: Row, carry: Tree, extras: dict[str, Tensor]) -> None:
@@ -282,6 +292,8 @@ class _GroupWriter(Writer):
         queue = self._queue
         if queue._rows is None:
             queue._allocate(row, carry, extras)
+        if self.cut:
+            self._discard(~np.asarray(row.first))
         rows = queue.context + self.position
         places: tuple[Tensor, ...] | None = None  # the same indices on the device
         for array, leaf in zip(queue._row_arrays, trees.flatten(row), strict=True):
@@ -296,9 +308,24 @@ class _GroupWriter(Writer):
         if len(finished):
             self._move_on(finished, carry)
             queue._begun[self.slot[finished]] = extras["weights_version"][finished]
+        steps = np.maximum(self.position, 0)  # below 0 for unrolls that are thrown away
         for name, leaf in extras.items():
-            queue._extra_arrays[name][self.position, self.slot] = _array(leaf)
+            queue._extra_arrays[name][steps, self.slot] = _array(leaf)
         self.position = self.position + 1
+
+    def _discard(self, columns: np.ndarray) -> None:
+        """Throw the current unrolls of these columns away when they are full; the stream was cut in front of this row.
+
+        Columns that begin an episode with this row go on: the row before it is a filler. All columns keep the times at
+        which their unrolls end, since the number of free slots relies on their being spread.
+
+        Args:
+          columns: bool [B], whose next row continues an episode of which rows are missing.
+        """
+        queue, self.cut = self._queue, False
+        self.early |= columns
+        while (late := columns & (self.position > queue.length - queue.context)).any():
+            self.position[late] -= queue.length  # too few rows would be left for the next unroll's context
 
     def _move_on(self, columns: np.ndarray, carry: Tree) -> None:
         """Queue the slots of these columns and give them free ones that begin with the rows just written."""

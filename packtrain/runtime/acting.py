@@ -35,6 +35,7 @@ class Acting(abc.ABC):
     columns: Sequence[VectorEnv] = ()  # environments of this process, observed by its watchdog
     num_workers: int = 1  # number of acting sides, each with its own environments and policy
     row_needs_hold: bool = False  # whether `row` may only be called while acting is paused
+    stopping: Callable[[], bool] = staticmethod(lambda: False)  # whether the run has been asked to stop
 
     @abc.abstractmethod
     def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:
@@ -47,6 +48,14 @@ class Acting(abc.ABC):
         Args:
           patience: seconds to wait for a result of other processes, if there is none yet; None: until there is one.
         """
+
+    def check(self) -> None:  # noqa: B027
+        """Raise an error if the processes that act are lost; never waits."""
+
+    @property
+    def lives(self) -> Sequence[int]:
+        """Number of each worker's current life, which its random numbers depend on."""
+        return ()
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context for the thread that calls `act`: on a GPU, its CUDA stream."""
@@ -177,15 +186,14 @@ class ActingOptions:
     """Settings of an acting side that differ from those of a plain run."""
 
     travelling: Travelling | None = None  # the configuration, for child processes
-    exact: bool = False  # choose nothing by measured speed, so that a repeated run gives the same numbers
-    folder: Path | None = None  # run folder, for recorded searches and images; None: record nothing
-    # steps at which runs resumed with new episodes: part of the seed, so that episodes differ from earlier ones
-    again: tuple[int, ...] = ()
-    # layout of saved environments, which continue their episodes if this run has the same; None: new episodes
-    saved: Layout | None = None
-    block: Block | None = None  # groups to serve; None: all
-    sizes: tuple[int, ...] | None = None  # environments in each group of the run; None: as in the experiment
-    imports: tuple[str, ...] = ()  # modules that the configuration imports, to be imported in other processes
+    exact: bool = False  # choose nothing by measured speed, so that the same run gives the same numbers
+    folder: Path | None = None  # of the run, for recorded searches and pictures; None: there are none
+    again: tuple[int, ...] = ()  # steps after which a run goes on with new episodes: other random numbers than before
+    saved: Layout | None = None  # of environments that go on, without new episodes, if this run divides them likewise
+    block: Block | None = None  # the groups that it serves; None: all
+    sizes: tuple[int, ...] | None = None  # environments in each group of the run; None: the experiment's
+    imports: tuple[str, ...] = ()  # modules that the configuration imports, for other processes
+    lives: tuple[int, ...] = ()  # `Acting.lives` of the checkpoint
 
     def other_seeds(self, layout: Layout) -> tuple[int, ...]:
         """Return `again`, or () if the environments of the checkpoint go on in a run of this layout."""
@@ -429,7 +437,8 @@ class ActingSide(Acting):
         if "left" in state:
             adopt(self.actor.actor_states, state["left"])
         for actor_state, lasting in zip(self.actor.actor_states, state.get("seats", ()), strict=False):
-            actor_state.load_lasting_state(lasting)
+            if lasting:  # a worker that had ended has none
+                actor_state.load_lasting_state(lasting)
         self.streams[0].steps = state["run"]["env_steps"]
         return False
 

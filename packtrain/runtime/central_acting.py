@@ -24,12 +24,13 @@ from packtrain.runtime.acting import ActingOptions, ActingSide, build_acting
 from packtrain.runtime.cluster.flow import Engine
 from packtrain.runtime.env_server import EnvServer, EnvServerSetup, ServedGroup
 from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.hunger import Hunger
 from packtrain.runtime.messages import Remote, Report
 from packtrain.runtime.preflight import row_bytes
 from packtrain.runtime.process_engine import ProcessEngine
 from packtrain.runtime.regrouping import Layout
-from packtrain.runtime.remote_acting import ROW_EXTRAS, divide, group_sizes
 from packtrain.runtime.remote_envs import EnvServers, RemoteGroup
+from packtrain.runtime.remote_setup import ROW_EXTRAS, divide, group_sizes
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
 from packtrain.types import Row, Spec
@@ -90,7 +91,8 @@ def central_acting(
         engine_for(setup, launched),
         blocks,
         start_secs=environment.start_deadline_secs + 60,
-        step_secs=max(environment.step_deadline_secs, environment.start_deadline_secs),
+        step_secs=environment.step_deadline_secs,
+        reset_secs=environment.start_deadline_secs,
     )
     streams = [Stream(RemoteGroup(servers, group, spec, environment.id), size) for group, size in enumerate(sizes)]
     kind = functools.partial(CentralActing, servers=servers, exact=options.exact)
@@ -165,6 +167,7 @@ class CentralActing(ActingSide):
         self._memories: dict[str, Memory] = {}
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._batches = self._served = 0  # since the last metrics row
+        self._hunger = Hunger("the run", lambda: f"environments: {servers.waiting_for()}")
 
     def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:
         """Store rows in these memories, and act with these weights; None if nothing learns."""
@@ -181,7 +184,8 @@ class CentralActing(ActingSide):
           patience: seconds to wait for a row; None: until there is one.
         """
         end = None if patience is None else time.monotonic() + patience
-        while not self._serve():
+        while not (served := self._serve()) and not self.stopping():
+            self._hunger.look()
             left = LOOK_SECS if end is None else min(LOOK_SECS, end - time.monotonic())
             if left <= 0:
                 break
@@ -191,7 +195,13 @@ class CentralActing(ActingSide):
                     break  # wait until the learner makes room
             else:
                 self._servers.poll(left)
+        if served:
+            self._hunger.fed()
         return Report(self.actor.steps, self.actor.drain_finished(), self.policy.random)
+
+    def check(self) -> None:
+        """Raise an error if the cluster is lost; never waits."""
+        self._servers.check()
 
     def _serve(self) -> bool:
         """Serve the groups whose rows have arrived; return whether any was served."""

@@ -15,15 +15,15 @@ import torch
 from packtrain.envs.deadline import RunningTime
 from packtrain.errors import ENDS_AFTER_SAVING, EnvError, StalledError
 from packtrain.runtime import serial
+from packtrain.runtime.hunger import Hunger
 from packtrain.runtime.loops import Act, Learn, Loop, queue, ratio
 from packtrain.runtime.training import Training
-from packtrain.runtime.watchdog import Watchdog, is_in_environment, log_stacks, save_and_exit
+from packtrain.runtime.watchdog import Watchdog, is_in_environment, save_and_exit
 
 log = logging.getLogger("packtrain")
 LOOK_SECS = 0.2  # interval at which a waiting loop checks whether the run should end
 PAUSE_SECS = 0.0005  # sleep of a loop that waits for steps or updates because of a ratio
 WARM_UP_PAUSE_SECS = 0.005
-STARVED_SECS = 60.0  # after this time, a waiting loop reports what it waits for
 # Longest time for which one thread may hold the interpreter's lock while another waits for it. Both threads release it
 # inside every torch operator and need it right after; with Python's 5 ms, a learner of small operators waits for the
 # actor's NumPy longer than it computes. Measured on 2 cores with impala/catch: the two loops together do 1.62 times the
@@ -118,7 +118,7 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
     memories = list(training.learning.memories.values())
     ratios = training.experiment.by_ratio
     waits_for = "the learner to come nearer" if ratios else "room in the unroll queue: the learner is slower"
-    hunger = _Hunger("the actor", waits_for)
+    hunger = Hunger("the actor", waits_for)
     try:
         with training.acting.on_device():
             while not over.is_set():
@@ -133,6 +133,7 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
                         hunger.fed()
                         training.act(0.0 if training.evaluating else LOOK_SECS)
                     training.evaluations.tick()
+                training.acting.check()
                 if training.evaluating:
                     hunger.fed()  # the actor can continue
                 elif not room:
@@ -160,7 +161,7 @@ def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseExce
     """Run the learner's thread: make updates as they are due; the actor's thread makes actor steps."""
     memories, by_ratio = list(training.learning.memories.values()), training.experiment.by_ratio
     what = "steps" if by_ratio else "unrolls"
-    hunger = _Hunger("the learner", f"{what}: the environments or the policy are slower")
+    hunger = Hunger("the learner", f"{what}: the environments or the policy are slower")
     before = -1  # steps when it last looked
     for item in due:
         if faults:
@@ -195,25 +196,3 @@ def _last_evaluation(training: Training, faults: list[BaseException]) -> None:
         time.sleep(0.005)
         training.collect_evaluation()
         training.saver.save_if_due(background=True)
-
-
-class _Hunger:
-    """Logs once a minute that a loop waits, and for what; the first time with the stacks of all threads."""
-
-    def __init__(self, who: str, what: str):
-        self._who, self._what = who, what
-        self._since = time.monotonic()
-        self._said = 0
-
-    def fed(self) -> None:
-        self._since, self._said = time.monotonic(), 0
-
-    def look(self) -> None:
-        waited = time.monotonic() - self._since
-        if waited > STARVED_SECS * (self._said + 1):
-            self._said += 1
-            text = f"{self._who} has waited {waited:.0f} s for {self._what}"
-            if self._said == 1:
-                log_stacks(text)
-            else:
-                log.warning("%s", text)

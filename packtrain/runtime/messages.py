@@ -60,7 +60,8 @@ class WorkerSetup:
     exact: bool = False  # choose nothing by measured speed
     lasting: tuple[Any, ...] = ()  # per group, see `Acting.lasting_state`; packed tensors
     again: tuple[int, ...] = ()  # steps at which the run resumed with new episodes
-    folder: str | None = None  # run folder, for recorded searches and images
+    folder: str | None = None  # of the run, for recorded searches and pictures; not used where it does not exist
+    subfolder: str = ""  # of it, for those of this worker, where there are several
     import_path: tuple[str, ...] = field(default_factory=tuple)  # folders of the user's modules
     imports: tuple[str, ...] = ()  # modules that the configuration imports
 

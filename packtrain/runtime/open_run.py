@@ -31,7 +31,7 @@ from packtrain.runtime.messages import Remote
 from packtrain.runtime.preflight import describe_plan, plan_memory, refuse_too_large
 from packtrain.runtime.preparation import find_device, finished, prepare, refuse_no_run
 from packtrain.runtime.regrouping import saved_envs
-from packtrain.runtime.remote_acting import check_remote
+from packtrain.runtime.remote_setup import check_remote
 from packtrain.runtime.restore_checks import log_changes, refuse_ill_formed, refuse_other, restoring
 from packtrain.runtime.reward_summary import say_rewards
 from packtrain.runtime.training import RunSetup, Training

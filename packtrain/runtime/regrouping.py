@@ -68,7 +68,7 @@ def adopt(actor_states: Sequence[ActorState], left: dict[str, Any]) -> None:
     for actor_state, group in zip(actor_states, left["groups"], strict=True):
         seats = left["seats"]
         lasting = [actor_state.lasting_part(seat) for seat in seats] if left["whole"] else seats
-        if lasting:
+        if lasting and all(lasting):
             actor_state.adopt(lasting, list(left["sizes"]), np.asarray(group["envs"]))
 
 

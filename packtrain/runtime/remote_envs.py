@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from packtrain import trees
 from packtrain.envs.validation import Boundary
 from packtrain.envs.vector_env import Outcome, Unsaved
 from packtrain.errors import EnvError, EnvSetupError, one_line, warn
@@ -44,6 +45,7 @@ class _Server:
     in_flight: set[int] = field(default_factory=set)
     answers: int = 0  # of this life
     failures: int = 0  # in a row
+    steps: int = 0  # environment steps since the last row of metrics
     error: str = ""
 
 
@@ -57,6 +59,7 @@ class EnvServers:
         *,
         start_secs: float,
         step_secs: float,
+        reset_secs: float = 0.0,
     ):
         """Store the settings; nothing starts before the first `poll`.
 
@@ -64,9 +67,10 @@ class EnvServers:
           engine: starts and calls the servers.
           blocks: the groups of each server.
           start_secs: that a server may take to start.
-          step_secs: that a reset or a step may take.
+          step_secs: that a step may take.
+          reset_secs: that the first reset may take, if longer.
         """
-        self._engine, self._start_secs, self._step_secs = engine, start_secs, step_secs
+        self._engine, self._start_secs, self._step_secs, self._reset_secs = engine, start_secs, step_secs, reset_secs
         self._servers = [_Server(index, tuple(block)) for index, block in enumerate(blocks)]
         self._server_of = {group: server for server in self._servers for group in server.groups}
         self._answered: dict[int, EnvAnswer] = {}  # by group, in order of arrival
@@ -76,6 +80,7 @@ class EnvServers:
         self._time, self._last = 0.0, engine.now()
         self.restarts = 0
         self.first_error = ""
+        self._row_at, self._waited, self._bytes = 0.0, 0.0, 0  # of the metrics since the last row
 
     # -- used by the acting side
 
@@ -120,12 +125,36 @@ class EnvServers:
         return before[0] + now[0], before[1] + now[1]
 
     def row(self) -> dict[str, float]:
-        """Return metrics of the servers."""
-        return {
-            "env_servers_ready": sum(server.phase == "ready" for server in self._servers),
+        """Return metrics of the servers since the last call; those of `workers/` have the meaning of other workers'."""
+        span = max(1e-9, self._time - self._row_at)
+        ready = sum(server.phase == "ready" for server in self._servers)
+        row: dict[str, float] = {
+            "env_servers_ready": ready,
             "env_servers_left_out": sum(server.phase == "left_out" for server in self._servers),
             "env_server_restarts": self.restarts,
+            "workers/workers_ready": ready,
+            "workers/calls_in_flight": sum(len(server.in_flight) for server in self._servers),
+            "workers/chunk_bytes_per_s": self._bytes / span,
+            "workers/wait_share": min(1.0, self._waited / span),
         }
+        for server in self._servers:
+            row[f"workers/worker_{server.index}_steps_per_s"] = server.steps / span
+            server.steps = 0
+        self._row_at, self._waited, self._bytes = self._time, 0.0, 0
+        return row
+
+    def waiting_for(self) -> str:
+        """Return one sentence that says why no outcome has arrived."""
+        for server in self._servers:
+            secs = self._time - server.since
+            name = f"environment server {server.index}"
+            if server.phase == "waiting":
+                return f"{name} starts in {max(0.0, server.due - self._time):.0f} s after: {server.error}"
+            if server.phase == "starting":
+                return f"{name} has been starting for {secs:.0f} s"
+            if server.phase == "ready" and server.in_flight:
+                return f"{name} has been at a step for {secs:.0f} s"
+        return "no environment server is at work"
 
     def poll(self, timeout: float) -> None:
         """Start and replace servers as due, and wait at most `timeout` seconds for an outcome.
@@ -135,10 +164,16 @@ class EnvServers:
         """
         self._tick(0.0)
         self._advance()
+        before = self._time
         events = self._engine.ready(timeout)
         self._tick(timeout)
+        self._waited += self._time - before
         for event in events:
             self._receive(event)
+
+    def check(self) -> None:
+        """ClusterLostError if the cluster is lost; never waits."""
+        getattr(self._engine, "check", lambda: None)()
 
     def close(self) -> None:
         """End all servers."""
@@ -164,8 +199,13 @@ class EnvServers:
                 self._engine.spawn(server.index, "env", server.life, 0)
             elif server.phase == "starting" and self._time - server.since > self._start_secs:
                 self._give_up(server, f"it did not start within {self._start_secs:g} s")
-            elif server.in_flight and self._time - server.since > self._step_secs:
-                self._give_up(server, f"it did not answer within {self._step_secs:g} s")
+            elif server.in_flight and self._time - server.since > (limit := self._limit(server)):
+                self._give_up(server, f"it did not answer within {limit:g} s")
+
+    def _limit(self, server: _Server) -> float:
+        """Return the deadline of the next answer: the first ones of a life are resets."""
+        resets = server.answers < len(server.groups)
+        return max(self._reset_secs, self._step_secs) if resets else self._step_secs
 
     def _give_up(self, server: _Server, why: str) -> None:
         self._engine.kill(server.index, server.life)
@@ -188,8 +228,13 @@ class EnvServers:
                 if server.answers == GOOD_ANSWERS:
                     server.failures = 0
                 self._answered[event.report.group] = event.report
+                self._measure(server, event.report.outcome)
             case Failure():
                 self._end_life(server, event.error)
+
+    def _measure(self, server: _Server, outcome: Outcome) -> None:
+        server.steps += len(outcome.first)
+        self._bytes += sum(np.asarray(leaf).nbytes for leaf in trees.flatten((outcome.obs, outcome.rewards)))
 
     def _call(self, server: _Server, order: EnvOrder) -> None:
         if not server.in_flight:

@@ -35,7 +35,8 @@ def refuse_ill_formed(path: Path, state: dict[str, Any]) -> None:
     }
     newer = {
         **dict.fromkeys(
-            ("repeats", "groups"), lambda value: isinstance(value, (list, tuple)) and all(map(_is_count, value))
+            ("repeats", "groups", "lives"),
+            lambda value: isinstance(value, (list, tuple)) and all(map(_is_count, value)),
         ),
         **dict.fromkeys(("random_steps", "counted"), _is_count),
         "solved_at": lambda value: value is None or _is_count(value),

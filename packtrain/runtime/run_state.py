@@ -39,6 +39,7 @@ def collect(training: Training, with_actor: bool) -> dict[str, Any]:
         "step": step,
         "repeats": list(training.counters.repeats),
         "groups": list(training.acting.group_sizes),
+        **({"lives": list(lives)} if any(lives := training.acting.lives) else {}),
         "wall_s": training.log.wall_s(),
         "metrics_bytes": training.log.bytes,
         **training.evaluations.snapshot(),

@@ -45,6 +45,7 @@ def carry_out(training: Training, due: Act | Learn) -> None:
         with training.log.learner_busy.waiting():
             training.act()
     else:
+        training.acting.check()
         with training.log.actor_busy.waiting():
             training.learn(due.learner, due.updates)
 
@@ -52,6 +53,7 @@ def carry_out(training: Training, due: Act | Learn) -> None:
 def _evaluate_if_due(training: Training) -> None:
     while training.stop is None and training.begin_evaluation_if_due():
         while training.evaluating and training.stop is None:
+            training.acting.check()
             training.evaluations.tick()
             training.collect_evaluation()
             training.saver.save_if_due(background=False)

@@ -139,25 +139,38 @@ def _short_folder() -> str | None:
 def guard(driver: int, folder: Path) -> None:
     """Record the processes that a driver starts, and end the remaining ones when stdin closes or the driver dies.
 
-    The driver itself is not ended, and while it lives neither are processes of Python's multiprocessing. Standard
-    input is a pipe from the driver, which the kernel closes when it dies.
+    The driver itself is not ended, nor what it had started before this guard. While it lives, processes of Python's
+    multiprocessing are not ended either. Standard input is a pipe from the driver; the kernel closes it when it dies.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     root, mine = record(driver), record(os.getpid())
     known: set[Record] = set()
     while root is not None and mine is not None:
-        now = descendants([root, *known]) - {mine}
+        now = descendants([*_started_since(root, mine), *known]) - {mine}
+        now |= _started_since(root, mine)
         if not now <= known:
             known = {each for each in known if is_running(each)} | now
             _write(folder, root, known)
         closed, _, _ = select.select([sys.stdin], [], [], WATCH_SECS)
         if closed or not is_running(root):
             break
-    known |= descendants([*([root] if root is not None else []), *known]) - {mine}
+    if root is not None and mine is not None:
+        known |= _started_since(root, mine)
+        known |= descendants(known) - {mine}
     if root is not None and is_running(root):  # it continues without this session, and so do its helper processes
         known -= mentioning("multiprocessing.resource_tracker") | mentioning("multiprocessing.spawn")
     _finish(folder, known, mine)
+
+
+def _started_since(driver: Record, mine: Record) -> set[Record]:
+    """Return the children that a driver has started since it started this guard: earlier ones are not the session's."""
+    found: set[Record] = set()
+    if is_running(driver):
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(driver.pid).children()
+            found = {known for child in children if (known := record(child.pid)) is not None}
+    return {each for each in found if each.created >= mine.created and each != mine}
 
 
 def reap_left_over(root: Path | None = None) -> int:

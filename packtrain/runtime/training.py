@@ -33,7 +33,7 @@ from packtrain.runtime.messages import Remote, Report
 from packtrain.runtime.metrics_log import MetricsLog
 from packtrain.runtime.pause import Gate
 from packtrain.runtime.regrouping import saved_layout
-from packtrain.runtime.remote_acting import remote_acting
+from packtrain.runtime.remote_setup import remote_acting
 from packtrain.runtime.saver import Saver
 from packtrain.types import Spec
 
@@ -122,7 +122,10 @@ class Training:
         sizes = None if kept is None else tuple(kept)
         layout = None if saved is None else saved_layout(saved[1])
         imports = tuple(setup.configuration.imports)
-        options = ActingOptions(travelling, setup.exact, setup.folder.path, again, layout, sizes=sizes, imports=imports)
+        lives = () if saved is None else tuple(saved[1]["run"].get("lives", ()))
+        options = ActingOptions(
+            travelling, setup.exact, setup.folder.path, again, layout, sizes=sizes, imports=imports, lives=lives
+        )
         if setup.remote is None:
             return build_sides(experiment, setup.spec, setup.device, options, streams)
         acting: Acting
@@ -133,6 +136,7 @@ class Training:
         group_sizes, context = acting.group_sizes, acting.context
         learning = build_learning(experiment, setup.spec, setup.device, group_sizes, context, setup.exact)
         acting.connect(learning.memories, learning.weights if experiment.learners else None)
+        acting.stopping = lambda: self.stop is not None
         return acting, learning
 
     def _begin(self, saved: tuple[int, dict[str, Any]] | None, travelling: Travelling) -> None:

@@ -77,6 +77,23 @@ def test_closing_a_session_ends_its_processes_and_not_the_driver(driver):
     assert not any(map(supervise.is_running, (child, grandchild, guard)))
 
 
+def test_children_from_before_a_session_are_not_ended_with_it():
+    """Mutation: the guard ends every descendant of the driver."""
+    early = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    late = None
+    try:
+        time.sleep(0.1)
+        with supervise.Session() as session:
+            late = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+            wait_until(lambda: recorded(session.folder, {late.pid}))
+        assert early.poll() is None and late.wait(30) == -signal.SIGTERM
+    finally:
+        for process in (early, late):
+            if process is not None:
+                process.kill()
+                process.wait()
+
+
 def test_what_a_killed_guard_left_is_ended_by_the_next_session(driver):
     process, (child, grandchild, guard), folder = driver()
     wait_until(lambda: recorded(folder, {child.pid, grandchild.pid}))

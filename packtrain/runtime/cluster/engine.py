@@ -37,18 +37,20 @@ from packtrain.runtime.supervise import Session, reap_left_over
 log = logging.getLogger("packtrain")
 
 GET_SECS = 10.0  # limit for fetching a result that has arrived
-PROBE_EVERY, PROBE_SECS = 5.0, 20.0  # probes of the head; Ray ends the driver 60 s after losing it
+PROBE_EVERY, PROBE_SECS = 5.0, 20.0  # of the head
+RECONNECT_SECS = 600  # after so long without the head, Ray ends the driver: an update may take longer than its 60 s
 STORE_EVERY = 30.0  # seconds between checks of the object stores
 CONNECT_SECS = 2.0
 START_SECS = 90.0  # limit for starting a private cluster
+ROLE_SHARE = 0.001  # of a node's role that one worker takes: a thousand fit
 HEAD_CONFIG = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 1000,
-    "health_check_failure_threshold": 4,
+    "health_check_timeout_ms": 5000,  # a raylet on busy cores may take seconds to answer
+    "health_check_failure_threshold": 2,
     "automatic_object_spilling_enabled": False,
 }
-"""Settings of a head that we start: a lost node is noticed within seconds, and nothing is spilled to disk."""
+"""Settings of a head that we start: a lost node is noticed within 12 s, and nothing is spilled to disk."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """With this variable, which must be set before ray is imported, Ray binds to the loopback interface only."""
 QUIET = {
@@ -69,6 +71,7 @@ def import_ray() -> Any:
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     imported = "ray" in sys.modules
     os.environ.update(QUIET)
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_SECS))
     ray = importlib.import_module("ray")
     if imported:  # Ray has read its settings and a token already
         raylet = importlib.import_module("ray._raylet")
@@ -93,10 +96,17 @@ class Cluster:
         self._session = session  # session of a private cluster
         self._closed = threading.Event()
         self._asked: float | None = None  # when the current probe began
-        self._blind, self._looked = 0.0, time.monotonic()
+        self._blind = 0.0  # seconds for which the head has not answered
         self._overflow = ""
         self._known: list[dict[str, Any]] = []
-        self._probe = threading.Thread(target=self._probe_head, name="cluster probe", daemon=True)
+        self._threads = [
+            threading.Thread(target=run, name=f"cluster {name}", daemon=True)
+            for name, run in (
+                ("probe", self._probe_head),
+                ("watch", self._watch_probe),
+                ("stores", self._look_at_stores),
+            )
+        ]
 
     # -- start and end
 
@@ -156,7 +166,8 @@ class Cluster:
 
     def _begin(self) -> None:
         self._known = self.ray.nodes()
-        self._probe.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """Leave the cluster; a private one ends with it."""
@@ -189,6 +200,10 @@ class Cluster:
             if each["Alive"]
         ]
 
+    def offers(self, node: str, resource: str) -> bool:
+        """Return whether a node states a resource."""
+        return any(each["NodeID"] == node and resource in each["Resources"] for each in self._known)
+
     def wait_for_nodes(self, count: int, secs: float) -> list[plan.Node]:
         """Return the nodes once there are enough; ClusterError after so many seconds."""
         deadline = time.monotonic() + secs
@@ -204,29 +219,32 @@ class Cluster:
         return found
 
     def check(self) -> None:
-        """ClusterLostError if the head does not answer or an object store has overflowed; never waits.
-
-        Only time in which this is called counts, so that a driver that was stopped does not blame the head.
-        """
-        now = time.monotonic()
-        passed, self._looked = min(now - self._looked, 1.0), now
-        asked = self._asked
-        self._blind = self._blind + passed if asked is not None and now - asked > 1.0 else 0.0
+        """ClusterLostError if the head does not answer or an object store has overflowed; never waits."""
         if self._blind > PROBE_SECS:
             raise ClusterLostError(f"the head of the cluster {self.address} has not answered for {PROBE_SECS:g} s")
         if self._overflow:
             raise ClusterLostError(self._overflow)
 
+    def _watch_probe(self) -> None:
+        """Measure for how long the head has not answered. Time in which this process was stopped does not count."""
+        last = time.monotonic()
+        while not self._closed.wait(0.5):
+            now = time.monotonic()
+            passed, last = min(now - last, 1.0), now
+            asked = self._asked
+            self._blind = self._blind + passed if asked is not None and now - asked > 1.0 else 0.0
+
+    def _look_at_stores(self) -> None:
+        """Look from time to time whether an object store writes to disk. It may take long on a large cluster."""
+        while not self._closed.wait(STORE_EVERY):
+            self._overflow = self._overflow or overflow(self.ray)
+
     def _probe_head(self) -> None:
         """Request the list of nodes from the head periodically; the call blocks forever if the head is lost."""
-        looked = time.monotonic()
         while not self._closed.wait(PROBE_EVERY):
             self._asked = time.monotonic()
             try:
                 self._known = self.ray.nodes()
-                if time.monotonic() - looked > STORE_EVERY:
-                    looked = time.monotonic()
-                    self._overflow = overflow(self.ray)
             except Exception as error:  # any error of Ray during shutdown
                 if self._closed.is_set():
                     return
@@ -328,6 +346,25 @@ def _check_token(ray: Any, address: str) -> None:
         f"the cluster {address} accepts any token, so anyone who reaches it can run code on it: start it with "
         "`packtrain node --head`, or with RAY_AUTH_MODE=token on every node"
     )
+
+
+def refuse_other_versions(ray: Any, address: str) -> None:
+    """ClusterError if a node that may take workers states other versions than those of this process.
+
+    Nodes that `packtrain node` did not start state none: theirs are compared when a worker starts.
+    """
+    raylet = importlib.import_module("ray._raylet")
+    try:
+        with _no_native_lines():
+            nodes = raylet.GcsClient(address=address).get_all_node_info(timeout=CONNECT_SECS)
+    except Exception as error:
+        raise ClusterError(f"the nodes of {address} cannot be listed: {_last_line(error)}") from None
+    for node in nodes.values():
+        resources = dict(node.resources_total)
+        theirs = host.stated(resources)
+        if int(node.state) == 0 and theirs is not None and plan.roles_of(resources):  # 0: alive
+            if (differ := host.compare(host.versions(), theirs, node.node_manager_address)) is not None:
+                raise ClusterError(differ)
 
 
 @contextlib.contextmanager
@@ -476,9 +513,16 @@ class RayEngine:
         strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=True)
         # A later life may have to use another node, and the previous life's resources may not be free yet.
         cpus = placed.cpus if life == self._first_life[worker] else 0
+        # If that node is lost at this moment, Ray takes another: one with the same role, where nodes state theirs.
+        resource = f"{plan.RESOURCE}{plan.place_of(role)}"
+        resources = {resource: ROLE_SHARE} if self._cluster.offers(node.id, resource) else None
         try:
             actor = self._host.options(
-                num_cpus=cpus, max_restarts=0, max_task_retries=0, scheduling_strategy=strategy
+                num_cpus=cpus,
+                resources=resources,
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy=strategy,
             ).remote()
             started = _Life(actor, worker, life, role, node.id, self._recipe(worker, role, life, seed))
             started.starting = actor.identify.remote(started.recipe.import_path)
@@ -534,6 +578,10 @@ class RayEngine:
                 self._events.clear()
                 return events
             self._wait(min(left, 0.5))
+
+    def check(self) -> None:
+        """ClusterLostError if the cluster is lost; never waits."""
+        self._cluster.check()
 
     def close(self) -> None:
         """End all lives, and leave the cluster."""
@@ -610,7 +658,8 @@ class RayEngine:
 
     def _fail(self, life: _Life, error: BaseException) -> None:
         self.kill(life.worker, life.life)
-        self._events.append(Failure(life.worker, life.life, _describe(error)))
+        raised = getattr(error, "cause", None) is not None  # by the worker; Ray's own errors have no cause
+        self._events.append(Failure(life.worker, life.life, _describe(error), raised))
 
 
 def _describe(error: BaseException) -> str:

@@ -62,6 +62,7 @@ class Failure(NamedTuple):
     worker: int
     life: int
     error: str  # a traceback or a sentence; its last line says what happened
+    raised: bool = False  # the worker's own code raised it; False: the process ended or is out of reach
 
 
 class Beat(NamedTuple):
@@ -108,21 +109,26 @@ class Limits:
     """Bounds and deadlines; seconds, bytes and versions of weights."""
 
     calls_per_worker: int = 2
-    # maximum versions between a chunk's weights and the newest at its delivery; None: no limit
-    max_lag: int | None = 20
-    updates_per_chunk: float = 0.0  # maximum number of versions that one delivered chunk causes
-    chunk_bytes: int = 0  # maximum size of one result
-    weights_bytes: int = 0  # size of one version
-    max_bytes: int | None = None  # limit for results in flight and versions in use; None: no limit
+    max_lag: int | None = 20  # versions between the weights of a chunk and the newest at its delivery; None: any
+    newest_weights: bool = False  # send every new version, even if calls are shorter than its transport
+    updates_per_chunk: float = 0.0  # versions that one delivered chunk may cause
+    chunk_bytes: int = 0  # of one result at most
+    weights_bytes: int = 0  # of one version
+    max_bytes: int | None = None  # of results in flight and of the versions in use; None: any
     start_secs: float = 180.0
     call_secs: float = 60.0  # limit without progress
-    beat_secs: float = 5.0  # between two status requests
+    first_secs: float = 0.0  # the same until the first result of a life, which may include first resets, if longer
+    stall_secs: float = 8.0  # without progress, after which a question to a worker is not waited for
+    beat_secs: float = 3.0  # between two status requests
     suspect_secs: float = 30.0  # without an answer, until a worker is named as a reason for waiting
     dead_secs: float = 60.0  # without an answer, until a worker is declared dead
     hold_secs: float = 5.0  # maximum time that one slow call may hold back others because of `max_lag`
     first_delay: float = 1.0  # before a worker is restarted
     last_delay: float = 30.0  # maximum; the delay doubles with each life without a chunk
-    fruitless_lives: int = 5  # lives in a row without a chunk after which a worker is retired
+    fruitful_chunks: int = 3  # chunks of a life that has not been fruitless
+    fruitless_lives: int = 5  # fruitless lives in a row after which a worker is retired
+    errors: int = 5  # lives that ended with an error of the worker's own code within `errors_secs`: it is retired
+    errors_secs: float = 600.0
     min_workers: int = 1  # the run stops if fewer workers are left that are not retired
     errand_lives: int = 3  # number of lives that may end during one errand before the errand fails
 
@@ -188,8 +194,9 @@ class _Worker:
     asked_at: float = -math.inf
     asked: bool = False
     progress: int | None = None
-    fruitless: int = 0  # lives in a row that ended without a chunk
-    delivered: int = 0  # chunks of this life
+    fruitless: int = 0  # lives in a row that ended with fewer than `fruitful_chunks`
+    raised_at: list[float] = field(default_factory=list)  # when lives ended with an error of the worker's own code
+    delivered: int = 0  # results of this life that count for the breaker
     restarts: int = 0
     error: str = ""  # last line of the error that ended the last life
     steps: int = 0  # since the last metrics row
@@ -281,12 +288,25 @@ class Flow:
         return failed
 
     def lives(self) -> list[int]:
-        """Return the number of each worker's next life, to go on from after a resume."""
-        return [worker.life + 1 for worker in self._workers]
+        """Return the number of each worker's current life, to go on from after a resume."""
+        return [max(0, worker.life) for worker in self._workers]
 
     def is_ready(self, worker: int) -> bool:
         """Return whether a worker has started and can be called."""
         return self._workers[worker].phase == "ready"
+
+    def is_retired(self, worker: int) -> bool:
+        """Return whether a worker was given up for the rest of the run."""
+        return self._workers[worker].phase == "retired"
+
+    def is_stalled(self, worker: int) -> bool:
+        """Return whether a worker that is ready has an order and makes no progress."""
+        found = self._workers[worker]
+        return bool(found.calls) and self._time - found.active_since > self.limits.stall_secs
+
+    def busy(self) -> list[int]:
+        """Return the workers that have orders and make progress."""
+        return [each.index for each in self._workers if each.calls and not self.is_stalled(each.index)]
 
     @property
     def in_flight(self) -> int:
@@ -353,8 +373,9 @@ class Flow:
 
     def _check(self, worker: _Worker) -> None:
         """Give up a worker that is silent or stuck; otherwise request its status from time to time."""
-        if worker.calls and self._time - worker.active_since > self.limits.call_secs:
-            self._give_up(worker, f"a call made no progress for {self.limits.call_secs:g} s")
+        limit = self._call_secs(worker)
+        if worker.calls and self._time - worker.active_since > limit:
+            self._give_up(worker, f"a call made no progress for {limit:g} s")
         elif lost := [flight for flight in worker.calls if self._is_lost(flight)]:
             self._give_up(worker, f"the result of call {lost[0].call.number} was lost")
         elif worker.asked and self._time - worker.beat_at > self.limits.dead_secs:
@@ -362,6 +383,9 @@ class Flow:
         elif not worker.asked and self._time - worker.asked_at >= self.limits.beat_secs:
             worker.asked, worker.asked_at = True, self._time
             self._engine.ask_status(worker.index, worker.life)
+
+    def _call_secs(self, worker: _Worker) -> float:
+        return self.limits.call_secs if worker.accepted >= 0 else max(self.limits.first_secs, self.limits.call_secs)
 
     def _is_lost(self, flight: _InFlight) -> bool:
         return flight.overtaken_at is not None and self._time - flight.overtaken_at > self.limits.call_secs
@@ -377,7 +401,7 @@ class Flow:
             elif worker.phase == "ready":
                 times.append(worker.beat_at + limits.dead_secs if worker.asked else worker.asked_at + limits.beat_secs)
                 if worker.calls:
-                    times.append(worker.active_since + limits.call_secs)
+                    times.append(worker.active_since + self._call_secs(worker))
                     overtaken = [flight.overtaken_at for flight in worker.calls if flight.overtaken_at is not None]
                     times += [since + limits.call_secs for since in overtaken]
         if self._blocker is not None:
@@ -391,11 +415,13 @@ class Flow:
         self._engine.kill(worker.index, worker.life)
         self._end_life(worker, why)
 
-    def _end_life(self, worker: _Worker, error: str) -> None:
+    def _end_life(self, worker: _Worker, error: str, raised: bool = False) -> None:
         last = (error.strip().splitlines() or ["no reason given"])[-1]
         worker.error = last
         self.first_error = self.first_error or error
-        worker.fruitless = 0 if worker.delivered else worker.fruitless + 1
+        worker.fruitless = 0 if worker.delivered >= self.limits.fruitful_chunks else worker.fruitless + 1
+        worker.raised_at = [at for at in worker.raised_at if self._time - at < self.limits.errors_secs]
+        worker.raised_at += [self._time] * raised
         for flight in reversed(worker.calls):
             if (errand := flight.errand) is not None:
                 errand.ended_lives += 1
@@ -405,25 +431,38 @@ class Flow:
                     self._errands.appendleft(errand)
         worker.calls = []
         name = f"{worker.role} {worker.index} (life {worker.life})"
-        if worker.fruitless >= self.limits.fruitless_lives:
+        if (why := self._breaker(worker)) is not None:
             worker.phase, worker.since = "retired", self._time
-            self.notices.append(f"{name} ended: {last}; retired after {worker.fruitless} lives without a result")
-            self._check_enough()
+            self.notices.append(f"{name} ended: {last}; retired after {why}")
+            self._check_enough(why)
             return
         delay = min(self.limits.last_delay, self.limits.first_delay * 2.0 ** max(0, worker.fruitless - 1))
         worker.phase, worker.since, worker.due = "waiting", self._time, self._time + delay
         worker.restarts += 1
         self.notices.append(f"{name} ended: {last}; the next life starts in {delay:g} s")
 
-    def _check_enough(self) -> None:
+    def _breaker(self, worker: _Worker) -> str | None:
+        """Return why a worker is started no more, or None.
+
+        Processes that are killed from outside are replaced without end as long as they deliver. An error of the
+        worker's own code, such as an exception of an environment, is expected to come again.
+        """
+        limits = self.limits
+        if worker.fruitless >= limits.fruitless_lives:
+            return f"{worker.fruitless} lives in a row with fewer than {limits.fruitful_chunks} results"
+        if len(worker.raised_at) >= limits.errors:
+            return f"{len(worker.raised_at)} errors within {limits.errors_secs / 60:g} min"
+        return None
+
+    def _check_enough(self, why: str) -> None:
         """WorkersLostError if too few workers are left."""
         actors = [worker for worker in self._workers if worker.role == "actor"]
         left = sum(worker.phase != "retired" for worker in actors)
         if actors and left < self.limits.min_workers:
             reason = (self.first_error.strip().splitlines() or ["no reason given"])[-1]
             raise WorkersLostError(
-                f"{len(actors) - left} of {len(actors)} workers were retired after {self.limits.fruitless_lives} lives "
-                f"in a row without a result; the first error was: {reason}"
+                f"{len(actors) - left} of {len(actors)} workers were retired, the last one after {why}; the first "
+                f"error was: {reason}"
             )
 
     # -- sending orders
@@ -519,7 +558,7 @@ class Flow:
         """Whether the next order needs newer weights than those last sent: one sending per call's duration, or lag."""
         if self._version == self._put_version:
             return False
-        if self._put_version < 0 or self._time - self._put_at >= self._typical:
+        if self.limits.newest_weights or self._put_version < 0 or self._time - self._put_at >= self._typical:
             return True
         if self.limits.max_lag is None:
             return False
@@ -543,7 +582,7 @@ class Flow:
                 worker.phase, worker.since = "ready", self._time
                 worker.beat_at = worker.asked_at = self._time
             case Failure() if current:
-                self._end_life(worker, event.error)
+                self._end_life(worker, event.error, event.raised)
             case Beat() if current:
                 worker.asked, worker.beat_at = False, self._time
                 if event.progress != worker.progress:
@@ -566,9 +605,11 @@ class Flow:
                 older.overtaken_at = self._time
         call = flight.call
         continues = worker.unbroken and arrival.number == worker.accepted + 1
-        worker.accepted, worker.delivered = arrival.number, worker.delivered + 1
-        worker.fruitless = 0
-        self._note_duration(self._time - worker.active_since)
+        worker.accepted = arrival.number
+        if flight.errand is None or worker.role != "actor":  # an answer to a question says nothing about acting
+            worker.delivered += 1
+        if flight.errand is None:
+            self._note_duration(self._time - worker.active_since)
         worker.active_since = worker.beat_at = self._time
         lag = self._version - call.version
         if flight.errand is not None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import packtrain
 from packtrain.runtime.messages import measure
+
+VERSIONS = "packtrain_versions:"
+"""Beginning of the name of a resource, see `resource`."""
 
 
 class Result(NamedTuple):
@@ -28,6 +31,17 @@ def versions() -> dict[str, str]:
         "Python": ".".join(map(str, sys.version_info[:2])),
         "torch": ".".join(importlib.metadata.version("torch").split(".")[:2]),
     }
+
+
+def resource() -> str:
+    """Return the name of the Ray resource by which a node of `packtrain node` states its versions."""
+    return VERSIONS + "/".join(versions().values())
+
+
+def stated(resources: Iterable[str]) -> dict[str, str] | None:
+    """Return the versions that a node's resources state; None if they state none."""
+    found = next((name for name in resources if name.startswith(VERSIONS)), None)
+    return None if found is None else dict(zip(versions(), found.removeprefix(VERSIONS).split("/"), strict=False))
 
 
 def compare(driver: dict[str, str], worker: dict[str, str], node: str) -> str | None:

@@ -44,7 +44,8 @@ def check(remote: Remote) -> None:
             f"--min_nodes {remote.min_nodes} needs --address HEAD:PORT: without it, the cluster is this machine alone"
         )
     if remote.address is not None:
-        engine.check_head(engine.resolve(remote.address))
+        address = engine.resolve(remote.address)
+        engine.refuse_other_versions(engine.check_head(address), address)
 
 
 def launch(remote: Remote, num_envs: int, chunk_bytes: int, weights_bytes: int) -> Launched:

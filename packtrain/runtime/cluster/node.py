@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packtrain.errors import ClusterError, ClusterLostError
-from packtrain.runtime.cluster import auth, engine, plan
+from packtrain.runtime.cluster import auth, engine, host, plan
 from packtrain.runtime.supervise import Session, reap_left_over
 
 UP_SECS = 120.0
@@ -133,6 +133,7 @@ def next_lines(request: NodeRequest, ip: str, token: str, created: bool) -> list
 
 def _command(request: NodeRequest) -> list[str]:
     resources = {f"{plan.RESOURCE}{request.role}": 1.0, "packtrain_sockets": float(plan.count_sockets())}
+    resources[host.resource()] = 1.0
     return engine.node_command(
         head=request.head,
         address=request.address or "",
