@@ -23,12 +23,12 @@ from packtrain.cpu_count import available_cores
 from packtrain.envs.environment import Environment
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.stream import Stream
+from packtrain.hashing import digest
 from packtrain.interfaces import Writer
 from packtrain.memory.episodes import Episodes
 from packtrain.networks.world_model import WorldModel
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.learned import LearnedModel
-from packtrain.planning.nodes import digest
 
 DISKS, ENVIRONMENTS, EPISODE, UPDATES, BATCH = 7, 32, 1000, 200, 1024
 RUNS = (1, 10)  # numbers of runs that share a search

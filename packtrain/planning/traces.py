@@ -27,9 +27,9 @@ import numpy as np
 from packtrain import trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError, Seldom
+from packtrain.hashing import digest
 from packtrain.planning.counter_rng import chance
 from packtrain.planning.events import ModelSteps
-from packtrain.planning.nodes import digest
 from packtrain.trees import Tree
 
 VERSION = 1

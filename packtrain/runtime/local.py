@@ -118,7 +118,7 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
     memories = list(training.learning.memories.values())
     ratios = training.experiment.by_ratio
     waits_for = "the learner to come nearer" if ratios else "room in the unroll queue: the learner is slower"
-    hunger = _Hunger("the actor", waits_for)
+    starvation = _StarvationLog("the actor", waits_for)
     try:
         with training.acting.on_device():
             while not over.is_set():
@@ -130,13 +130,13 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
                         time.sleep(0.0 if training.evaluating else PAUSE_SECS)
                 with training.gate.turn():
                     if room and not over.is_set():
-                        hunger.fed()
+                        starvation.reset()
                         training.act(0.0 if training.evaluating else LOOK_SECS)
                     training.evaluations.tick()
                 if training.evaluating:
-                    hunger.fed()  # the actor can continue
+                    starvation.reset()  # the actor can continue
                 elif not room:
-                    hunger.look()
+                    starvation.check()
     except BaseException as error:  # re-raised in the learner's thread, which saves and ends the run
         faults.append(error)
 
@@ -159,13 +159,13 @@ def _tidy(training: Training) -> None:
 def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseException]) -> None:
     """Run the learner's thread: make updates as they are due; the actor's thread makes actor steps."""
     memories, by_ratio = list(training.learning.memories.values()), training.experiment.by_ratio
-    hunger = _Hunger("the learner", "unrolls: the environments or the policy are slower")
+    starvation = _StarvationLog("the learner", "unrolls: the environments or the policy are slower")
     for item in due:
         if faults:
             return
         if not isinstance(item, Act):
             if training.learn(item.learner, item.updates):
-                hunger.fed()
+                starvation.reset()
             continue
         with training.log.learner_busy.waiting():
             if by_ratio:
@@ -174,7 +174,7 @@ def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseExce
                 for memory in memories:
                     memory.wait_for_batch(LOOK_SECS)
         if not by_ratio:
-            hunger.look()
+            starvation.check()
             _tidy(training)
 
 
@@ -192,7 +192,7 @@ def _last_evaluation(training: Training, faults: list[BaseException]) -> None:
         training.saver.save_if_due(background=True)
 
 
-class _Hunger:
+class _StarvationLog:
     """Logs once a minute that a loop waits, and for what."""
 
     def __init__(self, who: str, what: str):
@@ -200,10 +200,10 @@ class _Hunger:
         self._since = time.monotonic()
         self._said = 0
 
-    def fed(self) -> None:
+    def reset(self) -> None:
         self._since, self._said = time.monotonic(), 0
 
-    def look(self) -> None:
+    def check(self) -> None:
         waited = time.monotonic() - self._since
         if waited > STARVED_SECS * (self._said + 1):
             self._said += 1
