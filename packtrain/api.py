@@ -47,7 +47,7 @@ RUN_OPTIONS = {
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that are called while a run goes on, in the thread that called `train`. False stops the run."""
+    """Functions called during a run, in the thread that called `train`. A function that returns False stops the run."""
 
     on_row: Callable[[dict[str, Any]], Any] | None = None  # called with each row of training metrics
     on_evaluation: Callable[[dict[str, Any]], Any] | None = None  # called with the result of each evaluation
@@ -108,7 +108,7 @@ def train(
     callbacks: Callbacks | None = None,
     **settings: Any,
 ) -> Run:
-    """Train an agent, or go on with the run in `output_dir`, and return the run.
+    """Train an agent, or resume the run in `output_dir`, and return the run.
 
     Args:
       config: a shipped configuration such as "ppo/cartpole", or the path of a .gin file; several are read in order.
@@ -156,7 +156,7 @@ def train(
     )
     folder, code = _run(request, calls)
     if code:
-        raise KeyboardInterrupt(f"{folder} was saved; the same call goes on")
+        raise KeyboardInterrupt(f"{folder} was saved; repeat the call to resume")
     return Run(folder, calls.stopped)
 
 

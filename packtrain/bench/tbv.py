@@ -107,7 +107,7 @@ def _environment_us(secs: float) -> float:
 
 
 def _search(runs: int) -> dict[str, Any]:
-    """Run one episode of every environment of so many runs, with the published settings and precomputed predictions."""
+    """Run one episode in every environment of `runs` runs, with the published settings and precomputed predictions."""
     agent = BestFirstSearchAgent(
         expand_heuristic="bonus",
         top_level_heuristic="solved_then_auxiliary_then_bonus",

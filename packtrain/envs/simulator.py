@@ -78,7 +78,7 @@ class Simulator:
         limit = time_limit(made) if max_steps == "time limit" else max_steps
         self.max_steps = None if limit is None else options.whole_number("Simulator", "max_steps", limit, least=1)
         self._env: gym.Env = made.unwrapped if isinstance(env, str) else made
-        self._source = (env, kwargs) if isinstance(env, str) else None  # to make a copy that can be drawn
+        self._source = (env, kwargs) if isinstance(env, str) else None  # for a copy that can be rendered
         self._pictured: gym.Env | None = None
         self._saving = find_saving(self._env, self._name)
         self.stochastic = self._saving.stochastic if stochastic is None else stochastic

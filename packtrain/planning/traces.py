@@ -84,7 +84,7 @@ class TraceWriter:
         self._written = len(list(folder.glob("*.json"))) if folder.is_dir() else 0
 
     def use_renderer(self, core: Any, model_states: bool) -> None:
-        """Render states as texts if the settings say so; ConfigError if the environment cannot.
+        """Render states as text if `texts` is set; ConfigError if the environment cannot.
 
         Args:
           core: the environment, with `render(states, "ansi")`.

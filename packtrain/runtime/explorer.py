@@ -26,7 +26,7 @@ MARKS = ("wrong", "false_loop", "verified")  # flags of a step: see `PlannerPoli
 @partial(configurable, module="packtrain")
 @dataclass(frozen=True)
 class ExplorationCallback:
-    """Counts visited states and their exact distances to the goal, and draws pictures of them in RUN/pictures.
+    """Counts visited states and their exact distances to the goal, and writes heat maps to RUN/pictures.
 
     For small worlds of ours with one start: all states are listed when a run begins.
     """

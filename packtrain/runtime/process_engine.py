@@ -30,7 +30,7 @@ class Setup(Protocol):
 
     @property
     def import_path(self) -> tuple[str, ...]:
-        """Folders in which the process looks for modules first."""
+        """Folders in which the process searches modules first."""
 
     def build(self) -> Any:
         """Return the worker, with `act`, `progress` and `close`."""
@@ -129,7 +129,7 @@ class _Life:
             self.pipe.send(message)
 
     def end(self, patience: float) -> None:
-        """Let the process end by itself for some seconds, then kill it."""
+        """Wait some seconds for the process to end, then kill it."""
         if patience:
             self.process.join(patience)
         if self.process.is_alive():

@@ -78,7 +78,7 @@ class LearnedModel:
             )
         assert isinstance(space, gym.spaces.Box)
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-            raise EnvSetupError(f"a learned model guesses whole numbers between bounds, and {space} has none")
+            raise EnvSetupError(f"a learned model needs observations of integers with finite bounds, but got {space}")
         decoder: Decoder
         if classes:
             decoder = ClassDecoder(factors_of(core))

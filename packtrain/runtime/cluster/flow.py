@@ -57,11 +57,11 @@ class Arrival(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A life has ended, or has raised an error and cannot go on."""
+    """A life of a worker has ended, or has raised an error and cannot continue."""
 
     worker: int
     life: int
-    error: str  # a traceback or a sentence; its last line says what happened
+    error: str  # a traceback or a sentence; its last line is the error
 
 
 class Beat(NamedTuple):
@@ -281,7 +281,7 @@ class Flow:
         return failed
 
     def lives(self) -> list[int]:
-        """Return the number of each worker's next life, to go on from after a resume."""
+        """Return the number of each worker's next life, for a resumed run."""
         return [worker.life + 1 for worker in self._workers]
 
     def is_ready(self, worker: int) -> bool:
