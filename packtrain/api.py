@@ -54,7 +54,7 @@ RUN_OPTIONS = {
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that are called while a run goes on, in the thread that called `train`. False stops the run."""
+    """Functions called during a run, in the thread that called `train`. A function that returns False stops the run."""
 
     on_row: Callable[[dict[str, Any]], Any] | None = None  # called with each row of training metrics
     on_evaluation: Callable[[dict[str, Any]], Any] | None = None  # called with the result of each evaluation
@@ -143,7 +143,7 @@ def train(
     callbacks: Callbacks | None = None,
     **settings: Any,
 ) -> Run:
-    """Train an agent, or go on with the run in `output_dir`, and return the run.
+    """Train an agent, or resume the run in `output_dir`, and return the run.
 
     Args:
       config: a shipped configuration such as "ppo/cartpole", or the path of a .gin file; several are read in order.

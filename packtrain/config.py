@@ -223,7 +223,7 @@ def scope() -> str:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Load and build inside while other threads wait, and leave nothing of it in gin's global configuration."""
+    """Context in which one thread may load and build a configuration; gin's global state is restored afterwards."""
     global _state
     with _lock:
         before, _state = _state, None

@@ -96,7 +96,7 @@ def _value(value: Any) -> Any:
 
 @functools.cache
 def parts_of_names() -> frozenset[Path]:
-    """Return the files that are only parts: they lie beside runnable configurations and cannot be run."""
+    """Return the files that are only parts of configurations and cannot be run by themselves."""
     return frozenset(
         table.parent / f"{stage}.gin"
         for table in CONFIGS.glob(f"*/{TABLE}")

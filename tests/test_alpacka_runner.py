@@ -415,7 +415,7 @@ def test_values_that_cannot_be_meant_are_refused(text, binding, message):
         ),
         (
             ["SupervisedTrainer.targets = {'value': 'valeu'}"],
-            "'valeu' is to be learned, and the planner does not say it",
+            "'valeu' is a training target, and the planner does not report it",
         ),
         (["SupervisedTrainer.targets = {'value': 'qualities'}"], "its target 'qualities' has 6"),
         (

@@ -90,7 +90,7 @@ class Search:
 
 
 def steps_per_second(core: Core, states: int, secs: float) -> float:
-    """Return the core's own rate for batches of so many states."""
+    """Return the core's steps per second for batches of this size."""
     rng = np.random.default_rng(0)
     batch, count = core.initial(states, rng), int(core.action_space.n)  # type: ignore[attr-defined]
     steps, begin = 0, time.thread_time()

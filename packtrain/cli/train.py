@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
     if arguments.restarts is not None:
         return _supervised(argv, arguments)
     if arguments.video and arguments.mode not in ("test", "eval", "test_render"):
-        raise ConfigError("--video belongs to `packtrain eval RUN --video`, when there is something to see")
+        raise ConfigError("--video is an option of `packtrain eval RUN --video`, after training")
     if arguments.mode not in (None, "train", "test", "eval", "test_render"):
         raise ConfigError(f"--mode {arguments.mode!r} is not one of train, test, eval")
     if "" in (arguments.output_dir, arguments.savedir, arguments.xpid):
@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
     if arguments.num_seeds is not None and arguments.num_seeds < 1:
         raise ConfigError(f"--num_seeds {arguments.num_seeds} must be at least 1")
     if arguments.output_dir and (arguments.savedir or arguments.xpid):
-        raise ConfigError("--output_dir says all of what --savedir and --xpid say; give one or the other")
+        raise ConfigError("give either --output_dir or --savedir and --xpid, not both")
     from packtrain import config
     from packtrain.metrics.sinks import trackers
     from packtrain.runtime import open_run, train_command
@@ -120,7 +120,9 @@ def _supervised(argv: list[str], arguments: argparse.Namespace) -> int:
     if arguments.restarts < 0:
         raise ConfigError(f"--restarts {arguments.restarts} must be at least 0")
     if arguments.fresh or (arguments.output_dir is None and arguments.xpid is None):
-        raise ConfigError("--restarts needs --output_dir or --xpid, without --fresh: the same command has to go on")
+        raise ConfigError(
+            "--restarts needs --output_dir or --xpid, without --fresh: a restart repeats the same command to resume"
+        )
     from packtrain.runtime.supervise import supervise
 
     place = next(k for k, word in enumerate(argv) if word.partition("=")[0] == "--restarts")

@@ -150,7 +150,7 @@ class FunctionalVectorEnv:
         self._rng.bit_generator.state = snapshot["rng"]
 
     def describe_busy(self) -> str:
-        """Return a description of the whole group, which is stepped as one, or of the search in it."""
+        """Return a description of the group for errors; during a search, of the search."""
         return self._describe_search() if self.core.busy_since is not None else self._describe(0)
 
     def picture(self, column: int) -> np.ndarray:

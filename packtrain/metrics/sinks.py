@@ -134,7 +134,7 @@ class TensorBoard(Sink):
         self._last = {**self._last, **{f"final/{name}": found[name] for name in found if name.endswith("/return_mean")}}
 
     def close(self) -> None:
-        """Write hyper-parameters beside the last evaluation, and close the files."""
+        """Write hyper-parameters with the last evaluation's results, and close the files."""
         if self._writer is None:
             return
         if self._last:

@@ -128,7 +128,7 @@ class Prediction:
 
     @property
     def members(self) -> int:
-        """Return 1: one network, with one batch an update."""
+        """Return 1: a single network, trained on one batch per update."""
         return 1
 
     def build(self, space: gym.Space, heads: dict[str, int]) -> PredictionNetwork:

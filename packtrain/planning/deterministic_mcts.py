@@ -147,8 +147,8 @@ class DeterministicMCTSAgent:
             raise ConfigError(f"DeterministicMCTSAgent.beta = {self.beta} weighs a bonus that this model does not give")
         if self.bonus_quantile_threshold is not None and not gives_bonus(model):
             raise ConfigError(
-                f"DeterministicMCTSAgent.bonus_quantile_threshold = {self.bonus_quantile_threshold} verifies what a "
-                "learned model is unsure of, and this model is sure of everything"
+                f"DeterministicMCTSAgent.bonus_quantile_threshold = {self.bonus_quantile_threshold} verifies "
+                "predictions with disagreement, but this model is exact"
             )
         return DeterministicMCTS(self, model, columns, seed, listener)
 

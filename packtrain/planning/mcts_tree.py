@@ -18,7 +18,8 @@ import numpy as np
 
 from packtrain import trees
 from packtrain.equations import puct
-from packtrain.planning.counter_rng import GOLDEN, chance, dirichlet, hashed, mix
+from packtrain.hashing import GOLDEN, mix
+from packtrain.planning.counter_rng import chance, dirichlet, hashed
 from packtrain.planning.gumbel_root import gumbel_scores
 from packtrain.planning.leaf_evaluators import Leaves, possible
 from packtrain.planning.model import Asking, Model, Stepped

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from packtrain.envs.functional import Core
-from packtrain.planning.nodes import digest
+from packtrain.hashing import digest
 from packtrain.trees import Tree
 from packtrain.types import Request
 

@@ -20,10 +20,10 @@ import numpy as np
 from packtrain import config, trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
+from packtrain.hashing import digest
 from packtrain.planning.counter_rng import chance
 from packtrain.planning.events import Listener
 from packtrain.planning.model import Asking, Model
-from packtrain.planning.nodes import digest
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.policy import discrete_actions
 from packtrain.trees import Tree

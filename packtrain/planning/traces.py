@@ -27,9 +27,9 @@ import numpy as np
 from packtrain import trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError, Seldom
+from packtrain.hashing import digest
 from packtrain.planning.counter_rng import chance
 from packtrain.planning.events import ModelSteps
-from packtrain.planning.nodes import digest
 from packtrain.trees import Tree
 
 VERSION = 1
@@ -84,7 +84,7 @@ class TraceWriter:
         self._written = len(list(folder.glob("*.json"))) if folder.is_dir() else 0
 
     def use_renderer(self, core: Any, model_states: bool) -> None:
-        """Render states as texts if the settings say so; ConfigError if the environment cannot.
+        """Render states as text if `texts` is set; ConfigError if the environment cannot.
 
         Args:
           core: the environment, with `render(states, "ansi")`.

@@ -196,7 +196,7 @@ class ActingOptions:
     lives: tuple[int, ...] = ()  # `Acting.lives` of the checkpoint
 
     def other_seeds(self, layout: Layout) -> tuple[int, ...]:
-        """Return `again`, or () if the environments of the checkpoint go on in a run of this layout."""
+        """Return `again`, or () if the checkpoint's environments continue their episodes in a run of this layout."""
         return () if layout == self.saved else self.again
 
 

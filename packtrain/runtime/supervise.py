@@ -40,7 +40,7 @@ AGAIN = {StalledError.exit_code}
 
 
 class Record(NamedTuple):
-    """One process; its creation time tells it from a later one with the same id."""
+    """One process; its creation time distinguishes it from a later one with the same id."""
 
     pid: int
     created: float

@@ -31,7 +31,7 @@ from packtrain.runtime.learner_group import LearnerGroup, open_group
 from packtrain.runtime.learning import LearningSide, build_learning, nothing_to_learn_from
 from packtrain.runtime.messages import Remote, Report
 from packtrain.runtime.metrics_log import MetricsLog
-from packtrain.runtime.pause import Gate
+from packtrain.runtime.pause import ActorPause
 from packtrain.runtime.regrouping import saved_layout
 from packtrain.runtime.remote_setup import remote_acting
 from packtrain.runtime.saver import Saver
@@ -86,7 +86,7 @@ class Training:
         self.overlaps = not setup.exact and setup.experiment.can_overlap
         self.counters = Counters(len(setup.experiment.schedule))
         self.stop: BaseException | None = None  # reason to end the run early
-        self.gate = Gate()
+        self.gate = ActorPause()
         # time limit for an actor step to end
         self.patience = setup.experiment.streams.environment.step_deadline_secs + 30
         # State before the current epoch, saved during it because episodes cannot be saved: step, actor and counters.

@@ -157,7 +157,7 @@ class BreadthFirstWalk:
     """
 
     def __init__(self, graph: Graph, sources: np.ndarray):
-        """Stand at the sources; `Graph.walk` creates walks."""
+        """Start a walk at the source nodes; called by `Graph.walk`."""
         self._graph = graph
         nodes = graph.nodes
         graph.met += 1
@@ -298,7 +298,7 @@ class PlanPaths:
         self._nodes, self._gamma = nodes, gamma
         self.targets = np.full(columns, NO_NODE)
         self._steps = np.zeros(columns, np.int64)  # from the current node to the target; 0: no path
-        self._places = np.full((columns, 64), NO_NODE)  # the nodes
+        self._places = np.full((columns, 64), NO_NODE)  # nodes of the paths
         self._actions = np.zeros((columns, 64), np.int64)
         self._values = np.zeros((columns, 64))  # the return along the rest of the path
 

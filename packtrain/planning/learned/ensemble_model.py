@@ -20,6 +20,7 @@ from packtrain.config import configurable
 from packtrain.envs.categorical_factors import factors_of
 from packtrain.envs.functional import Core
 from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.hashing import observation_keys, state_action_keys
 from packtrain.networks.world_model import Predicts
 from packtrain.planning.counter_rng import chance
 from packtrain.planning.learned.ensemble_decoding import (
@@ -33,7 +34,7 @@ from packtrain.planning.learned.ensemble_decoding import (
 )
 from packtrain.planning.learned.transition_table import TransitionTable
 from packtrain.planning.model import Asking, Stepped
-from packtrain.planning.nodes import NO_NODE, HashTable, observation_keys, state_action_keys
+from packtrain.planning.nodes import NO_NODE, HashTable
 from packtrain.trees import Tree
 from packtrain.types import Request
 

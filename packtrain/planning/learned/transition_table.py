@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packtrain.arrays import longer
-from packtrain.planning.nodes import NO_NODE, HashTable, observation_keys, state_action_keys
+from packtrain.hashing import observation_keys, state_action_keys
+from packtrain.planning.nodes import NO_NODE, HashTable
 
 _FIRST_ROOM = 1024
 

@@ -12,7 +12,7 @@ log = logging.getLogger("packtrain")
 STARVED_SECS = 60.0  # between two warnings
 
 
-class Hunger:
+class StarvationLog:
     """Logs once a minute that a loop waits, and for what; the first time with the stacks of all threads."""
 
     def __init__(self, who: str, what: str | Callable[[], str], now: Callable[[], float] = time.monotonic):
@@ -24,13 +24,13 @@ class Hunger:
           now: returns the time in seconds.
         """
         self._who, self._what, self._now = who, what, now
-        self.fed()
+        self.reset()
 
-    def fed(self) -> None:
+    def reset(self) -> None:
         """Note that the loop has had something to do."""
         self._since, self._said = self._now(), 0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Log a warning if it is time."""
         waited = self._now() - self._since
         if waited > STARVED_SECS * (self._said + 1):
