@@ -111,20 +111,32 @@ def EvaluationCallback(  # noqa: N802
 
 @configurable
 def TraceCallback(  # noqa: N802
-    sample_rate: float = 1.0, max_model_steps: int = 20_000, max_files: int = 1_000, texts: bool = False
+    sample_rate: float = 1.0,
+    max_model_steps: int = 20_000,
+    max_files: int = 1_000,
+    texts: bool = False,
+    pictures: bool = False,
+    passes: bool = True,
+    max_nodes: int = 2_000,
+    max_bytes: int = 1 << 24,
 ) -> Traces:
-    """Record searches in the run folder, see `planning/traces.py`.
+    """Record searches in the run folder, see `planning/traces.py`; `packtrain explore` shows them.
 
     Args:
       sample_rate: fraction of the episodes.
       max_model_steps: maximum per episode.
       max_files: maximum per run.
-      texts: write every state as the environment renders it as text, too.
+      texts: write states as the environment renders them as text, too.
+      pictures: write small pictures of states, too.
+      passes: write the model steps in their order, beside what each search knows at its end.
+      max_nodes: maximum per search; others are left out.
+      max_bytes: maximum per file; what does not fit is left out.
     """
-    at_least(1, "TraceCallback", max_model_steps=max_model_steps, max_files=max_files)
+    counts = {"max_nodes": max_nodes, "max_bytes": max_bytes}
+    at_least(1, "TraceCallback", max_model_steps=max_model_steps, max_files=max_files, **counts)
     share("TraceCallback", sample_rate=sample_rate)
     with config.unrecorded():
-        return Traces(sample_rate, max_model_steps, max_files, texts)
+        return Traces(sample_rate, max_model_steps, max_files, texts, pictures, passes, max_nodes, max_bytes)
 
 
 @configurable

@@ -48,6 +48,7 @@ RUN_OPTIONS = {
     "progress": True,
     "fresh": False,
     "trust_config": False,
+    "trace": 0,
 }
 """Settings of `train` that are no knobs, with their defaults."""
 
@@ -156,7 +157,8 @@ def train(
       callbacks: functions to call while it goes on; False stops all seeds.
       settings: knobs of the configuration, such as total_steps=50_000; and runtime ("local", "serial" or "cluster"),
         workers, address, min_nodes and inference for a cluster, bindings (a list of gin bindings), track (names of
-        trackers), profile (write a trace), progress (False prints nothing), fresh, trust_config.
+        trackers), profile (write a trace), progress (False prints nothing), fresh, trust_config,
+        trace (number of episodes whose searches are recorded).
 
     Raises:
       Error: as on the command line.
@@ -191,6 +193,7 @@ def train(
         trust_config=options["trust_config"],
         quiet=not options["progress"],
         sinks=(*trackers(options["track"]), *([Profile()] if options["profile"] else []), calls),
+        trace=options["trace"],
     )
     if num_seeds is not None and num_seeds < 1:
         raise ConfigError(f"num_seeds = {num_seeds} must be at least 1")
@@ -302,6 +305,7 @@ def evaluate(
     device: str = "cpu",
     greedy: bool | None = None,
     trust_config: bool = False,
+    trace: int = 0,
 ) -> dict[str, Any]:
     """Play episodes with a run's policy; return what `packtrain eval --json` prints.
 
@@ -313,10 +317,14 @@ def evaluate(
       device: of the network.
       greedy: True or False plays one kind only; None: all kinds that the policy has.
       trust_config: let the run's configuration import any module.
+      trace: number of first episodes whose searches are recorded, for `explore`.
     """
     if num_episodes < 1:
         raise ConfigError(f"num_episodes = {num_episodes} must be at least 1")
-    request = eval_command.EvalRequest(_folder(run), num_episodes, str(checkpoint), seed, device, trust_config, greedy)
+    if not 0 <= trace <= num_episodes:
+        raise ConfigError(f"trace = {trace} must lie between 0 and num_episodes = {num_episodes}")
+    parts = (_folder(run), num_episodes, str(checkpoint), seed, device, trust_config, greedy)
+    request = eval_command.EvalRequest(*parts, trace_episodes=trace)
     with configurations.alone(), torch.random.fork_rng(devices=[]):
         return eval_command.evaluate_seeds(request)
 
@@ -335,6 +343,25 @@ def report(
 
     folders = [str(_folder(run)) for run in runs]
     return Path(write_report(folders, None if out is None else Path(out), compare))
+
+
+def explore(
+    run: str | os.PathLike[str] | Run,
+    against: str | os.PathLike[str] | Run | None = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Write one HTML page about the searches that a run has recorded; return its path.
+
+    Args:
+      run: the run folder.
+      against: a second run, shown side by side.
+      out: the page; None: explorer.html in the run folder.
+    """
+    from packtrain.studies.explorer import Source, write_explorer
+
+    sources = [Source(_folder(one)) for one in (run, against) if one is not None]
+    return write_explorer(sources, None if out is None else Path(out))
 
 
 def make_env(env: Any, **kwargs: Any) -> gym.Env:

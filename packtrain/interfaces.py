@@ -204,6 +204,9 @@ class ActorState(abc.ABC):
         """
         return [state.act(row) for state, row in zip((self, *others), rows, strict=True)]
 
+    def finish(self, row: Row) -> None:
+        """Process the last row, NumPy arrays [B, ...], for which no actions are chosen; most do nothing."""
+
     @abc.abstractmethod
     def begin(self) -> None:
         """Clear everything: the next row is the first of all environments."""
@@ -295,12 +298,15 @@ class ActingPlace(NamedTuple):
     env_name: str = ""  # for the names of traces
     trace_folder: Path | None = None  # for recorded searches; None: none are recorded
     trace_seed: int = 0
+    trace_episodes: int = 0  # episodes to record, as `--trace` asks; 0: what the policy's own settings say
+    trace_checkpoint: int | None = None  # step of the checkpoint that an evaluation plays
 
 
 class PolicySettings(abc.ABC):
     """The policy of an experiment: its networks and how they choose actions. Implemented by frozen dataclasses."""
 
     env_access: ClassVar[Literal["rows", "states"]] = "rows"  # "states": it searches in copies of the simulator
+    records_searches: ClassVar[bool] = False  # it searches, and can write traces
     samples: ClassVar[bool] = False  # it has a distribution over actions: greedy and sampled evaluations differ
     mixed_precision: ClassVar[bool] = False  # its networks compute large layers in their attribute `precision`
 

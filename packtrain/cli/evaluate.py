@@ -44,6 +44,13 @@ def run(argv: list[str]) -> int:
         metavar="png|mp4",
         help="animated PNG, or MP4 with the extra video; browsers play both (default: png)",
     )
+    parser.add_argument(
+        "--trace",
+        type=int,
+        default=0,
+        metavar="N",
+        help="record the searches of the first N episodes in RUN/traces, for `packtrain explore` (default: 0)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments, others = parser.parse_known_args(argv)
     if arguments.num_episodes < 1:
@@ -52,6 +59,8 @@ def run(argv: list[str]) -> int:
     filmed = 1 if arguments.video_episodes is None else arguments.video_episodes
     if not 1 <= filmed <= arguments.num_episodes:
         raise ConfigError(f"--video_episodes {filmed} must lie between 1 and --num_episodes {arguments.num_episodes}")
+    if not 0 <= arguments.trace <= arguments.num_episodes:
+        raise ConfigError(f"--trace {arguments.trace} must lie between 0 and --num_episodes {arguments.num_episodes}")
     if arguments.video_format not in (None, "png", "mp4"):
         raise ConfigError(f"--video_format {arguments.video_format!r} is not one of png, mp4")
     for flag in ("video_episodes", "video_format"):
@@ -69,6 +78,7 @@ def run(argv: list[str]) -> int:
         greedy=arguments.greedy if arguments.greedy or arguments.sampled else None,
         video_episodes=filmed if arguments.video else 0,
         video_format=arguments.video_format or "png",
+        trace_episodes=arguments.trace,
     )
     result = eval_command.evaluate_seeds(request)
     if arguments.json:

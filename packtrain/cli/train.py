@@ -33,6 +33,8 @@ def run(argv: list[str]) -> int:
         raise ConfigError("--video is an option of `packtrain eval RUN --video`, after training")
     if arguments.mode not in (None, "train", "test", "eval", "test_render"):
         raise ConfigError(f"--mode {arguments.mode!r} is not one of train, test, eval")
+    if arguments.trace < 0:
+        raise ConfigError(f"--trace {arguments.trace} must not be negative: a number of episodes; 0 records none")
     if "" in (arguments.output_dir, arguments.savedir, arguments.xpid):
         raise ConfigError("--output_dir, --savedir and --xpid need a name; one of them is empty")
     if arguments.num_seeds is not None and arguments.num_seeds < 1:
@@ -52,7 +54,7 @@ def run(argv: list[str]) -> int:
         print(f"packtrain: --mode {arguments.mode} is `{same}`", file=sys.stderr)
         passed = {name: getattr(arguments, name) for name in ("num_episodes", "seed", "device", *values)}
         flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
-        flags += ["--trust-config"] * arguments.trust_config
+        flags += ["--trust-config"] * arguments.trust_config + [f"--trace={arguments.trace}"] * bool(arguments.trace)
         return evaluate.run([str(output), *video, *flags])
     loaded = config.load(paths, arguments.config, values, arguments.trust_config)
     runtime = RUNTIMES[arguments.runtime or config.bound_name("Runner.batch_stepper_class")]
@@ -73,6 +75,7 @@ def run(argv: list[str]) -> int:
         sinks=(*trackers(trackers_of(arguments)), *_profile(arguments, runtime)),
         trust_config=arguments.trust_config,
         notes=arguments.notes,
+        trace=arguments.trace,
         latest_in=None if arguments.output_dir else Path(arguments.savedir or "runs").expanduser(),
     )
     if loaded.root == "Study":

@@ -112,6 +112,13 @@ def _add_run_flags(parser: Parser) -> None:
         action="store_true",
         help="write a trace of ten updates, and of what acts meanwhile, to RUN/profile for chrome://tracing",
     )
+    group.add_argument(
+        "--trace",
+        type=int,
+        default=0,
+        metavar="N",
+        help="record the searches of up to N episodes, spread over the run, for `packtrain explore` (default: 0)",
+    )
     add_trust_flag(group, "let a configuration in a run folder import anything")
     group.add_argument(
         "--restarts", type=int, metavar="N", help="start the command again up to N times after a fault (default: 0)"

@@ -31,7 +31,7 @@ from packtrain.config import configurable
 from packtrain.equations import puct
 from packtrain.errors import ConfigError
 from packtrain.planning.counter_rng import gumbels, hashed
-from packtrain.planning.events import Listener, ModelSteps
+from packtrain.planning.events import Listener, ModelSteps, SearchRecord, tell_search
 from packtrain.planning.gumbel_root import gumbel_terms
 from packtrain.planning.leaf_evaluators import NETWORK, NewLeafRater, RolloutNewLeafRater, possible
 from packtrain.planning.mcts_tree import (
@@ -54,6 +54,7 @@ from packtrain.planning.nodes import NO_NODE
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.policy import discrete_actions
 from packtrain.planning.schedules import check_schedules, scheduled
+from packtrain.planning.search_records import tree_record
 from packtrain.trees import Tree
 
 
@@ -228,6 +229,12 @@ class StochasticMCTS:
                 scores = scores + agent.sampling_temperature * noise
         every = np.arange(self.tree.actions)
         actions = best_with_ties(scores, decision.legal, lambda: hashed(decision.tickets[:, None], TIE, every))
+        if self._listener is not None:
+
+            def describe(row: int, most: int) -> SearchRecord:
+                return tree_record(self.tree, agent, decision, row, int(actions[row]), most)
+
+            tell_search(self._listener, decision.columns, describe)
         self.tree.move_roots(decision.columns, ids, actions)
         return Plan(actions, {name: np.asarray(array, np.float32) for name, array in extras.items()})
 

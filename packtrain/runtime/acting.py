@@ -194,6 +194,7 @@ class ActingOptions:
     sizes: tuple[int, ...] | None = None  # environments in each group of the run; None: the experiment's
     imports: tuple[str, ...] = ()  # modules that the configuration imports, for other processes
     lives: tuple[int, ...] = ()  # `Acting.lives` of the checkpoint
+    trace: int = 0  # episodes whose searches are recorded
 
     def other_seeds(self, layout: Layout) -> tuple[int, ...]:
         """Return `again`, or () if the checkpoint's environments continue their episodes in a run of this layout."""
@@ -237,6 +238,7 @@ def build_acting(
         env_name=experiment.streams.environment.id,
         trace_folder=None if folder is None else folder / "traces",
         trace_seed=seed_for(seed, "traces"),
+        trace_episodes=options.trace,
     )
     policy = experiment.policy.build_policy(network, place)
     for use in experiment.learners.values():

@@ -27,9 +27,9 @@ from packtrain.metrics.reading import seed_folders
 from packtrain.metrics.sinks import add_films
 from packtrain.runtime import checkpoint
 from packtrain.runtime import video as films
-from packtrain.runtime.evaluation import Evaluator, Kind, open_evaluator
+from packtrain.runtime.evaluation import Evaluator, Kind, Plays, open_evaluator
 from packtrain.runtime.experiment import Experiment
-from packtrain.runtime.preparation import find_device, prepare, refuse_no_run
+from packtrain.runtime.preparation import find_device, prepare, refuse_no_run, refuse_traces
 from packtrain.runtime.restore_checks import refuse_ill_formed, refuse_other, restoring
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import schedule_epoch
@@ -51,6 +51,7 @@ class EvalRequest:
     greedy: bool | None = None  # mode of the distribution, or samples; None: both, in the order of Evaluation.best
     video_episodes: int = 0  # number of episodes of the first kind to film
     video_format: films.Format = "png"
+    trace_episodes: int = 0  # of the first kind, whose searches are recorded
 
 
 def evaluate(request: EvalRequest) -> dict[str, Any]:
@@ -64,6 +65,7 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     step, state = checkpoint.choose(run / "checkpoints", request.checkpoint)
     refuse_ill_formed(run, state)
     refuse_other(run, state, configuration)
+    refuse_traces(experiment, request.trace_episodes)
     device = find_device(request.device)
     torch.set_num_threads(1)
     seed = seed_for(experiment.seed if request.seed is None else request.seed, "eval")
@@ -72,7 +74,8 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     kinds: list[Kind] = [] if request.greedy is None else ["greedy" if request.greedy else "sampled"]
     with unrecorded():
         settings = replace(experiment.evaluation, num_episodes=request.num_episodes, deadline_secs=math.inf)
-    evaluator, network = open_evaluator(experiment, spec, device, seed, settings, kinds=kinds)
+    plays = Plays(kinds, run / "traces", request.trace_episodes, step)
+    evaluator, network = open_evaluator(experiment, spec, device, seed, settings, plays=plays)
     learned = _restore(run, experiment, evaluator, network, state)
     greedy = evaluator.kind == "greedy"
     environment = experiment.streams.environment
@@ -85,6 +88,8 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
             film = films.Film(evaluator, folder, name, episodes, form, keep=analyst is not None)
         with exits_are_faults(envs):
             result, played = _play(evaluator, learned, film)
+            if request.trace_episodes:
+                evaluator.finish()
     result |= {"checkpoint": step, "env": environment.id, "greedy": greedy}
     result |= {"returns": [each.returns["train"] for each in played], "lengths": [each.length for each in played]}
     if film is not None and folder is not None:
@@ -93,6 +98,8 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
         if analyst is not None:
             analysis = analyst.analyse_episodes(network, film.steps)
             result["weights"] = films.write_analysis(folder / f"{name}_weights.json", analysis)
+    if request.trace_episodes:
+        result["traces"] = min(request.trace_episodes, result["episodes"])
     with contextlib.suppress(OSError):  # another user's folder may be read-only
         write_inside(run, "eval.json", json.dumps(result).encode() + b"\n")
     return result
@@ -204,6 +211,8 @@ def describe_evaluation(run: str, result: dict[str, Any]) -> str:
     text += "".join(f"\n  {name}: {value:.3f}" for name, value in others.items())
     if "videos" in result:
         text += "\n" + films.describe(run, result["videos"])
+    if "traces" in result:
+        text += f"\n  searches of {result['traces']} episodes: {run}/traces; packtrain explore {run} shows them"
     if "weights" in result:
         text += "\n" + "\n".join(result["weights"]["lines"])
         text += f"; every step's weights: {run}/{result['weights']['file']}"

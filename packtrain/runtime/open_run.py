@@ -29,7 +29,7 @@ from packtrain.runtime.folder import RunFolder, point_latest
 from packtrain.runtime.learner_group import refuse_learners
 from packtrain.runtime.messages import Remote
 from packtrain.runtime.preflight import describe_plan, plan_memory, refuse_too_large
-from packtrain.runtime.preparation import find_device, finished, prepare, refuse_no_run
+from packtrain.runtime.preparation import find_device, finished, prepare, refuse_no_run, refuse_traces
 from packtrain.runtime.regrouping import saved_envs
 from packtrain.runtime.remote_setup import check_remote
 from packtrain.runtime.restore_checks import log_changes, refuse_ill_formed, refuse_other, restoring
@@ -64,6 +64,7 @@ class TrainRequest:
     quiet: bool = False  # print nothing but warnings
     trust_config: bool = False  # a configuration of a run folder may import anything
     alone: bool = True  # no other run prints to the terminal
+    trace: int = 0  # episodes whose searches are recorded
     latest_in: Path | None = None  # the folder whose link `latest` should point to this run
     notes: tuple[str, ...] = ()  # lines about the configuration's files, for stderr
     home: Path = field(default_factory=Path.cwd)  # what paths are relative to, wherever an environment goes
@@ -146,7 +147,8 @@ def open_run(request: TrainRequest, saved: Saved | str | None = "newest") -> Ite
         with restoring(folder.path, saved is not None), exits_are_faults():
             parts = (experiment, spec, folder, configuration, device, console)
             exact = request.runtime == "serial"
-            training = Training(RunSetup(*parts, request.sinks, exact, request.remote, request.learners), saved)
+            how = (request.sinks, exact, request.remote, request.learners, request.trace)
+            training = Training(RunSetup(*parts, *how), saved)
         with contextlib.closing(training):
             for sink in request.sinks:
                 sink.opened(training)
@@ -178,6 +180,7 @@ def _check_start(request: TrainRequest, experiment: Experiment, spec: Spec, devi
         check_remote(request.remote, experiment)
         if request.remote.inference == "learner":
             refuse_central(experiment)
+    refuse_traces(experiment, request.trace)
     folder = RunFolder(request.output, request.home, request.fresh)
     folder.check_writable()
     refuse_links(folder.path)

@@ -115,7 +115,8 @@ def train_seeds(request: TrainRequest, num_seeds: int, guard: Guard = contextlib
 
 def _shares(request: TrainRequest, experiment: Experiment) -> bool:
     """Return whether several seeds run in one loop, which needs their environments and learners in this process."""
-    return request.remote is None and request.learners == 1 and multi_seed.can_share(experiment)
+    here = request.remote is None and request.learners == 1 and not request.trace
+    return here and multi_seed.can_share(experiment)
 
 
 def _train_together(requests: list[TrainRequest], guard: Guard) -> int:

@@ -58,15 +58,16 @@ class RunSetup:
     """Settings and folder that a run is built from."""
 
     experiment: Experiment
-    spec: Spec  # of the experiment's environment
-    folder: RunFolder  # run folder
-    configuration: Configuration  # configuration that the experiment was built from
-    device: torch.device  # device of policy, networks and memories
-    console: Console  # shows rows on the terminal
-    sinks: tuple[Sink, ...] = ()  # destinations of metrics rows besides metrics.jsonl
-    exact: bool = False  # serial run: choose nothing by measured speed, so that a repeated run gives the same numbers
-    remote: Remote | None = None  # processes that act; None: a thread of this process
-    learners: int = 1  # number of processes that share each batch, this one included
+    spec: Spec  # of its environment
+    folder: RunFolder  # where it is written to
+    configuration: Configuration  # what the experiment was built from
+    device: torch.device  # of policy, networks and memories
+    console: Console  # shows rows to a person
+    sinks: tuple[Sink, ...] = ()  # where rows go beside metrics.jsonl
+    exact: bool = False  # a serial run: choose nothing by measured speed, so that the same run gives the same numbers
+    remote: Remote | None = None  # the processes that act; None: a thread of this one
+    learners: int = 1  # processes among which each batch is divided, this one included
+    trace: int = 0  # episodes whose searches are recorded
 
 
 class Training:
@@ -123,9 +124,8 @@ class Training:
         layout = None if saved is None else saved_layout(saved[1])
         imports = tuple(setup.configuration.imports)
         lives = () if saved is None else tuple(saved[1]["run"].get("lives", ()))
-        options = ActingOptions(
-            travelling, setup.exact, setup.folder.path, again, layout, sizes=sizes, imports=imports, lives=lives
-        )
+        parts = (travelling, setup.exact, setup.folder.path, again, layout)
+        options = ActingOptions(*parts, sizes=sizes, imports=imports, lives=lives, trace=setup.trace)
         if setup.remote is None:
             return build_sides(experiment, setup.spec, setup.device, options, streams)
         acting: Acting

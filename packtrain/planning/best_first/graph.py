@@ -327,6 +327,12 @@ class PlanPaths:
         action, value = self._actions[columns, steps - 1], self._values[columns, steps - 1]
         return steps, np.where(there, action, 0), np.where(there, value, 0.0)
 
+    def route(self, column: int) -> list[tuple[int, int]]:
+        """Return the nodes and actions of the path that an environment follows, the next step first."""
+        steps = int(self._steps[column])
+        places, actions = self._places[column, :steps][::-1], self._actions[column, :steps][::-1]
+        return list(zip(places.tolist(), actions.tolist(), strict=True))
+
     def lead(self, walk: BreadthFirstWalk, columns: np.ndarray, targets: np.ndarray) -> None:
         """Store the first shortest paths to targets [M] that a walk has met, and the returns along them."""
         nodes = self._nodes
