@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         report,
         train,
     )
-    from packtrain.studies.score_comparison import compare
+    from packtrain.studies.pairwise import compare
 
 __all__ = [
     "Callbacks",
@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'packtrain' has no attribute {name!r}")
     import importlib
 
-    module = "packtrain.studies.score_comparison" if name == "compare" else "packtrain.api"
+    module = "packtrain.studies.pairwise" if name == "compare" else "packtrain.api"
     return getattr(importlib.import_module(module), name)
 
 

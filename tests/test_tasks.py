@@ -16,7 +16,7 @@ PROMISES = {
     "plain_pytorch": "greedy action",
     "look_at_a_search": "explorer.html",
     "compare_two_algorithms": "probability that a seed of PPO scores higher",
-    "trackers": "tracked by",
+    "trackers": "asked for:",
 }
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
+import gymnasium as gym
 import numpy as np
 import torch
 from torch import nn
@@ -23,12 +24,12 @@ from packtrain.errors import ConfigError
 from packtrain.interfaces import ActingPlace, ActorState, Decision, Policy, PolicySettings, SeedGroup
 from packtrain.metrics.model_quality import ModelQuality
 from packtrain.metrics.planning import Decisions
-from packtrain.networks.prediction import EnsemblePrediction, Prediction
-from packtrain.networks.world_model import FactoredWorldModel, FactoredWorldModelNetwork, WorldModel
+from packtrain.networks.planner_inputs import Inputs, input_space
+from packtrain.networks.prediction import Prediction, PredictionSettings
+from packtrain.networks.world_model import ModelNetworkSettings, WorldModel
 from packtrain.planning.learned import NETWORK as MODEL
-from packtrain.planning.learned import EnsembleModel, LearnedModel
-from packtrain.planning.learned.transition_table import Transitions, TransitionTable, stored_transitions
-from packtrain.planning.model import CoreModel, Model, Stepped
+from packtrain.planning.learned.transition_table import Transitions, TransitionTable, equal_rows, stored_transitions
+from packtrain.planning.model import CoreModel, FittedModel, FittedModelSettings, Model, Stepped
 from packtrain.planning.planner import Agent, Planner, Roots
 from packtrain.planning.random_agent import RandomAgent
 from packtrain.planning.schedules import scheduled_values
@@ -48,23 +49,43 @@ class Planning(PolicySettings):
     records_searches: ClassVar[bool] = True
 
     agent: Agent
-    network: Prediction | EnsemblePrediction = Prediction()
-    model: LearnedModel | None = None  # model to search in; None: the environment itself
-    model_network: WorldModel | FactoredWorldModel = WorldModel()  # network of that model
+    network: PredictionSettings = Prediction()
+    model: FittedModelSettings | None = None  # model to search in; None: the environment itself
+    model_network: ModelNetworkSettings = WorldModel()  # network of that model
     traces: Traces | None = None  # episodes to record; None: none
 
     def build_network(self, spec: Spec) -> nn.ModuleDict:
         """Return the networks by their names, each with the heads that the planner requests."""
         heads = self.agent.heads(spec.action)
-        networks: dict[str, nn.Module] = {name: self.network.build(spec.obs, wanted) for name, wanted in heads.items()}
-        if self.model is not None:
+        inputs: Inputs = getattr(self.agent, "inputs", "observation")
+        space = input_space(spec.obs, spec.action, inputs)
+        networks = {name: self._checked(self.network.build(space, wanted), wanted) for name, wanted in heads.items()}
+        if inputs == "observation_and_action":
+            assert isinstance(spec.action, gym.spaces.Discrete)
+            for network in networks.values():
+                network.actions = int(spec.action.n)  # type: ignore[assignment]  # for learners, which append them
+        if self.model is not None and self.model.members:
             networks[MODEL] = self.model_network.build(spec.obs, spec.action, spec.factors)
             if self.model.members > networks[MODEL].members:  # type: ignore[operator]
                 raise ConfigError(
-                    f"LearnedModel.members = {self.model.members} exceeds the network's {networks[MODEL].members} "
-                    "members"
+                    f"{type(self.model).__name__}.members = {self.model.members} exceeds the network's "
+                    f"{networks[MODEL].members} members"
                 )
         return nn.ModuleDict(networks)
+
+    def _checked(self, network: nn.Module, heads: dict[str, int]) -> nn.Module:
+        """Return a network; ConfigError if a user's network lacks what trainers use."""
+        name = type(self.network).__name__
+        missing = [part for part in ("heads", "on_batch", "members") if not hasattr(network, part)]
+        if missing:
+            raise ConfigError(
+                f"{name}.build returned a module without {missing[0]!r}; planners' networks need heads, on_batch and "
+                "members, see packtrain.networks.prediction.PredictionSettings"
+            )
+        absent = [head for head in heads if head not in network.heads]  # type: ignore[operator]
+        if absent:
+            raise ConfigError(f"{name}.build returned a module whose heads lack {absent[0]!r}, which the planner uses")
+        return network
 
     def build_policy(self, network: nn.ModuleDict, place: ActingPlace) -> PlannerPolicy:
         """Return the policy that plans with a network; in evaluations it does not verify."""
@@ -133,7 +154,7 @@ class PlannerPolicy(Policy):
         device: torch.device,
         seed: int,
         watcher: Watcher | None = None,
-        model: LearnedModel | None = None,
+        model: FittedModelSettings | None = None,
         runs: Sequence[PlannerPolicy] = (),
     ):
         """Create the policy; nothing is planned yet.
@@ -193,8 +214,9 @@ class PlannerPolicy(Policy):
         true: Model = CoreModel(core)
         model = true
         if self.model is not None:
-            classes = isinstance(self.runs[0].network[MODEL], FactoredWorldModelNetwork)
-            model = self.model.build(core, seed, classes, len(self.runs), stream.size)
+            modelled = self.runs[0].network[MODEL] if self.model.members else None
+            predicts = getattr(modelled, "predicts", "changes")
+            model = self.model.build(core, seed, predicts, len(self.runs), stream.size)
         if isinstance(self._watcher, TraceWriter):
             self._watcher.look_at(core, model)
         planner = self.agent.build(model, stream.size, seed, self._watcher)
@@ -218,7 +240,7 @@ class PlannerState(ActorState):
         self._policy, self._stream, self._model = policy, stream, model
         self.planner, self.at_random = planner, at_random  # the planner, and the random agent that only collects data
         self._watcher = watcher
-        self.learned = model if isinstance(model, EnsembleModel) else None
+        self.learned = cast(FittedModel, model) if policy.model is not None else None
         self._fresh = planner.rng.bit_generator.state
         self.begin()
 
@@ -316,12 +338,12 @@ class PlannerState(ActorState):
             self._watcher.real_steps(columns, there, actions, rewards, ended, extras, *learned)
         self._playing[columns[ended]] = False
 
-    def _rate_model(self, model: EnsembleModel, roots: Roots, edges: Transitions, extras: dict[str, Any]) -> Stepped:
+    def _rate_model(self, model: FittedModel, roots: Roots, edges: Transitions, extras: dict[str, Any]) -> Stepped:
         """Compare the ensemble's own predictions with the outcomes, and return them."""
         guess = self._policy.inference.run(model.guess(roots.states, edges.action))
         nobody = np.zeros(len(edges.action), bool)
-        right = (guess.states["obs"] == edges.after).all(axis=1)
-        predicted_loop, loop = ((obs == edges.obs).all(axis=1) for obs in (guess.states["obs"], edges.after))
+        right = equal_rows(guess.states["obs"], edges.after)
+        predicted_loop, loop = (equal_rows(obs, edges.obs) for obs in (guess.states["obs"], edges.after))
         noted = {
             "right": right,
             "predicted_loop": predicted_loop,
@@ -341,7 +363,7 @@ class PlannerState(ActorState):
                 run.marks[name][places] = values[part]
         return guess
 
-    def _remember(self, model: EnsembleModel, planner: Planner, edges: Transitions) -> None:
+    def _remember(self, model: FittedModel, planner: Planner, edges: Transitions) -> None:
         """Pass new transitions of one environment to the model and to the graphs of all environments."""
         if model.verified is None:
             return
@@ -424,7 +446,7 @@ class PlannerState(ActorState):
         self._recall(lasting[group])
 
     def _recall(self, snapshot: dict[str, Any], run: int = 0) -> None:
-        """Restore what a snapshot knows about the environment's transitions."""
+        """Restore the environment's transitions that a snapshot contains."""
         verified = None if self.learned is None else self.learned.verified
         if verified is not None and len(snapshot.get("verified", {}).get("edges", {}).get("action", ())):
             verified.restore(snapshot["verified"], run)
@@ -433,7 +455,7 @@ class PlannerState(ActorState):
 
 
 def _picked(decision: tuple[Roots, Any, dict[str, Any]], which: np.ndarray) -> tuple[Roots, Any, dict[str, Any]]:
-    """Return the decisions of some environments, bool [B]."""
+    """Return the decisions of the environments selected by the mask `which`, [B]."""
     roots, actions, extras = decision
     rows = which[roots.columns]
     picked, actions, extras = trees.pick((tuple(roots), actions, extras), rows)

@@ -18,7 +18,9 @@ def run(argv: list[str]) -> int:
         "PPO) plays greedily and sampled; the run's Evaluation.best says which of the two comes first.",
         epilog="A knob of the run's configuration may be given as --KNOB VALUE; it must be what the run has.",
     )
-    parser.add_argument("run", metavar="RUN", help="run folder to evaluate")
+    parser.add_argument(
+        "run", metavar="RUN", help="run folder to evaluate; of a folder of seeds each is, and the mean is over seeds"
+    )
     parser.add_argument(
         "--num_episodes",
         type=int,
@@ -78,9 +80,11 @@ def run(argv: list[str]) -> int:
         video_format=arguments.video_format or "png",
         trace_episodes=arguments.trace,
     )
-    result = eval_command.evaluate(request)
+    result = eval_command.evaluate_seeds(request)
     if arguments.json:
         print(json.dumps(result))
+    elif "seeds" in result:
+        print(eval_command.describe_seeds(arguments.run, result))
     else:
         print(eval_command.describe_evaluation(arguments.run, result))
     return 0
@@ -91,6 +95,8 @@ def _refuse_other_knobs(run: str, flags: list[str]) -> None:
     if not flags:
         return
     path = Path(run) / "config.gin"
+    if not path.is_file() and (Path(run) / "seed_0" / "config.gin").is_file():
+        path = Path(run) / "seed_0" / "config.gin"
     is_run = path.is_file()  # if not, that is said elsewhere, but what is no knob at all is said here
     files = [path] if is_run else [knobs.CONFIGS / f"{name}.gin" for name in knobs.shipped()]
     known = {name: knob for file in files for name, knob in knobs.read_knobs(file).items()}

@@ -22,9 +22,9 @@ from packtrain.planning.schedules import Schedule, check_schedules, scheduled
 from packtrain.planning.shooting import TIME_LIMIT, check_rollouts, rollout_heads, root_prior
 from packtrain.trees import Tree
 
-GREEDY = 0.01  # temperatures up to here choose the most visited action
+GREEDY = 0.01  # temperatures up to this choose the most visited action
 
-# Streams of random numbers of one decision. Those of the rollouts are seeded apart.
+# Keys of the random numbers of a decision. Those of the rollouts are seeded separately.
 _TIES, _CHOICE, _NOISE = -1, -2, -3
 
 
@@ -42,18 +42,18 @@ class BanditAgent:
     question of its bonus, not of the scale of rewards. Equal scores are decided by chance, equal counts by quality.
     """
 
-    n_rollouts: int = 1000  # pulls a decision
-    rollouts_per_pull: int = 1  # from the state that the pull leads to; their mean counts
-    rollout_time_limit: int | None = None  # steps; None: 100
+    n_rollouts: int = 1000  # pulls per decision
+    rollouts_per_pull: int = 1  # rollouts from the state that a pull leads to; their mean is its return
+    rollout_time_limit: int | None = None  # maximum number of steps; None: 100
     estimate_fn: EstimateFn = "truncated_return"
-    rollout_agent: PolicyAgent | None = None  # None: uniform over legal actions
+    rollout_agent: PolicyAgent | None = None  # policy of the rollouts; None: uniform over legal actions
     discount: float = 1.0
-    temperature: float = 0.0  # above 0.01 an action is drawn by N^(1 / temperature)
+    temperature: float = 0.0  # above 0.01 an action is sampled in proportion to N^(1 / temperature)
     prior_noise: float | None = None  # α of the Dirichlet distribution; None: no noise
     noise_weight: float = 0.25
     bonus_fn: Literal["pucb_bonus", "ucb_bonus"] = "pucb_bonus"
-    exploration_weight: float = 2.5  # in units of returns
-    initial_quality: float | None = None  # of actions not tried yet; None: that of the best so far
+    exploration_weight: float = 2.5  # weight of the exploration bonus, in units of returns
+    initial_quality: float | None = None  # quality of untried actions; None: that of the best so far
     parameter_schedules: dict[str, Schedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class BanditPlanner:
         prior = known.now.prob
         if now.prior_noise is not None:
             noise = dirichlet(now.prior_noise, self._actions, self._seed, columns, decisions, _NOISE)
-            noise = noise * known.possible  # illegal actions get none of it
+            noise = noise * known.possible  # illegal actions get no noise
             noise /= np.maximum(noise.sum(axis=1, keepdims=True), 2.0**-1000)
             prior = (1 - now.noise_weight) * prior + now.noise_weight * noise
         counts, qualities = np.zeros(prior.shape, np.int64), np.zeros(prior.shape)
@@ -136,7 +136,7 @@ class BanditPlanner:
         extras = {
             "action_histogram": histogram,
             "value": (counts * qualities).sum(axis=1) / now.n_rollouts,
-            "qualities": qualities,  # 0 where untried
+            "qualities": qualities,  # 0 for untried actions
             "bonuses": self._bonus(prior, counts, now.n_rollouts),
             "prior_entropy": known.now.entropy,
             "noisy_prior_entropy": _entropy(prior),

@@ -14,10 +14,10 @@ from packtrain.trees import Tree
 class ModelSteps(NamedTuple):
     """M steps made in the model, in the order in which a single search would have made them."""
 
-    columns: np.ndarray  # [M] which environment column is planned for
-    source: np.ndarray  # [M] a number for the state stepped from, unique within a column's episode; −1: not kept
-    target: np.ndarray  # [M] the same for the state it leads to
-    states: Tree  # [M, ...] states it leads to
+    columns: np.ndarray  # [M] environment
+    source: np.ndarray  # [M] id of the state before the step, unique within an episode; −1: not stored
+    target: np.ndarray  # [M] id of the state after it
+    states: Tree  # [M, ...] states after the steps
     actions: np.ndarray  # [M, ...]
     rewards: np.ndarray  # [M]
     terminated: np.ndarray  # [M]

@@ -22,7 +22,7 @@ from packtrain.types import Request
 
 EstimateFn = Literal["truncated_return", "bootstrap_return_with_value"]
 
-BLOCK = 32  # steps for which uniform actions are drawn at once
+BLOCK = 32  # steps for which uniform noise is sampled at once
 
 
 class Uniform:
@@ -44,7 +44,7 @@ class Places(NamedTuple):
 
     columns: np.ndarray  # [N] environment columns
     decisions: np.ndarray  # [N] decisions made before
-    numbers: np.ndarray  # [N] of the rollout within the decision
+    numbers: np.ndarray  # [N] number of the rollout within the decision
 
 
 class Rollouts(NamedTuple):
@@ -83,7 +83,7 @@ def roll_out(
       seed: of the agent's choices.
       rng: for the model.
       first: [N] first actions; None: the agent's.
-      listener: receives the steps; they are kept in the result, too.
+      listener: receives the model steps; they are kept in the result, too.
     """
     count = len(places.columns)
     returns, entropy = np.zeros(count), np.zeros(count)
@@ -160,7 +160,7 @@ def open_loop(
     if native is not None:
         after, rewards, terminated = native(states, actions)
         over = np.zeros(rewards.shape, bool)
-        np.logical_or.accumulate(terminated[:, :-1], axis=1, out=over[:, 1:])  # ended before this step
+        np.logical_or.accumulate(terminated[:, :-1], axis=1, out=over[:, 1:])  # whether it ended before this step
         if listener is not None:
             for time in range(horizon):
                 on = np.flatnonzero(~over[:, time])
@@ -222,8 +222,8 @@ class _Choices:
         self._actions = int(model.action_space.n)
         self._asks = bool(agent.heads(model.action_space))
         self._uniform = isinstance(agent, RandomAgent | Uniform)
-        self._noise = np.empty((0, 0))  # [BLOCK, n] of those alive when it was drawn
-        self._rows = np.empty(0, np.int64)  # their places in it
+        self._noise = np.empty((0, 0))  # [BLOCK, n] noise of the rollouts that were unfinished when it was sampled
+        self._rows = np.empty(0, np.int64)  # their indices in it
         self._drawn = -1
 
     def make(self, states: Tree, alive: np.ndarray, time: int) -> Asking[tuple[Any, Any]]:

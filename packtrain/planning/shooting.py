@@ -21,10 +21,10 @@ from packtrain.planning.schedules import Schedule, check_schedules, scheduled
 from packtrain.trees import Tree
 from packtrain.types import Request
 
-TIME_LIMIT = 100  # steps of a rollout where nothing else is said
-CHUNK = 1 << 14  # rollouts that are under way at once
+TIME_LIMIT = 100  # default maximum number of steps of a rollout
+CHUNK = 1 << 14  # rollouts computed at once
 
-# Streams of random numbers of one decision. Those of the rollouts' later actions are seeded apart.
+# Keys of the random numbers of a decision. Those of the rollouts' later actions are seeded separately.
 _FIRST, _TIES, _OFFSET = -1, -2, -3
 
 
@@ -37,11 +37,11 @@ class ShootingAgent:
     tried equally often. Illegal actions are not tried.
     """
 
-    n_rollouts: int = 1000  # a decision
-    rollout_time_limit: int | None = None  # steps; None: 100
+    n_rollouts: int = 1000  # rollouts per decision
+    rollout_time_limit: int | None = None  # maximum number of steps; None: 100
     estimate_fn: EstimateFn = "truncated_return"
-    aggregate_fn: Literal["mean", "max"] = "mean"  # of the returns that began with the same action
-    rollout_agent: PolicyAgent | None = None  # None: uniform over legal actions
+    aggregate_fn: Literal["mean", "max"] = "mean"  # over the returns of rollouts with the same first action
+    rollout_agent: PolicyAgent | None = None  # policy of the rollouts; None: uniform over legal actions
     discount: float = 1.0
     stratified: bool = False
     parameter_schedules: dict[str, Schedule] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class ShootingPlanner:
             possible = prior.possible
             count = possible.sum(axis=1, keepdims=True)  # [R, 1]
             offset = (chance(self._seed, columns, decisions, _OFFSET)[:, None] * count).astype(np.int64)
-            order = np.argsort(~possible, axis=1, kind="stable")  # legal ones first
+            order = np.argsort(~possible, axis=1, kind="stable")  # legal actions first
             return np.take_along_axis(order, (numbers + offset) % count, axis=1)
         counters = (columns[:, None, None], decisions[:, None, None], _FIRST, numbers[:, None])
         noise = chance(self._seed, *counters, np.arange(self._actions))  # [R, n, A]
@@ -171,8 +171,8 @@ class Prior:
 
     def __init__(self, now: Distribution, possible: np.ndarray, extras: dict[str, np.ndarray]):
         self.now = now
-        self.possible = possible  # [R, A] actions that may be taken
-        self.extras = extras  # network_logits and the like, [R, ...]; empty where no network was asked
+        self.possible = possible  # [R, A] allowed actions
+        self.extras = extras  # network_logits etc., [R, ...]; empty without a network
 
 
 def root_prior(model: Model, agent: PolicyAgent | None, roots: Roots, actions: int) -> Asking[Prior]:

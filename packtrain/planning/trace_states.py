@@ -20,9 +20,10 @@ from packtrain.envs.functional import Core
 from packtrain.envs.picture import drawn
 from packtrain.envs.state_graph import StateGraph
 from packtrain.errors import ConfigError, EnvSetupError, Error
+from packtrain.hashing import digest, observation_keys, state_action_keys
 from packtrain.planning.learned import EnsembleModel
 from packtrain.planning.model import Model
-from packtrain.planning.nodes import NO_NODE, digest, observation_keys, state_action_keys
+from packtrain.planning.nodes import NO_NODE
 from packtrain.trees import Tree
 
 STATE_BYTES = 1 << 26  # of one episode; model steps after that are left out: pictures are large

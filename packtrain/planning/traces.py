@@ -137,7 +137,7 @@ class TraceWriter:
         settings = self._settings
         self._view = view_of(core, model, settings.texts, settings.pictures, settings.lenient, self._environment)
 
-    # -- what planners tell
+    # -- reported by planners
 
     def pass_begin(self, columns: np.ndarray) -> None:
         """Begin a pass in these environments."""

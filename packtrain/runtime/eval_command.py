@@ -19,20 +19,23 @@ from packtrain.config import unrecorded
 from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.picture import draw_without_screen
 from packtrain.envs.stream import Episode
-from packtrain.errors import EnvError
+from packtrain.errors import EnvError, RunFolderError
 from packtrain.files import write_inside
 from packtrain.interfaces import LearnerSettings
+from packtrain.metrics.intervals import mean_interval
+from packtrain.metrics.reading import seed_folders
+from packtrain.metrics.sinks import add_films
 from packtrain.runtime import checkpoint
 from packtrain.runtime import video as films
 from packtrain.runtime.evaluation import Evaluator, Kind, Plays, open_evaluator
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.preparation import find_device, prepare, refuse_no_run, refuse_traces
-from packtrain.runtime.saved_state import refuse_ill_formed, refuse_other, restoring
+from packtrain.runtime.restore_checks import refuse_ill_formed, refuse_other, restoring
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import schedule_epoch
 from packtrain.runtime.watchdog import Watchdog
 
-MOST_LISTED = 20  # episodes of an evaluation that are listed one by one
+MOST_LISTED = 20  # maximum number of episodes listed one by one
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,13 @@ class EvalRequest:
     """An `eval` command line, parsed."""
 
     run: Path  # the run folder
-    num_episodes: int = 100  # of each kind
+    num_episodes: int = 100  # episodes of each kind
     checkpoint: str = "latest"  # latest, best, or a step
-    seed: int | None = None  # of the environments; None: the run's
-    device: str = "cpu"  # of the network
+    seed: int | None = None  # seed of the environments; None: the run's
+    device: str = "cpu"  # device of the network
     trust_config: bool = False  # the configuration may import modules outside packtrain
-    greedy: bool | None = None  # the mode of the distribution or samples; None: both, in the order of Evaluation.best
-    video_episodes: int = 0  # of the first kind, that are filmed
+    greedy: bool | None = None  # mode of the distribution, or samples; None: both, in the order of Evaluation.best
+    video_episodes: int = 0  # number of episodes of the first kind to film
     video_format: films.Format = "png"
     trace_episodes: int = 0  # of the first kind, whose searches are recorded
 
@@ -91,6 +94,7 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     result |= {"returns": [each.returns["train"] for each in played], "lengths": [each.length for each in played]}
     if film is not None and folder is not None:
         result["videos"] = film.videos
+        add_films(run, film.videos, step)
         if analyst is not None:
             analysis = analyst.analyse_episodes(network, film.steps)
             result["weights"] = films.write_analysis(folder / f"{name}_weights.json", analysis)
@@ -101,6 +105,38 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     return result
 
 
+def evaluate_seeds(request: EvalRequest) -> dict[str, Any]:
+    """Evaluate a run, or every seed of a folder of seeds; each seed's folder gets its own eval.json.
+
+    Returns:
+      What `evaluate` returns; of several seeds the mean over them in `return_mean`, the half-width of its Student-t
+      interval over seeds in `return_ci95`, the number of seeds in `seeds` and the result of each in `each`.
+    """
+    if (request.run / "config.gin").is_file() or not request.run.is_dir():
+        return evaluate(request)
+    try:
+        folders = seed_folders(request.run)
+    except RunFolderError:
+        return evaluate(request)  # which says what is missing
+    each = {folder.name: evaluate(replace(request, run=folder)) for folder in folders}
+    mean, low, high = mean_interval([result["return_mean"] for result in each.values()])
+    return {
+        "return_mean": mean,
+        "return_ci95": None if math.isnan(low) else (high - low) / 2,
+        "episodes": sum(result["episodes"] for result in each.values()),
+        "env": next(iter(each.values()))["env"],
+        "seeds": len(each),
+        "each": each,
+    }
+
+
+def describe_seeds(run: str, result: dict[str, Any]) -> str:
+    """Return the result of several seeds as text."""
+    interval = _half_width(result["return_ci95"]) + " (95 % interval over seeds)" * (result["return_ci95"] is not None)
+    head = f"{run}: {result['seeds']} seeds, return {result['return_mean']:.3f}{interval}"
+    return "\n".join([head, *(describe_evaluation(f"{run}/{name}", one) for name, one in result["each"].items())])
+
+
 def _restore(
     run: Path, experiment: Experiment, evaluator: Evaluator, network: torch.nn.Module, state: dict[str, Any]
 ) -> dict[str, Any]:
@@ -109,7 +145,7 @@ def _restore(
         repeats = state["run"].get("repeats", [0] * len(experiment.schedule))
         for policy in evaluator.policies:
             policy.begin_epoch(schedule_epoch(experiment, repeats), sum(repeats))
-        for weights in state["weights"].values():  # none where nothing learns
+        for weights in state["weights"].values():  # empty for runs without learners
             network.load_state_dict({**network.state_dict(), **weights})
         if "actor" in state:
             sides = state["actor"].get("workers", [state["actor"]])  # one per process that acted

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Kind = Literal["greedy", "sampled"]
 """How actions are chosen from the policy's distribution: its mode, or a sample."""
 
-MOST_ENVIRONMENTS = 16  # that play at the same time
+MOST_ENVIRONMENTS = 16  # maximum number of environments played at once
 LONGEST_TICK_SECS = 60.0  # a longer pause between two steps does not count as time of the evaluation
 
 
@@ -37,7 +37,7 @@ class Limits:
 
         Args:
           max_steps: of an episode; None: no limit.
-          deadline_secs: of an evaluation, after which all episodes under way are cut off; None: no deadline.
+          deadline_secs: of an evaluation, after which all unfinished episodes are cut off; None: no deadline.
         """
         self._max_steps, self._deadline = max_steps, deadline_secs
         self.begin()
@@ -45,7 +45,7 @@ class Limits:
     def begin(self) -> None:
         """Reset the limits for a new evaluation."""
         self._time = RunningTime(LONGEST_TICK_SECS)
-        self.cut_off = 0  # columns
+        self.cut_off = 0  # number of environments whose episode was cut off
 
     def apply(self, stream: Stream, played: list[list[Episode]], wanted: list[int]) -> None:
         """Add the episodes truncated now to `played`, and reduce `wanted` of their columns to what they have."""
@@ -54,7 +54,7 @@ class Limits:
             return
         for column, length in enumerate(stream.lengths.tolist()):
             if len(played[column]) < wanted[column] and (late or length >= (self._max_steps or 0)):
-                if length:  # else its next episode has not begun
+                if length:  # otherwise its next episode has not begun
                     played[column].append(stream.unfinished(column))
                 wanted[column] = len(played[column])
                 self.cut_off += 1
@@ -111,7 +111,7 @@ class Evaluator:
 
         Args:
           known: the snapshot of the actor state in training. It is copied:
-            evaluations teach nobody, themselves included.
+            evaluations do not change the training state.
         """
         self._known, self._results = known or {}, {}
         self._limits.begin()
@@ -126,7 +126,7 @@ class Evaluator:
         self.stream.restart()
         self._actor_state.begin()
         self._actor_state.load_evaluation_state(self._known)
-        if kind in self._generators:  # what is sampled must not depend on earlier evaluations
+        if kind in self._generators:  # samples must not depend on earlier evaluations
             self._policies[kind].generator.set_state(self._generators[kind])
         self._row = self.stream.start()
         self._wanted, self._limits.cut_off = list(self._share), 0
@@ -147,7 +147,7 @@ class Evaluator:
         found = summary([episode for played in self._played for episode in played])
         self._results[self.kind] = {**found, "episodes_truncated": self._limits.cut_off}
         if len(self._results) < len(self._kinds):
-            self._start_next = True  # with the next tick: a film still looks at the last step
+            self._start_next = True  # at the next tick, since the film still uses the last step
             return None
         self.active = False
         return self._combined()
@@ -169,7 +169,9 @@ class Evaluator:
     def progress(self) -> str:
         """Return the progress as text."""
         of = sum(self._share) * len(self._kinds)
-        return f"evaluating: {self.played} of {of} episodes; the longest under way: {self.stream.lengths.max():,} steps"
+        return (
+            f"evaluating: {self.played} of {of} episodes; the longest unfinished: {self.stream.lengths.max():,} steps"
+        )
 
     @property
     def row(self) -> Row:
@@ -210,7 +212,8 @@ def summary(episodes: list[Episode]) -> dict[str, Any]:
             name: statistics.fmean(episode.returns[name] for episode in episodes) for name in episodes[0].returns
         },
     }
-    if not all(math.isnan(episode.solved) for episode in episodes):  # some say it only of those that were
+    # some environments report it only for solved episodes
+    if not all(math.isnan(episode.solved) for episode in episodes):
         result["solved"] = statistics.fmean(not math.isnan(e.solved) and e.solved for e in episodes)
     return result
 

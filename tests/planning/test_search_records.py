@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from packtrain.planning.frontier import FrontierAgent
 from torch import nn
 
 from packtrain.acting.planner_policy import PlannerPolicy
@@ -15,7 +16,6 @@ from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.continuous_shooting import CEMAgent, ContinuousShootingAgent, MPPIAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
 from packtrain.planning.events import SearchRecord
-from packtrain.planning.frontier import FrontierAgent
 from packtrain.planning.leaf_evaluators import RolloutNewLeafRater
 from packtrain.planning.search_records import Table, keep, most_visited, table_record
 from packtrain.planning.shooting import ShootingAgent

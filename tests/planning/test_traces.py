@@ -65,7 +65,7 @@ def read(folder):
 
 def scripted(writer, epoch=3):
     """An episode of two steps in columns 4 and 9, of which the planner numbers states 70, 71, … and 4's search has two
-    passes, 9's has one without numbers. In the second step 4's planner has begun anew, with number 80."""
+    passes, 9's has one without numbers. In the second step 4's planner has a new tree, with number 80."""
     writer.episode_begin(places(4, 9), epoch, places(2, 0))
     writer.pass_begin(places(4, 9))
     writer.model_steps(steps([4, 4, 9], [70, 70, -1], [71, 72, -1], places(1, 3, 1), [0, 1, 1]))
@@ -219,7 +219,7 @@ def test_some_episodes_are_sampled(tmp_path):
 
 
 def test_there_are_no_more_files_than_allowed(tmp_path):
-    """Of all runs of the folder together. Mutation: counting anew after a resume."""
+    """Of all runs of the folder together. Mutation: counting from 0 after a resume."""
     for epochs in (range(5), range(5, 10)):
         writer = TraceWriter(Traces(max_files=3), tmp_path, "Line", 0)
         for epoch in epochs:
