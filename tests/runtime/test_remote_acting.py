@@ -16,7 +16,7 @@ COUNTED = {"episodes_dropped": 2, "search_steps_dropped": 0, "values_clipped": 1
 
 
 class Workers:
-    """An engine whose workers answer at once, except those that are told otherwise."""
+    """An engine whose workers answer at once, except those that a test has named."""
 
     def __init__(self):
         self.time, self.events, self.alive, self.spawned = 0.0, [], {}, []
@@ -132,7 +132,7 @@ def test_a_serial_run_waits_for_a_stopped_worker_until_its_deadline():
     assert engine.time - begin > 20 and engine.alive.get(1) != 0
 
 
-def test_an_evaluation_asks_another_worker_if_the_first_is_missing():
+def test_an_evaluation_uses_the_state_of_another_worker_if_the_first_is_missing():
     acting, engine = make()
     engine.slow_starts.add(0)
     engine.die(0)
@@ -189,7 +189,7 @@ def test_a_run_that_starves_says_which_worker_it_waits_for(caplog):
 
 
 def test_a_lost_cluster_is_noticed_without_acting():
-    """While it learns or evaluates, a serial run asks no worker. Mutation: `check` does nothing."""
+    """While it learns or evaluates, a serial run polls no worker. Mutation: `check` does nothing."""
     acting, engine = make()
     acting.check()
     engine.lost = True
@@ -213,7 +213,7 @@ def rows(length, ends):
     return Chunk(row, (), {"solved": over})
 
 
-def test_a_life_that_follows_in_the_middle_of_a_round_begins_the_round_anew():
+def test_a_life_that_follows_in_the_middle_of_a_round_plays_the_round_again():
     """Mutation: the episode memory keeps the unfinished round of the life before."""
     memory = Episodes(capacity=100, batch_size=4).build([2, 2], 0, "cpu")
     acting, engine = make(memories={"episodes": memory})
