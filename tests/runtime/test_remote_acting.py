@@ -21,6 +21,7 @@ class Workers:
     def __init__(self):
         self.time, self.events, self.alive, self.spawned = 0.0, [], {}, []
         self.silent, self.slow_starts, self.bad = set(), set(), set()  # worker numbers
+        self.over = set()  # workers that have finished their episodes
         self.asked, self.chunks, self.steps = [], {}, {}
         self.lost = False
 
@@ -50,7 +51,9 @@ class Workers:
             self.steps[key] = self.steps.get(key, 0) + 1
         report = Report(self.steps.get(key, 0), [], False)
         chunks = self.chunks.pop(key, []) if order.call is None else []
-        told = WorkerReport(report, order.round, False, True, report.env_steps, dict(COUNTED), answer)
+        told = WorkerReport(
+            report, order.round, call.worker in self.over, True, report.env_steps, dict(COUNTED), answer
+        )
         self.events.append(Arrival(*call[:3], chunks, told, 1, 1))
 
     def die(self, worker):
@@ -120,6 +123,18 @@ def test_checkpoints_and_evaluations_do_not_wait_for_a_missing_worker(how):
     assert engine.time - begin < 10
     steps = acting.act(0.1).env_steps
     assert acting.act(0.5).env_steps > steps, "the others do not go on"
+
+
+def test_a_round_is_over_without_a_retired_worker():
+    """Mutation: the round waits for its episodes for ever."""
+    acting, engine = make()
+    lose(acting, engine, "retired")
+    acting.begin_round(SimpleNamespace(memories=(), policy="policy"))
+    engine.over.add(0)
+    end = engine.time + 20
+    while not acting.round_is_over() and engine.time < end:
+        acting.act(0.1)
+    assert acting.round_is_over()
 
 
 def test_a_serial_run_waits_for_a_stopped_worker_until_its_deadline():
