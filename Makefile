@@ -19,8 +19,8 @@ demo: setup  ## train a small agent, evaluate it, write its page
 	$(BIN)/packtrain eval $(RUN)
 	@echo "the page with its curve: $$($(BIN)/packtrain report $(RUN))"
 
-test: setup  ## all tests but the long learning runs
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not long and not browser"
+test: setup  ## all tests but the long learning runs; those of pages where Chromium is installed
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not long"
 
 test-fast: setup  ## under two minutes
 	$(BIN)/pytest -n 2 -m "not slow and not learning and not long and not browser"

@@ -415,7 +415,7 @@ def test_values_that_cannot_be_meant_are_refused(text, binding, message):
         ),
         (
             ["SupervisedTrainer.targets = {'value': 'valeu'}"],
-            "'valeu' is to be learned, and the planner does not say it",
+            "'valeu' is a training target, and the planner does not report it",
         ),
         (["SupervisedTrainer.targets = {'value': 'qualities'}"], "its target 'qualities' has 6"),
         (
@@ -498,7 +498,7 @@ def test_a_run_learns_evaluates_and_writes_searches(capfd):
     assert len(evaluations) == 5 and all(row["episodes"] == 2 for row in evaluations)
     losses = [row["total_loss"] for row in found if row["kind"] == "train" and "total_loss" in row]
     assert len(losses) == 4 and len(set(losses)) == 4
-    assert traced("run") and all(json.loads(text)["version"] == 1 for text in traced("run").values())
+    assert traced("run") and all(json.loads(text)["version"] == 2 for text in traced("run").values())
     assert main(["train", "run/config.gin", "--output_dir", "again"]) == 0
     assert rows("again") == found and saved("again") == saved("run") and traced("again") == traced("run")
     assert main(["train", "run/config.gin", "--output_dir", "run"]) == 0

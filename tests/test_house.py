@@ -27,6 +27,7 @@ FLOORS = [
         "config_parts",
         "cpu_count",
         "files",
+        "hashing",
         "interfaces",
         "own_runs",
     },
@@ -209,7 +210,7 @@ ENDING = re.compile(r"(ations?|isons?|ers?|ed|ing|e?s|e)$")
 
 
 def test_no_two_modules_of_a_folder_differ_only_by_an_ending():
-    """For example `saver` and `saved_state`. Mutation: a file `runtime/evaluations.py`."""
+    """Such as `compilation` and `compilers`, or `saver` and `saved_state`. Mutation: `runtime/evaluations.py`."""
     twins = []
     for folder in {path.parent for path in FILES}:
         names = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")]

@@ -89,7 +89,7 @@ class Compiler:
 def refuse_unless_possible(device: torch.device, wanted: bool | None) -> None:
     """Raise a ConfigError if `compile` is True on a device where torch cannot compile."""
     if wanted and (lacking := lacks(device)):
-        raise ConfigError(f"compile = True needs {lacking}, which is not here; packtrain doctor says more")
+        raise ConfigError(f"compile = True needs {lacking}, which was not found; see packtrain doctor")
 
 
 def lacks(device: torch.device) -> str | None:

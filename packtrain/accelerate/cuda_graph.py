@@ -1,4 +1,4 @@
-"""CUDA graphs: GPU work captured once and launched as a whole, so that hundreds of kernels cost one launch.
+"""CUDA graphs: GPU work captured once and then launched in one call, so that hundreds of kernels cost one launch.
 
 Captured work reads and writes the same memory every time, so its inputs are copied into place before each launch. What
 depends on data that only the host could look at (an LSTM cut at resets) cannot be captured.

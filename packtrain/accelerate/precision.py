@@ -1,4 +1,4 @@
-"""Choice of precision of convolutions and fully connected layers: bfloat16 if the device supports it and it pays."""
+"""Precision of convolutions and fully connected layers: bfloat16 if the device supports it and it is faster."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Algorithm(Protocol):
 
 
 class ActorCriticAlgorithm(ActorCritic, Protocol):
-    """DDPG, TD3, SAC or a user's own: an actor–critic algorithm that is complete by itself."""
+    """Interface of a complete actor–critic algorithm: DDPG, TD3, SAC or a user's own."""
 
     @property
     def metrics(self) -> tuple[str, ...]:

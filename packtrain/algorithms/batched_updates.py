@@ -50,7 +50,7 @@ def transitions(sample: Sample) -> Batch:
 
 
 class Rule(abc.ABC):
-    """One update of R runs: a step over tensors that stay in place. Only `step` is required of an algorithm."""
+    """One update of R runs, as a function of tensors with fixed addresses. An algorithm must implement only `step`."""
 
     names: tuple[str, ...]  # of the metrics that `step` returns
     optimisers: dict[str, Adam]
@@ -77,7 +77,7 @@ class Rule(abc.ABC):
         return 2**31
 
     def between(self, update: int) -> None:
-        """Make the copies that are due after so many updates."""
+        """Make the weight copies that are due after this number of updates."""
 
     def end(self) -> None:
         """Make the copies that are due at the end of a call."""
@@ -87,7 +87,7 @@ class Rule(abc.ABC):
         return True
 
     def prepare(self, network: Any, memory: Memory, updates: int, prepared: dict[str, int]) -> dict[str, Tensor]:
-        """Compute what depends on all of a run's data, before its updates are drawn.
+        """Compute values that depend on all of a run's data, before the inputs of its updates are sampled.
 
         Args:
           network: that run's.

@@ -135,7 +135,7 @@ def candidate_returns(found: Rollouts, actor_critic: ActorCritic, batch: Batch, 
         reward_scale=actor_critic.reward_scale,
         starts=len(found.termination) if tdk_trick else 1,
     )
-    if found.entropy_cost is not None:  # the value of an imagined pair does not include the cost of its own action
+    if found.entropy_cost is not None:  # the value of a model-generated pair excludes the cost of its own action
         for start in range(1, len(expansion.rewards)):
             expansion.rewards[start, start:] += found.entropy_cost[start - 1].unsqueeze(-1)
     return expansion

@@ -230,7 +230,7 @@ def loss_part(
 
 
 class GradientRecorder:
-    """Stands in for an optimiser where a rank computes its part: it stores the gradient and makes no step."""
+    """Replaces the optimiser on a rank that computes its part of a batch: stores the gradient and makes no step."""
 
     def __init__(self, parameters: Sequence[Tensor], share: Tensor):
         """Create a recorder without gradients.

@@ -46,7 +46,7 @@ class ModelRollouts:
         check.at_least(self, 1, "length")
         check.not_negative(self, "action_std")
         if self.share == 0:
-            raise ConfigError("ModelRollouts.share = 0 replaces nothing; leave ValueExpansion.augmentation None")
+            raise ConfigError("ModelRollouts.share = 0 has no effect; set ValueExpansion.augmentation = None")
 
     def rows(self, size: int, device: torch.device) -> Tensor:
         """Return which rows of a batch are replaced, [N] int64: evenly spread, so that every critic has its share."""

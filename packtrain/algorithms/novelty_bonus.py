@@ -16,9 +16,9 @@ from packtrain import trees
 from packtrain.algorithms.gradient import GradientLearner
 from packtrain.algorithms.optimisers import make_optimiser
 from packtrain.equations import novelty
+from packtrain.hashing import digest
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.networks.perception import Flatten
-from packtrain.planning.nodes import digest
 from packtrain.trees import Tree
 from packtrain.types import Sample
 

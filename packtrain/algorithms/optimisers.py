@@ -225,6 +225,17 @@ def linear_between(first: float, last: float | None, update: int, updates: int |
     return (1.0 - share) * first + share * last
 
 
+def scheduled_rate(settings: Any, update: int) -> float:
+    """Return the learning rate of an update, by `learning_rate`, `final_learning_rate`, `decay_updates` and `decay`.
+
+    `decay` = "linear" is `linear_between`; "step" keeps the first rate for `decay_updates` updates, then uses the last.
+    """
+    first, last, updates = settings.learning_rate, settings.final_learning_rate, settings.decay_updates
+    if settings.decay == "step" and last is not None and updates is not None:
+        return float(first if update < updates else last)
+    return linear_between(first, last, update, updates)
+
+
 def check_decay(settings: Any) -> None:
     """Raise a ConfigError unless `final_learning_rate` and `decay_updates` are both None or both in range."""
     check.not_negative(settings, "final_learning_rate")
@@ -232,6 +243,9 @@ def check_decay(settings: Any) -> None:
     if (settings.final_learning_rate is None) != (settings.decay_updates is None):
         name = type(settings).__name__
         raise ConfigError(f"{name}.final_learning_rate and {name}.decay_updates need each other: give both, or none")
+    if settings.decay == "step" and settings.final_learning_rate is None:
+        name = type(settings).__name__
+        raise ConfigError(f"{name}.decay = 'step' needs {name}.final_learning_rate and {name}.decay_updates")
 
 
 def linear_decay(learning_rate: float, step: int, total_steps: int) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from packtrain import trees
-from packtrain.accelerate.side_stream import Beside
+from packtrain.accelerate.side_stream import SideStream
 from packtrain.acting.actor_errors import ErrorNumbers
 from packtrain.acting.epsilon_greedy import INTRINSIC, ActionValues, EpsilonGreedyPolicy
 from packtrain.algorithms.optimisers import Adam
@@ -104,7 +104,7 @@ def unroll_both(network: ActionValuesNetwork, trajectory: Trajectory, arm: Tenso
       arm: [B] int64, given to networks that see the arm.
     """
     # an LSTM is a long chain of small steps: run both networks concurrently
-    concurrent = Beside(trajectory.reward.device)
+    concurrent = SideStream(trajectory.reward.device)
     with concurrent.work():
         target = unroll(network.target, network, trajectory, arm, learns=False)
     online = unroll(network.acting.values, network, trajectory, arm, learns=True)

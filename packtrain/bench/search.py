@@ -1,7 +1,8 @@
 """Speed of planners: alone, relative to the environment they search in, and with a network.
 
-All on one core, in seconds of its processor time, so that other processes matter little. A search is measured as it is
-used, decision by decision over whole episodes, alternately with the environment's own rate.
+On the CPU all runs on one core, in seconds of its processor time, so that other processes matter little. A search is
+measured as it is used, decision by decision over whole episodes, alternately with the environment's own rate. With
+`--device cuda` the search with trees on the device is measured instead (`bench/device_search.py`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from packtrain import trees
 from packtrain.acting.inference import Inference
 from packtrain.acting.planner_policy import PlannerPolicy, PlannerState
+from packtrain.bench import device_search
 from packtrain.bench.measure import machine
 from packtrain.envs.functional import Core
 from packtrain.envs.functional_vector_env import FunctionalVectorEnv
@@ -88,7 +90,7 @@ class Search:
 
 
 def steps_per_second(core: Core, states: int, secs: float) -> float:
-    """Return the core's own rate for batches of so many states."""
+    """Return the core's steps per second for batches of this size."""
     rng = np.random.default_rng(0)
     batch, count = core.initial(states, rng), int(core.action_space.n)  # type: ignore[attr-defined]
     steps, begin = 0, time.thread_time()
@@ -122,7 +124,12 @@ NETWORKS = (
 
 
 def run(secs: float, device: str = "cpu") -> dict[str, Any]:
-    """Measure every search with a free network at 1, 32 and 256 roots, one with a network, one in a growing graph."""
+    """Measure every search with a free network at 1, 32 and 256 roots, one with a network, one in a growing graph.
+
+    On another device than the CPU: the search with trees on the device, and mctx's beside it.
+    """
+    if torch.device(device).type != "cpu":
+        return device_search.compare(secs, device)
     torch.set_num_threads(1)
     cases = [
         _case(name, make(), agent, passes, roots, secs / ROUNDS)

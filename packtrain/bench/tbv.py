@@ -23,12 +23,12 @@ from packtrain.cpu_count import available_cores
 from packtrain.envs.environment import Environment
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.stream import Stream
+from packtrain.hashing import digest
 from packtrain.interfaces import Writer
 from packtrain.memory.episodes import Episodes
 from packtrain.networks.world_model import WorldModel
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.learned import LearnedModel
-from packtrain.planning.nodes import digest
 
 DISKS, ENVIRONMENTS, EPISODE, UPDATES, BATCH = 7, 32, 1000, 200, 1024
 RUNS = (1, 10)  # numbers of runs that share a search
@@ -107,7 +107,7 @@ def _environment_us(secs: float) -> float:
 
 
 def _search(runs: int) -> dict[str, Any]:
-    """Run one episode of every environment of so many runs, with the published settings and precomputed predictions."""
+    """Run one episode in every environment of `runs` runs, with the published settings and precomputed predictions."""
     agent = BestFirstSearchAgent(
         expand_heuristic="bonus",
         top_level_heuristic="solved_then_auxiliary_then_bonus",

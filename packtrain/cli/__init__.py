@@ -32,6 +32,7 @@ COMMANDS = {
         "sweep", "CONFIG|SPEC.py", "train over values of knobs and over seeds; runs mrunner's specifications"
     ),
     "report": Command("report", "RUN...", "one HTML page with the curves of one or more runs"),
+    "explore": Command("explore", "RUN", "a page of recorded searches: trees, plans, predictions; see --trace"),
     "watch": Command("watch", "RUN...", "the same page live, in a browser on this machine"),
     "audit": Command(
         "audit", "RUN --trusted T", "does a run's policy still act like a trusted one? a verdict and a page"
@@ -70,8 +71,6 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 codecs.register_error(PLAIN, _plain)
 
-LATER = {"explore": "the explorer"}
-
 
 def usage() -> str:
     """Return the overview of all commands."""
@@ -93,8 +92,6 @@ def main(argv: list[str] | None = None) -> int:
         if argv[0] in ("-V", "--version"):
             print(f"packtrain {__version__}")
             return 0
-        if argv[0] in LATER:
-            raise ConfigError(f"`packtrain {argv[0]}` is not there yet: {LATER[argv[0]]} come with a later release")
         if argv[0] not in COMMANDS:
             known = list(COMMANDS)
             raise ConfigError(

@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
 def _convert_config(arguments: argparse.Namespace, is_yaml: bool) -> int:
     path = Path(arguments.old).expanduser()
     if arguments.configs or arguments.config:
-        raise ConfigError(f"{path} says itself what to build on; CONFIG and --config are for checkpoints")
+        raise ConfigError(f"{path} does not need CONFIG or --config, which apply to checkpoints")
     if arguments.out and arguments.output_dir:
         raise ConfigError("--out names the file and --output_dir its folder; give one or the other")
     from packtrain.convert import marltas_to_gin, steve_to_gin

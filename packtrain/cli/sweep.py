@@ -79,7 +79,9 @@ def run_request(request: SweepRequest, arguments: argparse.Namespace) -> int:
 
 def parse(names: list[str], rest: list[str], prog: str = "sweep", text: str = TEXT) -> Parsed:
     """Parse a command line whose configurations are known; ConfigError for what no flag takes."""
-    files, _, known = train_flags.find_configs(names, rest)
+    files, _, known, notes = train_flags.find_configs(names, rest)
+    for note in notes:
+        print(f"packtrain: {note}", file=sys.stderr)
     usage = f"packtrain {prog} {' '.join(files) or 'CONFIG...|SPEC.py'} [--KNOB A,B,C]... [FLAGS]"
     parser = Parser(prog=f"packtrain {prog}", usage=usage, description=text)
     add_configuration_flags(parser)

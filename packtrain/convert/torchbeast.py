@@ -430,7 +430,7 @@ def _optimiser_state(old: Old, optimiser: torch.optim.Optimizer, network: nn.Mod
 
 
 def _write(folder: RunFolder, configuration: Configuration, step: int, state: dict[str, Any], note: str) -> None:
-    """Create the folder; nothing of it remains if that fails."""
+    """Create the run folder; delete it if that fails."""
     folder.check_writable()
     folder.open()
     try:

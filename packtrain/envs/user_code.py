@@ -69,7 +69,7 @@ def id_of_member(module: Any, name: str) -> str | None:
 
 
 def id_of(environment: Any) -> str:
-    """Return the id for what a Python program calls an environment: an id, a class, a factory or an instance."""
+    """Return the id for an environment that a Python program gives as an id, a class, a factory or an instance."""
     if isinstance(environment, str):
         return environment
     module, name = getattr(environment, "__module__", None), getattr(environment, "__qualname__", "")

@@ -247,8 +247,8 @@ def steve_targets(expansion: Expansion, *, epsilon: float = 1e-8) -> Targets:
     finite = _finite(expansion)
     member_mean = _member_mean(expansion, finite)
     mean, variance = _over_members(member_mean, finite), _spread(expansion, finite, member_mean)
-    doubt = torch.where(_later(len(mean), mean[0]) & (variance < math.inf), variance + epsilon, math.inf)
-    weight = doubt.amin(1, keepdim=True) / doubt  # at most 1, whatever ε: a bare reciprocal could overflow
+    spread = torch.where(_later(len(mean), mean[0]) & (variance < math.inf), variance + epsilon, math.inf)
+    weight = spread.amin(1, keepdim=True) / spread  # at most 1, whatever ε: a bare reciprocal could overflow
     return _mixture(mean, weight / weight.sum(1, keepdim=True), expansion)
 
 

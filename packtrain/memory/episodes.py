@@ -105,7 +105,7 @@ class EpisodeMemory(Memory):
             if key
         }
 
-    # -- the learner's side
+    # -- used by the learner
 
     def ready(self) -> bool:
         """Return whether a batch can be sampled."""
@@ -209,7 +209,7 @@ class EpisodeMemory(Memory):
             extras=extras,
         )
 
-    # -- the actor's side
+    # -- used by the actor
 
     def writer(self, group: int) -> _GroupWriter:
         """Return the writer of one group of environments."""
@@ -263,7 +263,7 @@ class EpisodeMemory(Memory):
         """Remove all episodes."""
         self._buckets, self._held_out = {}, {}
 
-    # -- saving
+    # -- checkpoints
 
     def snapshot(self) -> dict[str, Any]:
         """Return all buckets, without unfinished episodes, and the generator; valid until episodes are added."""
@@ -299,7 +299,7 @@ class _GroupWriter(Writer):
 
     def begin(self) -> None:
         """Drop unfinished episodes."""
-        self._rows: list[Row] = []  # of the round, time first
+        self._rows: list[Row] = []  # rows of the current round, time first
         self._extras: list[dict[str, Any]] = []
         self._begin = np.full(self._size, -1)  # row at which the current episode of each environment began
         self._end = np.full(self._size, -1)  # the row after its last action
@@ -311,7 +311,9 @@ class _GroupWriter(Writer):
         missing = [name for name in self._memory._sizes.extras if name not in extras]
         if missing and np.asarray(row.first).any():  # rows after the last episode of the round are ignored
             told = ", ".join(sorted(set(extras) - {"solved", "weights_version"})) or "nothing"
-            raise ConfigError(f"{missing[0]!r} is to be learned, and the planner does not say it; it says {told}")
+            raise ConfigError(
+                f"{missing[0]!r} is a training target, and the planner does not report it; it reports {told}"
+            )
         self._rows.append(Row(*(trees.map(np.array, part) for part in row)))
         self._extras.append({name: np.array(extras[name]) for name in self._memory._sizes.extras if name in extras})
         self._begin[np.asarray(row.first)] = time

@@ -89,7 +89,7 @@ class Plan(NamedTuple):
         return self.new_env >= 0
 
     def describe(self, old_envs: int, envs: int) -> str:
-        """Return one line that tells how much is kept."""
+        """Return one line with the numbers of kept sequences and steps."""
         kept = self.kept
         return (
             f"the replay of {old_envs} environments goes on with {envs}: {int(kept.sum()):,} of {len(kept):,} "
@@ -191,7 +191,7 @@ def _deal(notes: Notes, rows: np.ndarray, envs: int, length: int) -> tuple[list[
         while used and begin < until:
             there, env = heapq.heappop(used)
             last = int(end[until - 1])
-            # what comes first has no room
+            # the oldest do not fit
             cut = begin + int(np.searchsorted(first[begin:until], last - (room - there)))
             if cut == until:
                 continue  # it is full

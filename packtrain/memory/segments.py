@@ -1,4 +1,4 @@
-"""Segments: files with many rows of a large memory, beside the checkpoints; written once, never changed.
+"""Segments: files of rows of a large memory, stored outside the checkpoints; written once, never changed.
 
 Rows are numbered since the beginning of a run. Segment k holds rows k · rows to (k + 1) · rows − 1. A checkpoint refers
 to segments by name and SHA-256 and holds the rest itself, so that gigabytes are not copied into each of them.
@@ -146,7 +146,7 @@ def _descriptions(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 class NoSegments:
-    """Stands in for segments where a memory has no folder: all rows go into the checkpoint."""
+    """Replaces `Segments` for a memory without a folder: all rows go into the checkpoint."""
 
     rows = 2**62
 
@@ -163,4 +163,4 @@ class NoSegments:
 
     def read(self, description: dict[str, Any], rows: int) -> Rows | None:
         """Raise a CheckpointError: there are no segments."""
-        raise CheckpointError("the checkpoint refers to segments of a replay memory, and there is no folder of them")
+        raise CheckpointError("the checkpoint refers to segments of a replay memory, whose folder is missing")

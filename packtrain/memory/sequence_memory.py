@@ -353,7 +353,8 @@ class SequenceMemory(Memory):
         if list(snapshot["sizes"]) != sizes or (same_episodes and not same_groups):
             sizes = [self.columns, self.length, self.context, self.sizes.rows]
             raise CheckpointError(
-                f"sequences of columns, rows, context and length {sizes} cannot go on from {list(snapshot['sizes'])}"
+                f"sequences of environments, rows, context and length {sizes} cannot be restored from "
+                f"{list(snapshot['sizes'])}"
             )
         with self.learning():
             self.count, self._adds, self._draws = (int(snapshot[name]) for name in ("count", "adds", "draws"))

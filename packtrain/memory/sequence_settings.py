@@ -70,7 +70,7 @@ class Sequences(MemorySettings):
         if self.burn_in and self.burn_in >= self.sequence_length:
             raise ConfigError(
                 f"Sequences.burn_in = {self.burn_in} must be less than "
-                f"Sequences.sequence_length = {self.sequence_length}: it lies in front of those steps"
+                f"Sequences.sequence_length = {self.sequence_length}, because these steps follow it"
             )
         if self.capacity < self.batch_size * self.sequence_length:
             raise ConfigError(
@@ -142,7 +142,7 @@ class Sequences(MemorySettings):
         return self._bytes(columns, row, small, carry)["device"]
 
     def host_bytes_needed(self, columns: int, row: int, small: int = _SMALL, carry: int = 0) -> int:
-        """Return the bytes on the host, in addition if the learner is there; with compression, the worst case."""
+        """Return the bytes on the host besides those on the learner's device; with compression, the worst case."""
         return self._bytes(columns, row, small, carry)["host"]
 
     def disk_bytes_needed(self, columns: int, row: int, small: int = _SMALL, carry: int = 0) -> int:

@@ -58,7 +58,7 @@ class SlotGenerations:
         """Continue from a snapshot; CheckpointError if it has another capacity."""
         if snapshot["generation"].shape != (self.capacity,):
             raise CheckpointError(
-                f"keys of {self.capacity} slots cannot go on from those of {len(snapshot['generation'])}"
+                f"keys of {self.capacity} slots cannot be restored from those of {len(snapshot['generation'])}"
             )
         self._generation.copy_(snapshot["generation"])
         self.dropped.copy_(snapshot["dropped"])

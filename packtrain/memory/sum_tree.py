@@ -88,7 +88,7 @@ class SumTree:
         if self.device.type != "cpu":
             self.faults[1] += (self._total[0] <= 0) * len(uniforms)
         elif not float(self._total) > 0:
-            raise Error(f"nothing can be drawn from a sum tree: the priorities of all {self.capacity} leaves are 0")
+            raise Error(f"a sum tree cannot be sampled: the priorities of all {self.capacity} leaves are 0")
         rest = uniforms.to(self._total.dtype) * self._total
         node = torch.zeros_like(rest, dtype=torch.int64)
         for level in reversed(self._levels):
@@ -120,7 +120,9 @@ class SumTree:
         """Continue from a snapshot; CheckpointError if it has another capacity."""
         priorities = snapshot["priorities"]
         if priorities.shape != (self.capacity,):
-            raise CheckpointError(f"a sum tree of {self.capacity} leaves cannot go on from one of {len(priorities)}")
+            raise CheckpointError(
+                f"a sum tree of {self.capacity} leaves cannot be restored from one of {len(priorities)}"
+            )
         _refuse_bad(priorities, (priorities >= 0) & (priorities <= LARGEST))
         self._levels[0][: self.capacity] = priorities.to(self.device)
         for below, above in itertools.pairwise([*self._levels, self._total]):

@@ -53,6 +53,11 @@ class Unrolls(MemorySettings):
         """Return a queue for groups of columns of the given sizes."""
         return UnrollQueue(self, groups, context, device)
 
+    @property
+    def batch_steps(self) -> int:
+        """Steps of a batch, filler timesteps included."""
+        return self.batch_size * self.unroll_length
+
     def bytes_needed(self, columns: int, row: int) -> int:
         """Return the approximate bytes of the arena.
 

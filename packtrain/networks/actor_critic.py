@@ -14,6 +14,7 @@ from packtrain import trees
 from packtrain.envs.validation import space_leaves
 from packtrain.equations.novelty import Moments, add_to_moments, no_moments
 from packtrain.errors import ConfigError
+from packtrain.networks.action_mask import allowed_actions, has_action_mask, masked_logits
 from packtrain.networks.distributions import distribution_for
 from packtrain.networks.frames import stack_frames
 from packtrain.networks.perception import Flatten, Perception, is_picture
@@ -133,6 +134,7 @@ class ActorCriticNetwork(nn.Module):
         super().__init__()
         self.obs_space = spec.obs
         self.distribution = distribution_for(spec.action)
+        self.masked = has_action_mask(spec)
         self.context = sizes.perception.frames - 1
         self.perception = sizes.perception.build(spec.obs)
         self._pictures = trees.map(is_picture, space_leaves(spec.obs))
@@ -210,6 +212,8 @@ class ActorCriticNetwork(nn.Module):
         parameters = self.policy(features)
         if self.log_std is not None:
             parameters = torch.cat([parameters, self.log_std.expand_as(parameters)], -1)
+        if self.masked:
+            parameters = masked_logits(parameters, allowed_actions(obs))
         return Output(parameters, self.value(of_value).squeeze(-1), carry, intrinsic)
 
     @torch.no_grad()

@@ -35,6 +35,22 @@ class Torso(Protocol):
         """Return the module for an observation space."""
 
 
+class PredictionSettings(Protocol):
+    """Settings of a planner's whole network. A user's class with these two attributes is one.
+
+    The module maps observations [N, ...] to {head: [N, outputs]}. It has three attributes that trainers use: `members`;
+    `heads`, which contains the names of its heads; and `on_batch`, which returns {head: [B, outputs]} of a batch. With
+    several members, step b of a batch belongs to member b mod `members`, and each head of `on_batch` has one output.
+    """
+
+    @property
+    def members(self) -> int:
+        """Return the number of separate networks, each of which has its own batches; usually 1."""
+
+    def build(self, space: gym.Space, heads: dict[str, int]) -> nn.Module:
+        """Return the module for an observation space and the outputs of each head that the planner requests."""
+
+
 @configurable
 @dataclass(frozen=True)
 class Mlp:
@@ -112,7 +128,7 @@ class Prediction:
 
     @property
     def members(self) -> int:
-        """Return 1: one network, with one batch an update."""
+        """Return 1: a single network, trained on one batch per update."""
         return 1
 
     def build(self, space: gym.Space, heads: dict[str, int]) -> PredictionNetwork:

@@ -267,7 +267,7 @@ def _is_wide(columns: Tensor) -> bool:
 
 
 def join(modules: Sequence[M]) -> M:
-    """Return one module for all runs. The given modules stay usable; their parameters become views into its memory."""
+    """Return one module for all runs. The given modules remain usable; their parameters become views of it."""
     if len(modules) == 1:
         return modules[0]
     joint = copy.deepcopy(modules[0])

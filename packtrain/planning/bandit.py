@@ -12,10 +12,11 @@ from packtrain import trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.planning.counter_rng import best, chance
-from packtrain.planning.events import Listener
-from packtrain.planning.model import Asking, Model
+from packtrain.planning.events import Listener, SearchRecord, tell_search
+from packtrain.planning.model import Asking, Model, Stepped
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.policy import PolicyAgent, categorical, dirichlet, discrete_actions
+from packtrain.planning.rollout_records import arms_record
 from packtrain.planning.rollouts import EstimateFn, Places, Uniform, estimate, repeat, roll_out, tell_steps
 from packtrain.planning.schedules import Schedule, check_schedules, scheduled
 from packtrain.planning.shooting import TIME_LIMIT, check_rollouts, rollout_heads, root_prior
@@ -111,12 +112,13 @@ class BanditPlanner:
             prior = (1 - now.noise_weight) * prior + now.noise_weight * noise
         counts, qualities = np.zeros(prior.shape, np.int64), np.zeros(prior.shape)
         steps = np.zeros(len(rows), np.int64)
+        seen = Outcomes(prior.shape)
         for pull in range(now.n_rollouts):
             if self._listener is not None:
                 self._listener.pass_begin(columns)
             scores = prior if pull == 0 else self._scores(prior, counts, qualities, pull)
             action = best(scores, chance(self._seed, *here, _TIES, pull, arms), known.possible)
-            target, made = yield from self._pull(roots, decisions, action, pull)
+            target, made = yield from self._pull(roots, decisions, action, pull, seen)
             steps += made
             counts[rows, action] += 1
             qualities[rows, action] += (target - qualities[rows, action]) / counts[rows, action]
@@ -141,6 +143,14 @@ class BanditPlanner:
             "histogram_entropy": _entropy(histogram),
             **known.extras,
         }
+        if self._listener is not None:
+            fields = {"value": qualities, "prior": prior, "bonus": now.exploration_weight * extras["bonuses"]}
+
+            def describe(row: int, most: int) -> SearchRecord:
+                of_row = {name: values[row] for name, values in fields.items()}
+                return arms_record(counts[row], of_row, seen.of(row), seen.states_of(row), int(action[row]))
+
+            tell_search(self._listener, columns, describe)
         numbers = {name: array.astype(np.float32) for name, array in extras.items()}
         return Plan(action, {**numbers, "counts": counts, "tried": tried, "simulation_steps": steps})
 
@@ -161,13 +171,14 @@ class BanditPlanner:
         return prior * bonus if self._now.bonus_fn == "pucb_bonus" else bonus
 
     def _pull(
-        self, roots: Roots, decisions: np.ndarray, action: np.ndarray, pull: int
+        self, roots: Roots, decisions: np.ndarray, action: np.ndarray, pull: int, seen: Outcomes
     ) -> Asking[tuple[np.ndarray, np.ndarray]]:
         """Return values [R] of one pull each, r + γ · (0 at an end, else mean rollout return), and the steps [R]."""
         now, times = self._now, self._now.rollouts_per_pull
         stepped = yield from self._model.step(roots.states, action, self.rng)
         if self._listener is not None:
             tell_steps(self._listener, roots.columns, action, stepped.states, stepped.rewards, stepped.terminated)
+            seen.add(action, stepped)
         values, steps = stepped.rewards.astype(np.float64), np.ones(len(action), np.int64)
         on = np.flatnonzero(~stepped.terminated)
         if not len(on):
@@ -188,6 +199,35 @@ class BanditPlanner:
         values[on] += now.discount * returns.reshape(-1, times).mean(axis=1)
         steps[on] += rollouts.lengths.reshape(-1, times).sum(axis=1)
         return values, steps
+
+
+class Outcomes:
+    """What the latest pull of each arm led to, for R environments; filled while searches are recorded."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        self._rewards, self._terminated = np.zeros(shape), np.zeros(shape, bool)
+        self._states: Tree = None  # [R, A, ...]
+
+    def add(self, action: np.ndarray, stepped: Stepped) -> None:
+        """Store the outcomes of one pull in each environment."""
+        rows = np.arange(len(action))
+        self._rewards[rows, action], self._terminated[rows, action] = stepped.rewards, stepped.terminated
+        shape = self._rewards.shape
+        if self._states is None:
+            self._states = trees.map(lambda leaf: np.empty((*shape, *leaf.shape[1:]), leaf.dtype), stepped.states)
+
+        def put(mine: np.ndarray, given: np.ndarray) -> None:
+            mine[rows, action] = given
+
+        trees.map(put, self._states, stepped.states)
+
+    def of(self, row: int) -> dict[str, np.ndarray]:
+        """Return rewards and ends of an environment's arms, [A] each."""
+        return {"reward": self._rewards[row], "terminated": self._terminated[row]}
+
+    def states_of(self, row: int) -> Tree:
+        """Return the states that an environment's arms led to, [A, ...]."""
+        return None if self._states is None else trees.map(lambda leaf: leaf[row], self._states)
 
 
 def _entropy(prob: np.ndarray) -> np.ndarray:

@@ -18,10 +18,11 @@ from packtrain.envs.stream import ActionScale
 from packtrain.errors import ConfigError
 from packtrain.planning import trajectory_optimisers as optimise
 from packtrain.planning.counter_rng import chance
-from packtrain.planning.events import Listener
+from packtrain.planning.events import Listener, SearchRecord, tell_search
 from packtrain.planning.model import Asking, Model
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.policy import normals
+from packtrain.planning.rollout_records import Iteration, sequences_record
 from packtrain.planning.rollouts import open_loop, repeat
 from packtrain.planning.schedules import Schedule, check_schedules, scheduled
 from packtrain.trees import Tree
@@ -144,7 +145,8 @@ class _Planner:
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
             raise ConfigError(f"{name} plans between finite bounds, and this environment's action space is {space}")
         self._agent, self._model, self._seed, self._listener = agent, model, seed, listener
-        self._shape, self._size = space.shape, int(np.prod(space.shape))  # shape and size D of an action
+        self._tried: list[Iteration] = []  # of the current decision, while searches are recorded
+        self._shape, self._size = space.shape, int(np.prod(space.shape))  # of an action; D
         self._scale = ActionScale(space)
         self.decisions = 0
         self.rng = np.random.default_rng(seed)
@@ -161,6 +163,7 @@ class _Planner:
     def _decide(self, columns: np.ndarray) -> np.ndarray:
         """Return the number [R] of the decision that begins."""
         self.decisions += 1
+        self._tried = []
         return np.full(len(columns), self.decisions - 1)
 
     def _normals(self, columns: np.ndarray, decisions: np.ndarray, iteration: int, population: int) -> np.ndarray:
@@ -193,7 +196,17 @@ class _Planner:
             steps += made.reshape(rows, count).sum(axis=1)
         if self._listener is not None:
             self._listener.pass_end(columns)
+            self._tried.append(Iteration(sequences.copy(), scores))
         return scores, steps
+
+    def _tell(self, columns: np.ndarray, plan: np.ndarray, std: np.ndarray | None = None) -> None:
+        """Report the sequences of a decision, and the plans [R, H, D], to the listener."""
+
+        def describe(row: int, most: int) -> SearchRecord:
+            spread = None if std is None else std[row]
+            return sequences_record(type(self._agent).__name__, self._tried, row, plan[row], spread)
+
+        tell_search(self._listener, columns, describe)
 
     def _plan(self, actions: np.ndarray, steps: np.ndarray, bad: np.ndarray, **extras: np.ndarray) -> Plan:
         """Return the plan to take actions [R, D]; `bad` [R] sequences had no finite return."""
@@ -216,6 +229,7 @@ class UniformPlanner(_Planner):
         scores = optimise.proper_scores(returns)
         best, top = optimise.elites(sequences, scores, 1)
         bad = (~np.isfinite(returns)).sum(axis=1)
+        self._tell(columns, best[:, 0])
         return self._plan(best[:, 0, 0], steps, bad, value=top[:, 0], simulation_value_mean=_mean(returns))
 
 
@@ -270,7 +284,9 @@ class CEMPlanner(_Planner):
             self._known[columns] = True
             self._mean[columns] = optimise.shifted(mean)
             self._kept[columns] = optimise.shifted(best[:, : now.keep_elites])
-        action = best[:, 0, 0] if now.execute == "best" else mean[:, 0]
+        plan = best[:, 0] if now.execute == "best" else mean
+        self._tell(columns, plan, std)
+        action = plan[:, 0]
         extras = {"simulation_value_mean": _mean(returns), "simulation_std": std.mean(axis=(1, 2))}
         return self._plan(action, steps, bad, value=top[:, 0], **extras)
 
@@ -312,6 +328,7 @@ class MPPIPlanner(_Planner):
             "simulation_effective_sequences": 1 / np.square(weights).sum(axis=1),
         }
         value = (weights * np.where(weights > 0, scores, 0.0)).sum(axis=1)
+        self._tell(columns, mean)
         return self._plan(mean[:, 0], steps, bad, value=value, **extras)
 
 

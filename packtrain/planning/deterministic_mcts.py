@@ -50,7 +50,7 @@ from packtrain import config
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.planning.counter_rng import chance
-from packtrain.planning.events import Listener
+from packtrain.planning.events import Listener, SearchRecord, tell_search
 from packtrain.planning.learned.verification import (
     build_verification,
     check_threshold_schedule,
@@ -62,6 +62,7 @@ from packtrain.planning.node_values import EnsembleValue, ScalarValue, Values
 from packtrain.planning.nodes import NO_NODE, RealSteps
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.schedules import Schedule, check_schedules, scheduled
+from packtrain.planning.search_records import graph_record
 from packtrain.trees import Tree
 
 SWEEP = 1 << 14  # number of nodes above which nodes of finished episodes are removed
@@ -147,8 +148,8 @@ class DeterministicMCTSAgent:
             raise ConfigError(f"DeterministicMCTSAgent.beta = {self.beta} weighs a bonus that this model does not give")
         if self.bonus_quantile_threshold is not None and not gives_bonus(model):
             raise ConfigError(
-                f"DeterministicMCTSAgent.bonus_quantile_threshold = {self.bonus_quantile_threshold} verifies what a "
-                "learned model is unsure of, and this model is sure of everything"
+                f"DeterministicMCTSAgent.bonus_quantile_threshold = {self.bonus_quantile_threshold} verifies "
+                "predictions with disagreement, but this model is exact"
             )
         return DeterministicMCTS(self, model, columns, seed, listener)
 
@@ -366,6 +367,12 @@ class DeterministicMCTS:
             nodes.aux[root[random]] -= agent.avoid_history_coeff
             graph.refresh(root[random])
         self._last_root[columns], self._last_action[columns] = root, action
+        if self.listener is not None:
+
+            def describe(row: int, most: int) -> SearchRecord:
+                return graph_record(graph, int(root[row]), int(action[row]), most)
+
+            tell_search(self.listener, columns, describe)
         return Plan(action, extras)
 
     def _choose(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from packtrain.errors import DivergedError
-from packtrain.planning.counter_rng import GOLDEN, mix
+from packtrain.hashing import GOLDEN, mix
 from packtrain.planning.events import Listener, ModelSteps
 from packtrain.planning.learned.verification import Verification
 from packtrain.planning.model import Asking, Model, gives_bonus

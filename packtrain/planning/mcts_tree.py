@@ -18,7 +18,8 @@ import numpy as np
 
 from packtrain import trees
 from packtrain.equations import puct
-from packtrain.planning.counter_rng import GOLDEN, chance, dirichlet, hashed, mix
+from packtrain.hashing import GOLDEN, mix
+from packtrain.planning.counter_rng import chance, dirichlet, hashed
 from packtrain.planning.gumbel_root import gumbel_scores
 from packtrain.planning.leaf_evaluators import Leaves, possible
 from packtrain.planning.model import Asking, Model, Stepped
@@ -52,15 +53,23 @@ class MctsTree:
             }
         )
         self.roots = np.full(columns, NO_NODE, np.int64)  # the root node of each environment
-        # visits of the root itself: those of the edge that led to it, and later ones
-        self.root_visits = np.zeros(columns)
-        self.collect_at = _COLLECT  # number of nodes at which unused ones are removed
+        self.root_visits = np.zeros(
+            columns
+        )  # of the root itself: the visits of the edge that led to it, and later ones
+        self.collect_at = _COLLECT  # number of nodes
+        self.least, self.most = np.full(columns, np.inf), np.full(columns, -np.inf)  # qualities of the episode so far
 
     def forget(self, columns: np.ndarray) -> None:
         """Remove the trees of these environments."""
         self.nodes.forget(columns)
         self.roots[columns] = NO_NODE
         self.root_visits[columns] = 0
+        self.least[columns], self.most[columns] = np.inf, -np.inf
+
+    def widen(self, columns: np.ndarray, least: np.ndarray, most: np.ndarray) -> None:
+        """Widen the range of qualities of environments [M], some of which may be equal."""
+        np.minimum.at(self.least, columns, least)
+        np.maximum.at(self.most, columns, most)
 
     def root_nodes(self, columns: np.ndarray) -> np.ndarray:
         """Return the roots of environments [R], added where there are none."""
@@ -272,6 +281,10 @@ def expand(
         logits = rating.logits
         nodes.priors[ids] = puct.histogram(allowed) if logits is None else puct.softmax(logits, allowed)
     nodes.expanded[ids] = True
+    if agent.rescale_over == "tree":
+        bounds = (np.where(nodes.visits[ids] > 0, qualities, blank) for blank in (np.inf, -np.inf))
+        low, high = bounds
+        tree.widen(decision.columns[leaves.rows], low.min(axis=1), high.max(axis=1))
     prepare_roots(tree, agent, decision, leaves.rows[leaves.depths == 0])
     if rating.logits is None:  # equal bonuses: the best action with exploration is also the best without
         best: np.ndarray = (qualities if allowed is None else np.where(allowed, qualities, -np.inf)).max(axis=1)
@@ -295,6 +308,9 @@ def back_up(tree: MctsTree, agent: StochasticMCTSAgent, one: Pass) -> None:
     edges = np.concatenate([step.edges for step in reversed(path)])  # no edge occurs twice
     tree.nodes.visits.reshape(-1)[edges] += 1
     tree.nodes.quality_sums.reshape(-1)[edges] += np.concatenate(entered)
+    if agent.rescale_over == "tree":
+        means = tree.nodes.quality_sums.reshape(-1)[edges] / tree.nodes.visits.reshape(-1)[edges]
+        tree.widen(decision.columns[np.concatenate([step.rows for step in reversed(path)])], means, means)
     if decision.gumbel is not None:
         first = np.full(len(found), NO_NODE, np.int64)  # a root that was a leaf is left in a later pass than the others
         for step in reversed(path):
@@ -343,7 +359,12 @@ def best_actions(
         bonus = puct.puct_bonus(priors, visits, front.visits)
     else:
         bonus = puct.ucb_bonus(visits, front.visits)
-    worth = puct.rescaled_qualities(qualities, allowed) if agent.rescale_qualities else qualities
+    worth = qualities
+    if agent.rescale_over == "tree":
+        columns = decision.columns[front.rows]
+        worth = puct.rescaled_in_range(qualities, tree.least[columns], tree.most[columns])
+    elif agent.rescale_qualities:
+        worth = puct.rescaled_qualities(qualities, allowed)
     scores = worth + agent.exploration_weight * bonus
     if len(roots) and agent.root_selection == "gumbel":
         scores[roots] = gumbel_scores(tree, agent, decision, one.number, front.rows[roots])

@@ -1,4 +1,4 @@
-"""States as numbered nodes: keys of states, a hash table from keys to node numbers, and the fields of the nodes.
+"""States as numbered nodes: a hash table from keys to node numbers, and the fields of the nodes.
 
 This is the data of every tree and graph search. A node is an integer. Its fields are rows of arrays that hold the nodes
 of all environments, so that a search works on all environments in one operation: `nodes.visits[ids] += 1`. A node keeps
@@ -17,8 +17,8 @@ import numpy as np
 
 from packtrain import trees
 from packtrain.arrays import longer
+from packtrain.hashing import own_keys
 from packtrain.planning import kernels
-from packtrain.planning.counter_rng import GOLDEN, mix
 from packtrain.trees import Tree
 from packtrain.types import Request
 
@@ -27,47 +27,6 @@ if TYPE_CHECKING:
 
 NO_NODE = -1  # number that means "no node", also returned for keys that a hash table does not contain
 _EMPTY = np.uint64(0)  # the key of an empty place in a hash table
-
-
-# -- keys of states
-
-
-def digest(states: Tree) -> np.ndarray:
-    """Return a 64-bit digest of each of N states, uint64 [N]: the sum over its 8-byte words of a mix of word and place.
-
-    Two different states share a digest with a probability of about 2^-64; among a million states any two do with
-    3 · 10^-8.
-    """
-    leaves = [np.ascontiguousarray(leaf) for leaf in trees.flatten(states)]
-    total = np.zeros(len(leaves[0]), np.uint64)
-    place = 0
-    for leaf in leaves:
-        rows = leaf.reshape(len(leaf), -1)  # [N, ...] → [N, size]
-        raw = rows.view(np.uint8).reshape(len(leaf), -1) if rows.size else np.zeros((len(leaf), 0), np.uint8)
-        words = -(-raw.shape[1] // 8)
-        padded = np.zeros((len(leaf), 8 * words), np.uint8) if raw.shape[1] % 8 else raw
-        if padded is not raw:
-            padded[:, : raw.shape[1]] = raw
-        mixed = padded.view(np.uint64) + GOLDEN * np.arange(place + 1, place + words + 1, dtype=np.uint64)
-        total += mix(mixed).sum(axis=1, dtype=np.uint64)
-        place += words
-    return mix(total)
-
-
-def observation_keys(obs: np.ndarray) -> np.ndarray:
-    """Return a key of each observation, uint64 [M]; −0 and 0 are the same."""
-    return digest(obs + np.float32(0))
-
-
-def state_action_keys(keys: np.ndarray, action: np.ndarray, run: np.ndarray) -> np.ndarray:
-    """Return a key of each triple of a state (given by its key), an action and a run, uint64 [M]."""
-    number = np.asarray(action).astype(np.uint64) + np.uint64(1) + (run.astype(np.uint64) << np.uint64(32))
-    return mix(keys + GOLDEN * number)
-
-
-def own_keys(columns: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Return keys that also differ between environments."""
-    return mix(keys + GOLDEN * (columns.astype(np.uint64) + np.uint64(1)))
 
 
 # -- the hash table

@@ -16,6 +16,7 @@ from packtrain.planning.events import Listener, ModelSteps
 from packtrain.planning.model import Asking, Model
 from packtrain.planning.policy import NETWORK, Distribution, PolicyAgent, categorical
 from packtrain.planning.random_agent import RandomAgent
+from packtrain.planning.rollout_records import KEPT_LEVELS, Taken
 from packtrain.trees import Tree
 from packtrain.types import Request
 
@@ -51,9 +52,10 @@ class Rollouts(NamedTuple):
 
     returns: np.ndarray  # [N] float64, discounted
     lengths: np.ndarray  # [N] int64, steps
-    terminated: np.ndarray  # [N] bool; False: truncated
-    truncated_states: Tree  # [K, ...] last states of the truncated ones
-    entropy: np.ndarray  # [N] float64, sum over the choices; 0 without a network
+    terminated: np.ndarray  # [N] bool; the others were truncated
+    truncated_states: Tree  # [K, ...] the last states of those
+    entropy: np.ndarray  # [N] float64, the sum over the choices made; 0 where no network was asked
+    taken: list[Taken]  # the steps, time by time; empty without a listener
 
 
 def roll_out(
@@ -81,14 +83,14 @@ def roll_out(
       seed: of the agent's choices.
       rng: for the model.
       first: [N] first actions; None: the agent's.
-      listener: receives the model steps.
+      listener: receives the model steps; they are kept in the result, too.
     """
     count = len(places.columns)
     returns, entropy = np.zeros(count), np.zeros(count)
     lengths, terminated = np.full(count, limit), np.zeros(count, bool)
     alive = np.arange(count)
     choices = _Choices(model, agent, places, seed, limit)
-    weight = 1.0
+    weight, taken = 1.0, list[Taken]()
     for time in range(limit):
         if time == 0 and first is not None:
             actions = first
@@ -100,6 +102,8 @@ def roll_out(
         states = stepped.states
         if listener is not None:
             tell_steps(listener, places.columns[alive], actions, states, stepped.rewards, stepped.terminated)
+            kept_states = states if time < KEPT_LEVELS else None
+            taken.append(Taken(alive, actions, stepped.rewards, stepped.terminated, kept_states))
         returns[alive] += weight * stepped.rewards
         weight *= discount
         if stepped.terminated.any():
@@ -109,7 +113,7 @@ def roll_out(
             choices.keep(kept)
             if not len(alive):
                 break
-    return Rollouts(returns, lengths, terminated, states, entropy)
+    return Rollouts(returns, lengths, terminated, states, entropy, taken)
 
 
 def estimate(model: Model, rollouts: Rollouts, discount: float, estimate_fn: EstimateFn) -> Asking[np.ndarray]:

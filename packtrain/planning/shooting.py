@@ -11,10 +11,11 @@ import numpy as np
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.planning.counter_rng import best, chance
-from packtrain.planning.events import Listener
+from packtrain.planning.events import Listener, SearchRecord, tell_search
 from packtrain.planning.model import Asking, Model
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.policy import NETWORK, Distribution, PolicyAgent, discrete_actions
+from packtrain.planning.rollout_records import RolloutGroup, rollouts_record
 from packtrain.planning.rollouts import EstimateFn, Places, Uniform, estimate, repeat, roll_out
 from packtrain.planning.schedules import Schedule, check_schedules, scheduled
 from packtrain.trees import Tree
@@ -83,7 +84,8 @@ class ShootingPlanner:
         self.decisions += 1
         prior = yield from root_prior(self._model, now.rollout_agent, roots, self._actions)
         limit = now.rollout_time_limit or TIME_LIMIT
-        groups: list[tuple[np.ndarray, ...]] = []  # per chunk of rollouts: first actions, returns, …
+        groups: list[tuple[np.ndarray, ...]] = []  # of rollouts under way at once: first actions, returns, …
+        recorded: list[RolloutGroup] = []
         at_once = max(1, CHUNK // len(rows))
         for low in range(0, now.n_rollouts, at_once):
             numbers = np.arange(low, min(low + at_once, now.n_rollouts))
@@ -106,6 +108,7 @@ class ShootingPlanner:
             returns = yield from estimate(self._model, rollouts, now.discount, now.estimate_fn)
             if self._listener is not None:
                 self._listener.pass_end(columns)
+                recorded.append(RolloutGroup(rollouts.taken, returns.reshape(first.shape)))
             parts = (returns, rollouts.lengths, rollouts.terminated, rollouts.entropy)
             groups.append((first, *(part.reshape(first.shape) for part in parts)))
         first, returns, lengths, terminated, entropy = (
@@ -114,6 +117,7 @@ class ShootingPlanner:
         qualities, tried = aggregate(first, returns, self._actions, now.aggregate_fn)
         noise = chance(self._seed, columns[:, None], decisions[:, None], _TIES, np.arange(self._actions))
         action = best(qualities, noise, tried)
+        self._tell(columns, action, prior, recorded)
         histogram = np.zeros(qualities.shape)
         histogram[rows, action] = 1.0
         steps = lengths.sum(axis=1)
@@ -135,6 +139,18 @@ class ShootingPlanner:
 
     def feedback(self, columns: np.ndarray, states: Tree, rewards: np.ndarray, terminated: np.ndarray) -> None:
         """Do nothing: outcomes are not used."""
+
+    def _tell(self, columns: np.ndarray, action: np.ndarray, prior: Prior, recorded: list[RolloutGroup]) -> None:
+        """Report the rollouts of a decision to the listener."""
+        how = self._now.aggregate_fn
+
+        def value(places: np.ndarray, returns: np.ndarray, count: int) -> np.ndarray:
+            return aggregate(places[None], returns[None], count, how)[0][0]
+
+        def describe(row: int, most: int) -> SearchRecord:
+            return rollouts_record(recorded, row, int(action[row]), prior.now.prob[row], value, most)
+
+        tell_search(self._listener, columns, describe)
 
     def _first(self, prior: Prior, columns: np.ndarray, decisions: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Return first actions [R, n] of the rollouts with these numbers."""

@@ -20,12 +20,13 @@ import numpy as np
 from packtrain import config, trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
+from packtrain.hashing import digest
 from packtrain.planning.counter_rng import chance
-from packtrain.planning.events import Listener
+from packtrain.planning.events import Listener, SearchRecord, tell_search
 from packtrain.planning.model import Asking, Model
-from packtrain.planning.nodes import digest
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.policy import discrete_actions
+from packtrain.planning.search_records import Table, table_record
 from packtrain.trees import Tree
 
 UNTRIED, ENDED = -1, -2  # entries of the transition table other than states
@@ -57,7 +58,7 @@ class FrontierAgent:
             raise ConfigError("FrontierAgent needs a deterministic environment: it trusts each transition it has seen")
         if getattr(model, "gives_bonus", False):
             raise ConfigError("FrontierAgent uses no learned model: remove Runner.model_class")
-        return FrontierSearch(self, model, columns, seed)
+        return FrontierSearch(self, model, columns, seed, listener)
 
 
 class FrontierSearch:
@@ -66,8 +67,8 @@ class FrontierSearch:
     States are identified by their observations. The model is used only for the observation of a real state.
     """
 
-    def __init__(self, agent: FrontierAgent, model: Model, columns: int, seed: int):
-        self._agent, self._model, self._seed = agent, model, seed
+    def __init__(self, agent: FrontierAgent, model: Model, columns: int, seed: int, listener: Listener | None = None):
+        self._agent, self._model, self._seed, self._listener = agent, model, seed, listener
         self._n_actions = discrete_actions("FrontierAgent", model.action_space)
         self.decisions = 0
         self.rng = np.random.default_rng(seed)  # part of the planner interface; unused
@@ -76,7 +77,8 @@ class FrontierSearch:
         self._untried: list[int] = []  # [N] untried actions of each state
         self._goals: dict[int, int] = {}  # state → action that ends the episode with a reward
         self._routes: list[Route] = [[] for _ in range(columns)]
-        self._played: dict[int, tuple[int, int]] = {}  # environment → (state, action) of its last decision
+        self._played: dict[int, tuple[int, int]] = {}  # column → (state, action) of its last decision
+        self._seen: dict[int, Tree] = {}  # state → the simulator's state [1, ...], while searches are recorded
 
     @property
     def transitions(self) -> int:
@@ -101,10 +103,12 @@ class FrontierSearch:
         count = len(columns)
         action, distance = random_actions.astype(np.int64), np.zeros(count, np.int64)
         explores, at_random = np.zeros(count, bool), np.zeros(count, bool)
+        routes: list[Route] = []
         for row, (column, state) in enumerate(zip(columns.tolist(), states, strict=True)):
             route = self._routes[column]
             if not self._is_valid(route, state):
                 route = self._routes[column] = self._search(state, float(ties[row]))
+            routes.append(route[::-1])
             if route:
                 distance[row] = len(route)
                 _, action[row] = route.pop()
@@ -119,6 +123,13 @@ class FrontierSearch:
             "known_states_max": np.full(count, len(self._next)),
             "known_transitions_max": np.full(count, self.transitions),
         }
+        if self._listener is not None:
+
+            def describe(row: int, most: int) -> SearchRecord:
+                table = Table(self._next, self._untried, self._seen, ENDED)
+                return table_record(table, states[row], routes[row], most)
+
+            tell_search(self._listener, columns, describe)
         return Plan(action, extras)
         yield  # makes this a generator, although it sends no requests
 
@@ -154,11 +165,13 @@ class FrontierSearch:
         """Return the numbers of real states; new ones are entered."""
         seen = trees.map(lambda leaf: leaf + np.zeros((), leaf.dtype), self._model.observe(states))  # −0 becomes 0
         found = []
-        for key in digest(seen).tolist():
+        for place, key in enumerate(digest(seen).tolist()):
             number = self._numbers.setdefault(key, len(self._next))
             if number == len(self._next):
                 self._next.append([UNTRIED] * self._n_actions)
                 self._untried.append(self._n_actions)
+            if self._listener is not None and number not in self._seen:
+                self._seen[number] = trees.map(lambda leaf, at=place: leaf[at : at + 1], states)
             found.append(number)
         return found
 

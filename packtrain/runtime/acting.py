@@ -194,9 +194,10 @@ class ActingOptions:
     sizes: tuple[int, ...] | None = None  # environments in each group of the run; None: the experiment's
     imports: tuple[str, ...] = ()  # modules that the configuration imports, for other processes
     lives: tuple[int, ...] = ()  # `Acting.lives` of the checkpoint
+    trace: int = 0  # episodes whose searches are recorded
 
     def other_seeds(self, layout: Layout) -> tuple[int, ...]:
-        """Return `again`, or () if the environments of the checkpoint go on in a run of this layout."""
+        """Return `again`, or () if the checkpoint's environments continue their episodes in a run of this layout."""
         return () if layout == self.saved else self.again
 
 
@@ -237,6 +238,7 @@ def build_acting(
         env_name=experiment.streams.environment.id,
         trace_folder=None if folder is None else folder / "traces",
         trace_seed=seed_for(seed, "traces"),
+        trace_episodes=options.trace,
     )
     policy = experiment.policy.build_policy(network, place)
     for use in experiment.learners.values():
@@ -388,12 +390,12 @@ class ActingSide(Acting):
 
     def row(self) -> dict[str, Any]:
         """Return metrics of environments, exploration and policy since the last call."""
-        row: dict[str, Any] = {} if self.explorer is None else self.explorer.row()
-        row |= self.policy.row()
-        row["episodes_dropped"] = sum(columns.boundary.dropped for columns in self.columns)
-        row["search_steps_dropped"] = sum(columns.boundary.unforeseen for columns in self.columns)
-        row["values_clipped"] = sum(columns.boundary.clipped for columns in self.columns)
-        return row
+        row: dict[str, Any] = ({} if self.explorer is None else self.explorer.row()) | self.policy.row()
+        boundaries = [columns.boundary for columns in self.columns]
+        row["episodes_dropped"] = sum(boundary.dropped for boundary in boundaries)
+        row["envs_replaced"] = sum(boundary.replaced for boundary in boundaries)
+        row["search_steps_dropped"] = sum(boundary.unforeseen for boundary in boundaries)
+        return row | {"values_clipped": sum(boundary.clipped for boundary in boundaries)}
 
     def epoch_row(self) -> dict[str, dict[str, float]]:
         """Return metrics of the epoch's decisions in named groups, and begin a new epoch."""

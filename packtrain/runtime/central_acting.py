@@ -24,7 +24,6 @@ from packtrain.runtime.acting import ActingOptions, ActingSide, build_acting
 from packtrain.runtime.cluster.flow import Engine
 from packtrain.runtime.env_server import EnvServer, EnvServerSetup, ServedGroup
 from packtrain.runtime.experiment import Experiment
-from packtrain.runtime.hunger import Hunger
 from packtrain.runtime.messages import Remote, Report
 from packtrain.runtime.preflight import row_bytes
 from packtrain.runtime.process_engine import ProcessEngine
@@ -32,6 +31,7 @@ from packtrain.runtime.regrouping import Layout
 from packtrain.runtime.remote_envs import EnvServers, RemoteGroup
 from packtrain.runtime.remote_setup import ROW_EXTRAS, divide, group_sizes
 from packtrain.runtime.seeds import seed_for
+from packtrain.runtime.starvation import StarvationLog
 from packtrain.runtime.weights import Weights
 from packtrain.types import Row, Spec
 
@@ -167,7 +167,7 @@ class CentralActing(ActingSide):
         self._memories: dict[str, Memory] = {}
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._batches = self._served = 0  # since the last metrics row
-        self._hunger = Hunger("the run", lambda: f"environments: {servers.waiting_for()}")
+        self._starvation = StarvationLog("the run", lambda: f"environments: {servers.waiting_for()}")
 
     def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:
         """Store rows in these memories, and act with these weights; None if nothing learns."""
@@ -185,7 +185,7 @@ class CentralActing(ActingSide):
         """
         end = None if patience is None else time.monotonic() + patience
         while not (served := self._serve()) and not self.stopping():
-            self._hunger.look()
+            self._starvation.check()
             left = LOOK_SECS if end is None else min(LOOK_SECS, end - time.monotonic())
             if left <= 0:
                 break
@@ -196,7 +196,7 @@ class CentralActing(ActingSide):
             else:
                 self._servers.poll(left)
         if served:
-            self._hunger.fed()
+            self._starvation.reset()
         return Report(self.actor.steps, self.actor.drain_finished(), self.policy.random)
 
     def check(self) -> None:

@@ -99,7 +99,7 @@ def load(path: Path) -> dict[str, Any]:
         arrays = {name: load_tensors(data) for name, data in contents.items() if name.endswith(".safetensors")}
         return {part: _restore(content, arrays.get(f"{part}.safetensors", {})) for part, content in plain.items()}
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
-        raise CheckpointError(f"{path} does not read as a checkpoint: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"{path} is not a valid checkpoint: {type(error).__name__}: {error}") from error
 
 
 def verify(path: Path) -> None:
@@ -343,13 +343,13 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_verified(path: Path, entry: Any) -> bytes:
     if not isinstance(entry, dict):
-        raise DamagedError(f"{path.parent / 'manifest.json'} says nothing about {path.name}")
+        raise DamagedError(f"{path.parent / 'manifest.json'} has no entry for {path.name}")
     try:
         size = path.lstat().st_size
         if size != entry.get("bytes"):
-            raise DamagedError(f"{path} has {size} bytes; its manifest says {entry.get('bytes')}")
+            raise DamagedError(f"{path} has {size} bytes, but its manifest expects {entry.get('bytes')}")
         if size > psutil.virtual_memory().available:
-            raise CheckpointError(f"{path} has {size:,} bytes, more than there is memory")
+            raise CheckpointError(f"{path} has {size:,} bytes, more than the available memory")
         data = read_inside(path.parent, path.name, size)
     except FileNotFoundError:
         raise DamagedError(f"{path} is missing") from None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -151,6 +152,10 @@ class Evaluator:
         self.active = False
         return self._combined()
 
+    def finish(self) -> None:
+        """Let the actor state process the last row, which no decision follows."""
+        self._actor_state.finish(self._row)
+
     def _combined(self) -> dict[str, Any]:
         """Return the result of the first kind, and with several kinds, the returns of each under its own name."""
         result = dict(self._results[self._kinds[0]])
@@ -213,6 +218,16 @@ def summary(episodes: list[Episode]) -> dict[str, Any]:
     return result
 
 
+class Plays(NamedTuple):
+    """What is played in an evaluation, and what is recorded of it."""
+
+    kinds: Sequence[Kind] = ()
+    """Kinds of episodes in order; none: all that the policy has, the one that `Evaluation.best` names first."""
+    trace_folder: Path | None = None  # for recorded searches
+    trace_episodes: int = 0  # number of them to record
+    checkpoint: int | None = None  # step of the checkpoint that is played
+
+
 def open_evaluator(
     experiment: Experiment,
     spec: Spec,
@@ -222,7 +237,7 @@ def open_evaluator(
     *,
     travelling: Travelling | None = None,
     precision: torch.dtype | None = None,
-    kinds: Sequence[Kind] = (),
+    plays: Plays = Plays(),  # noqa: B008  (a tuple)
 ) -> tuple[Evaluator, torch.nn.Module]:
     """Return an evaluator with its own environments and network, and that network.
 
@@ -234,8 +249,7 @@ def open_evaluator(
       settings: environment, agent, number of episodes and limits.
       travelling: the configuration, for child processes.
       precision: of the large layers.
-      kinds: of episodes, in the order in which they are played; none: all that the policy has, the one that
-        `Evaluation.best` names first.
+      plays: kinds of episodes, and what is recorded.
     """
     policy, num_episodes = experiment.policy, settings.num_episodes
     network = policy.build_network(spec).to(device)
@@ -249,11 +263,20 @@ def open_evaluator(
         stream = Stream(environment.open_core(size, own_seed, time_limit=limit), size)
     else:
         stream = Stream(environment.open(size, own_seed, spec, travelling), size)
+    kinds = plays.kinds
     if not kinds:
         both: list[Kind] = ["greedy", "sampled"] if experiment.samples else ["greedy"]
         kinds = sorted(both, key=lambda kind: kind != settings.best)
     if "greedy" in kinds:
         policy = policy.for_evaluation(settings.agent)
-    place = ActingPlace(device, seed_for(seed, "evaluation", "actions"), size)
+    place = ActingPlace(
+        device,
+        seed_for(seed, "evaluation", "actions"),
+        size,
+        env_name=environment.id,
+        trace_folder=plays.trace_folder,
+        trace_episodes=plays.trace_episodes,
+        trace_checkpoint=plays.checkpoint,
+    )
     policies = {kind: policy.build_policy(network, place._replace(greedy=kind == "greedy")) for kind in kinds}
     return Evaluator(stream, policies, num_episodes, Limits(settings.max_steps, settings.deadline_secs)), network

@@ -133,7 +133,7 @@ class Evaluations:
                 self._results.append(result)
 
     def progress(self) -> str:
-        """Say how far the current evaluation is."""
+        """Return the progress of the current evaluation as text."""
         assert self._current is not None
         return self._current.evaluator.progress()
 
@@ -152,7 +152,7 @@ class Evaluations:
         return {"next_eval": first["next"], "last_eval": first["last"], **({"more_evals": due} if due else {})}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on with what was saved; evaluations that are new since then are due when their period says so."""
+        """Restore saved due times; evaluations added since then are due after their period."""
         saved = {name: (due["next"], due["last"]) for name, due in snapshot.get("more_evals", {}).items()}
         for one in self._all:
             first = (snapshot["next_eval"], snapshot["last_eval"])

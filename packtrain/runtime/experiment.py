@@ -11,6 +11,7 @@ from packtrain.config import configurable
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
 from packtrain.interfaces import Learner, MemorySettings, Policy, PolicySettings
+from packtrain.runtime.divergence import OnDiverged
 from packtrain.runtime.explorer import ExplorationCallback
 from packtrain.types import Spec
 
@@ -171,17 +172,19 @@ class Run:
     total_steps: int | None = 100_000  # decisions learned from, or made if whole episodes are played; None: no limit
     log_every: int = 5_000  # steps between metric rows
     checkpoint_secs: float = 300.0
-    keep_every: int | None = None  # steps; one checkpoint in each such span is never deleted
-    num_threads: int = 1  # intra-op threads of the learner
-    # precision of the large layers: float32, bfloat16; None: bfloat16 if it is faster
-    precision: Precision | None = None
-    until_solved: bool = False  # stop when an episode has been solved
+    keep_every: int | None = None  # steps; one checkpoint in each such span is kept for ever
+    num_threads: int = 1  # the learner's intra-op threads
+    precision: Precision | None = None  # of the large layers: float32, bfloat16; None: bfloat16 where it pays
+    until_solved: bool = False  # end when an episode has been solved
+    on_diverged: OnDiverged = "stop"  # at a loss or gradient that is not finite: stop, or skip (leave the update out)
 
     def __post_init__(self) -> None:
         for name in ("total_steps", "log_every", "keep_every", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"Run.{name} = {value} must be at least 1")
+        if self.on_diverged not in ("stop", "skip"):
+            raise ConfigError(f"Run.on_diverged = {self.on_diverged!r} is not one of 'stop', 'skip'")
         if self.checkpoint_secs <= 0:
             raise ConfigError(f"Run.checkpoint_secs = {self.checkpoint_secs} must be above 0")
 

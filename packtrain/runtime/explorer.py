@@ -26,7 +26,7 @@ MARKS = ("wrong", "false_loop", "verified")  # flags of a step: see `PlannerPoli
 @partial(configurable, module="packtrain")
 @dataclass(frozen=True)
 class ExplorationCallback:
-    """Counts visited states and their exact distances to the goal, and draws pictures of them in RUN/pictures.
+    """Counts visited states and their exact distances to the goal, and writes heat maps to RUN/pictures.
 
     For small worlds of ours with one start: all states are listed when a run begins.
     """
@@ -76,14 +76,14 @@ class Explorer:
           marks: {name: bool [B]} what is noted of the step before this row.
         """
         states, first, acted = self.graph.find(stream.columns.states), stream.first, stream.acted  # type: ignore[attr-defined]
-        books = self.random if random else self.planned
+        counters = self.random if random else self.planned
         with self._lock:
             if self._before[group] is None or not acted.any():
-                books.visit(np.where(first, states, -1), at)
+                counters.visit(np.where(first, states, -1), at)
             else:
                 before, actions = self._before[group]  # type: ignore[misc]
                 before = np.where(acted, before, -1)
-                books.step(before, actions, np.where(acted | first, states, -1), at)
+                counters.step(before, actions, np.where(acted | first, states, -1), at)
                 for name, noted in marks.items():
                     np.add.at(self._marks[name], before[noted & (before >= 0)], 1)
         self._before[group] = (states, np.array(stream.sent))

@@ -141,8 +141,8 @@ class RunFolder:
         elsewhere = bool(host) and host != platform.node()
         if elsewhere or (_is_running(pid) and pid != str(os.getpid())):
             raise RunFolderError(
-                f"{self.shown} is in use by process {pid}{f' on {host}' * elsewhere}, as far as its file .lock says, "
-                f"and its file system has no locks; if that is no run any more, delete {self.path / '.lock'}"
+                f"{self.shown} is in use by process {pid}{f' on {host}' * elsewhere}, according to the file .lock on a "
+                f"file system without locks; if that process is not a run, delete {self.path / '.lock'}"
             )
 
     def _clear_leftovers(self) -> None:
@@ -201,7 +201,7 @@ class RunFolder:
             return False
 
     def find_again(self) -> str:
-        """Switch to the folder's new path, or to a new folder if it is gone; return a sentence about what happened.
+        """Switch to the folder's new path, or to a new folder if it was deleted; return a sentence for the log.
 
         RunFolderError if no new folder can be made.
         """
@@ -237,7 +237,8 @@ class RunFolder:
         """Raise a RunFolderError if the folder holds a run of the other kind, which this file or folder indicates."""
         if not self._fresh and sign.exists():
             raise RunFolderError(
-                f"{self.shown} holds another kind of run; --fresh starts one beside it, or choose another --output_dir"
+                f"{self.shown} contains another kind of run; --fresh starts a new run beside it, "
+                "or choose another --output_dir"
             )
 
 
@@ -282,7 +283,7 @@ def _users_of(path: Path) -> list[str]:
 
 
 def claim(path: Path) -> Path:
-    """Create a folder: this path if it is new, else the first free name beside it. Two processes never get the same."""
+    """Create a folder: this path if it is new, else the first free name with a number. Safe with several processes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     candidate, number = path, 2
     while True:

@@ -72,7 +72,7 @@ class RankSetup:
 
 
 def refuse_learners(count: int, experiment: Experiment, device: torch.device) -> None:
-    """Raise a ConfigError if a run cannot have so many learners.
+    """Raise a ConfigError if a run cannot have this number of learners.
 
     Args:
       count: K.
@@ -96,7 +96,7 @@ def refuse_learners(count: int, experiment: Experiment, device: torch.device) ->
         if first + count > found:
             raise ConfigError(
                 f"--learners {count} needs a GPU for each learner, from cuda:{first} on; torch sees {found}; "
-                "--device cpu has no such limit"
+                "--device cpu allows any number"
             )
 
 
@@ -267,8 +267,8 @@ class LearnerGroup:
         self._end_ranks()
         if self._backend == "nccl" or self._failures >= MOST_FAILURES:
             raise LearnerGroupError(
-                f"learners failed {self._failures} times without an update: {one_line(self.first_error)[-400:]}; the "
-                "same command goes on from the last checkpoint"
+                f"learners failed {self._failures} times without an update: {one_line(self.first_error)[-400:]}; "
+                "repeat the command to resume from the last checkpoint"
             )
         warn(f"{one_line(why)[-400:]}; all learners are started again and compute the same batch again")
 
@@ -399,7 +399,7 @@ def _serve(pipe: Any, setup: RankSetup) -> None:
 
 
 def _build(setup: RankSetup) -> tuple[dict[str, Any], torch.device]:
-    """Return learners like rank 0's, with weights of their own that each part replaces."""
+    """Return learners like rank 0's; their weights are overwritten by those sent with each part."""
     experiment, device = setup.experiment, torch.device(setup.device)
     torch.set_num_threads(experiment.run.num_threads)
     if device.type == "cuda":
@@ -519,7 +519,7 @@ def _join(backend: str, store: Path, rank: int, size: int) -> None:
 
 @contextlib.contextmanager
 def _transfers() -> Iterator[None]:
-    """Turn the errors of a transfer into that of a lost rank."""
+    """Convert errors of a transfer into a lost-rank error."""
     try:
         yield
     except RuntimeError as error:

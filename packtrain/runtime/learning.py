@@ -8,7 +8,8 @@ import torch
 
 from packtrain.accelerate.precision import choose_precision, use_tf32
 from packtrain.errors import CheckpointError, ConfigError
-from packtrain.interfaces import Learner, Memory, UpdateResult, learn
+from packtrain.interfaces import Learner, Memory, UpdateResult
+from packtrain.runtime.divergence import Divergence
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
@@ -37,6 +38,7 @@ class LearningSide:
         """
         self._experiment, self._spec, self.memories, self.learners = experiment, spec, memories, learners
         self._acting_network = experiment.policy.acting_network
+        self.divergence = Divergence(experiment.run.on_diverged, None)
         self.weights = Weights()
         self.precision = precision
         self._published = [(learners[name], use.publishes) for name, use in experiment.learners.items()]
@@ -53,8 +55,7 @@ class LearningSide:
 
     def learn(self, name: str, count: int) -> UpdateResult | None:
         """Make updates of one learner, at most `max_updates`; None if its memory holds too little."""
-        results = learn([self.learners[name]], [self.memory_of(name)], count)
-        return None if results is None else results[0]
+        return self.divergence.learn(name, self.learners[name], self.memory_of(name), count)
 
     def publish_after(self, name: str) -> None:
         """Publish the weights after a learner's updates; with an update ratio, only if the actors' weights changed."""

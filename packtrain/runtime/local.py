@@ -15,8 +15,8 @@ import torch
 from packtrain.envs.deadline import RunningTime
 from packtrain.errors import ENDS_AFTER_SAVING, EnvError, StalledError
 from packtrain.runtime import serial
-from packtrain.runtime.hunger import Hunger
 from packtrain.runtime.loops import Act, Learn, Loop, queue, ratio
+from packtrain.runtime.starvation import StarvationLog
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog, is_in_environment, save_and_exit
 
@@ -118,7 +118,7 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
     memories = list(training.learning.memories.values())
     ratios = training.experiment.by_ratio
     waits_for = "the learner to come nearer" if ratios else "room in the unroll queue: the learner is slower"
-    hunger = Hunger("the actor", waits_for)
+    starvation = StarvationLog("the actor", waits_for)
     try:
         with training.acting.on_device():
             while not over.is_set():
@@ -130,14 +130,14 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
                         time.sleep(0.0 if training.evaluating else PAUSE_SECS)
                 with training.gate.turn():
                     if room and not over.is_set():
-                        hunger.fed()
+                        starvation.reset()
                         training.act(0.0 if training.evaluating else LOOK_SECS)
                     training.evaluations.tick()
                 training.acting.check()
                 if training.evaluating:
-                    hunger.fed()  # the actor can continue
+                    starvation.reset()  # the actor can continue
                 elif not room:
-                    hunger.look()
+                    starvation.check()
     except BaseException as error:  # re-raised in the learner's thread, which saves and ends the run
         faults.append(error)
 
@@ -160,13 +160,15 @@ def _tidy(training: Training) -> None:
 def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseException]) -> None:
     """Run the learner's thread: make updates as they are due; the actor's thread makes actor steps."""
     memories, by_ratio = list(training.learning.memories.values()), training.experiment.by_ratio
-    hunger = Hunger("the learner", "unrolls: the environments or the policy are slower")
+    what = "steps" if by_ratio else "unrolls"
+    starvation = StarvationLog("the learner", f"{what}: the environments or the policy are slower")
+    before = -1  # steps when it last looked
     for item in due:
         if faults:
             return
         if not isinstance(item, Act):
             if training.learn(item.learner, item.updates):
-                hunger.fed()
+                starvation.reset()
             continue
         with training.log.learner_busy.waiting():
             if by_ratio:
@@ -174,8 +176,11 @@ def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseExce
             else:
                 for memory in memories:
                     memory.wait_for_batch(LOOK_SECS)
+        if by_ratio and training.acted != before:
+            before = training.acted
+            starvation.reset()
+        starvation.check()
         if not by_ratio:
-            hunger.look()
             _tidy(training)
 
 

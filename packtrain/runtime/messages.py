@@ -64,6 +64,7 @@ class WorkerSetup:
     subfolder: str = ""  # of it, for those of this worker, where there are several
     import_path: tuple[str, ...] = field(default_factory=tuple)  # folders of the user's modules
     imports: tuple[str, ...] = ()  # modules that the configuration imports
+    trace: int = 0  # episodes whose searches are recorded
 
     def build(self) -> Any:
         """Return the worker; called in its process, which imports torch here and already answers its pipe."""

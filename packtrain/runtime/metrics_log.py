@@ -70,10 +70,16 @@ class MetricsLog:
     def add_update(self, result: UpdateResult) -> None:
         """Add an update's metrics to the next row's averages."""
         self.recorder.update(result.metrics, result.lag)
+        self._note_update()
 
     def add_epoch_update(self, learner: str, result: UpdateResult) -> None:
         """Store an update's metrics until its epoch is over."""
         self._epoch_updates.setdefault(learner, []).append(result.metrics)
+        self._note_update()
+
+    def _note_update(self) -> None:
+        for sink in self._sinks:
+            sink.update()
 
     def epoch_updates(self) -> dict[str, list[dict[str, Any]]]:
         """Return copies of the metrics of the epoch's updates so far, by learner."""

@@ -190,7 +190,7 @@ def take_up(folder: Path) -> None:
 
 
 class _Launched:
-    """Updates that a GPU may not have finished: as many as there is slack for.
+    """Launched updates that a GPU may not have finished, at most as many as `slack` allows.
 
     Without slack those who act wait for the newest weights, and so for all updates.
     """

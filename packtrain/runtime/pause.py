@@ -11,7 +11,7 @@ from packtrain.envs.deadline import RunningTime
 from packtrain.errors import StalledError
 
 
-class Gate:
+class ActorPause:
     """Lets another thread pause an actor thread between two actor steps.
 
     The actor makes thousands of steps per pause, so a step takes no lock: the actor sets the flag `_inside`, then
@@ -45,7 +45,7 @@ class Gate:
             waited = RunningTime(longest_gap=1.0)
             while self._inside:
                 if self.stuck or waited.look() > timeout:
-                    raise StalledError(f"the actor did not finish its turn within {timeout:g} s")
+                    raise StalledError(f"the actor did not finish its step within {timeout:g} s")
                 time.sleep(0.0005)
             yield
         finally:

@@ -68,6 +68,15 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def refuse_traces(experiment: Experiment, episodes: int) -> None:
+    """Raise a ConfigError if searches should be recorded and the policy does not search."""
+    if episodes and not experiment.policy.records_searches:
+        kind = type(experiment.policy).__name__
+        raise ConfigError(
+            f"--trace {episodes} records searches, and the policy of this configuration ({kind}) has none"
+        )
+
+
 def refuse_no_run(run: Path) -> None:
     """Raise a RunFolderError, with a hint, unless a folder is a run folder without symbolic links."""
     if not run.is_dir():

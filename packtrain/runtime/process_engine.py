@@ -29,7 +29,7 @@ class Setup(Protocol):
 
     @property
     def import_path(self) -> tuple[str, ...]:
-        """Folders in which the process looks for modules first."""
+        """Folders in which the process searches modules first."""
 
     def build(self) -> Any:
         """Return the worker, with `act`, `progress` and `close`."""
@@ -154,7 +154,7 @@ class _Life:
         self._arrived.put((self._key, None))
 
     def end(self, patience: float) -> None:
-        """Let the process end by itself for some seconds, then kill it."""
+        """Wait some seconds for the process to end, then kill it."""
         if patience:
             self.process.join(patience)
         if self.process.is_alive():

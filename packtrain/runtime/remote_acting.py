@@ -15,8 +15,8 @@ from packtrain.interfaces import Memory
 from packtrain.runtime.acting import Acting
 from packtrain.runtime.cluster.flow import Delivery, Engine, Flow, Limits
 from packtrain.runtime.experiment import Collect, Experiment
-from packtrain.runtime.hunger import Hunger
 from packtrain.runtime.messages import GroupChunk, Order, Report, WorkerReport
+from packtrain.runtime.starvation import StarvationLog
 from packtrain.runtime.weights import Weights
 from packtrain.runtime.worker import pack_tensors, unpack_tensors
 from packtrain.types import CarryRows, Chunk
@@ -24,7 +24,12 @@ from packtrain.types import CarryRows, Chunk
 log = logging.getLogger("packtrain")
 LOOK_SECS = 0.2  # duration of a poll
 READY_SECS = 180.0  # limit for workers to start
-COUNTS = ("episodes_dropped", "search_steps_dropped", "values_clipped")  # metrics that are summed over workers
+COUNTS = (
+    "episodes_dropped",
+    "envs_replaced",
+    "search_steps_dropped",
+    "values_clipped",
+)  # metrics that are summed over workers
 
 
 class Division(NamedTuple):
@@ -87,7 +92,7 @@ class RemoteActing(Acting):
         self._counts: list[dict[str, int]] = [{} for _ in blocks]  # of `COUNTS`, by the current life of each worker
         self._counts_before: collections.Counter[str] = collections.Counter()  # the same of all lives that ended
         self._known: dict[str, WorkerReport] = {}  # the latest answers of `_ask_any`
-        self._hunger = Hunger("the run", lambda: f"workers: {self._flow.waiting_for()}", engine.now)
+        self._starvation = StarvationLog("the run", lambda: f"workers: {self._flow.waiting_for()}", engine.now)
 
     # -- start and acting
 
@@ -111,9 +116,9 @@ class RemoteActing(Acting):
             self._publish()
             self._receive_all(self._poll(LOOK_SECS if patience is None else patience))
             waited = True
-            self._hunger.look()
+            self._starvation.check()
         if stored:
-            self._hunger.fed()
+            self._starvation.reset()
         return self._report()
 
     def _poll(self, timeout: float) -> list[Delivery]:

@@ -292,7 +292,7 @@ class RemoteGroup(Unsaved):
         self.boundary = Boundary(spec.obs, "raise", lambda column: f"environment {column} of group {group} ({name})")
 
     def reset(self) -> Outcome:
-        """Return the first rows of new episodes, which the server sends by itself."""
+        """Return the first rows of new episodes, which the server sends without a request."""
         return self.recv()
 
     def send(self, actions: Tree) -> None:

@@ -44,9 +44,7 @@ def refuse_ill_formed(path: Path, state: dict[str, Any]) -> None:
     kinds |= {name: fits for name, fits in newer.items() if name in run}  # unknown to earlier versions
     for name, fits in kinds.items():
         if not fits(run.get(name)):
-            raise CheckpointError(
-                f"the checkpoint of {path} says {name} = {run.get(name)!r:.60}: it is not packtrain's"
-            )
+            raise CheckpointError(f"the checkpoint of {path} has {name} = {run.get(name)!r:.60}: it is not packtrain's")
     for name, tree in weights.items():
         leaves: list[Any] = trees.flatten(tree) if isinstance(tree, dict) else [None]
         if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
@@ -67,7 +65,7 @@ def _is_texts(value: Any) -> bool:
 
 @contextlib.contextmanager
 def restoring(path: Path, from_checkpoint: bool = True) -> Iterator[None]:
-    """Turn errors of a state that does not fit into a CheckpointError of one line; the traceback goes to the log.
+    """Convert errors of a state that does not fit into a one-line CheckpointError; the traceback is logged.
 
     Args:
       path: the run folder, for the message.

@@ -34,12 +34,13 @@ LONGEST_PATH = 16  # characters of a session folder's parent; the path of a sock
 GRACE_SECS = 2.0  # between SIGTERM and SIGKILL
 WATCH_SECS = 1.0
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+BREAKER_FAILURES, BREAKER_SECS = 5, 600.0
 AGAIN = {StalledError.exit_code}
 """Exit codes after which a run is started again; also after a signal that it did not handle."""
 
 
 class Record(NamedTuple):
-    """One process; its creation time tells it from a later one with the same id."""
+    """One process; its creation time distinguishes it from a later one with the same id."""
 
     pid: int
     created: float
@@ -250,6 +251,8 @@ def supervise(
 
     SIGINT, SIGTERM and SIGHUP are passed on, and after one of them nothing is started again.
 
+    After `BREAKER_FAILURES` failures within `BREAKER_SECS` nothing is started again either, and the exit code is 3.
+
     Args:
       command: the program and its arguments; started again, it must go on where it was.
       restarts: how often it is started again at most.
@@ -270,6 +273,7 @@ def supervise(
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, pass_on) for number in numbers}
     delay, used = first_delay, 0
+    failures: list[tuple[float, str]] = []  # when and how it ended, within the last minutes
     try:
         while True:
             begin = time.monotonic()
@@ -284,6 +288,13 @@ def supervise(
             used += 1
             delay = first_delay if time.monotonic() - begin > steady_secs else delay
             how = f"ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+            now = time.monotonic()
+            failures = [each for each in failures if now - each[0] < BREAKER_SECS] + [(now, how)]
+            if len(failures) >= BREAKER_FAILURES:
+                say(
+                    f"it failed {len(failures)} times within {BREAKER_SECS / 60:g} minutes; the first: {failures[0][1]}"
+                )
+                return StalledError.exit_code
             say(f"{how}; restart {used} of {restarts} in {delay:g} s")
             reap_left_over()
             deadline = time.monotonic() + delay

@@ -23,6 +23,7 @@ from packtrain.runtime import run_state
 from packtrain.runtime.acting import Acting, ActingOptions, build_sides, settle_gpu
 from packtrain.runtime.central_acting import central_acting
 from packtrain.runtime.counters import Counters
+from packtrain.runtime.divergence import Divergence
 from packtrain.runtime.evaluation_scheduler import Evaluated, Evaluations
 from packtrain.runtime.experiment import Experiment, Repeat
 from packtrain.runtime.folder import RunFolder
@@ -30,7 +31,7 @@ from packtrain.runtime.learner_group import LearnerGroup, open_group
 from packtrain.runtime.learning import LearningSide, build_learning, nothing_to_learn_from
 from packtrain.runtime.messages import Remote, Report
 from packtrain.runtime.metrics_log import MetricsLog
-from packtrain.runtime.pause import Gate
+from packtrain.runtime.pause import ActorPause
 from packtrain.runtime.regrouping import saved_layout
 from packtrain.runtime.remote_setup import remote_acting
 from packtrain.runtime.saver import Saver
@@ -57,15 +58,16 @@ class RunSetup:
     """Settings and folder that a run is built from."""
 
     experiment: Experiment
-    spec: Spec  # of the experiment's environment
-    folder: RunFolder  # run folder
-    configuration: Configuration  # configuration that the experiment was built from
-    device: torch.device  # device of policy, networks and memories
-    console: Console  # shows rows on the terminal
-    sinks: tuple[Sink, ...] = ()  # destinations of metrics rows besides metrics.jsonl
-    exact: bool = False  # serial run: choose nothing by measured speed, so that a repeated run gives the same numbers
-    remote: Remote | None = None  # processes that act; None: a thread of this process
-    learners: int = 1  # number of processes that share each batch, this one included
+    spec: Spec  # of its environment
+    folder: RunFolder  # where it is written to
+    configuration: Configuration  # what the experiment was built from
+    device: torch.device  # of policy, networks and memories
+    console: Console  # shows rows to a person
+    sinks: tuple[Sink, ...] = ()  # where rows go beside metrics.jsonl
+    exact: bool = False  # a serial run: choose nothing by measured speed, so that the same run gives the same numbers
+    remote: Remote | None = None  # the processes that act; None: a thread of this one
+    learners: int = 1  # processes among which each batch is divided, this one included
+    trace: int = 0  # episodes whose searches are recorded
 
 
 class Training:
@@ -85,7 +87,7 @@ class Training:
         self.overlaps = not setup.exact and setup.experiment.can_overlap
         self.counters = Counters(len(setup.experiment.schedule))
         self.stop: BaseException | None = None  # reason to end the run early
-        self.gate = Gate()
+        self.gate = ActorPause()
         # time limit for an actor step to end
         self.patience = setup.experiment.streams.environment.step_deadline_secs + 30
         # State before the current epoch, saved during it because episodes cannot be saved: step, actor and counters.
@@ -122,9 +124,8 @@ class Training:
         layout = None if saved is None else saved_layout(saved[1])
         imports = tuple(setup.configuration.imports)
         lives = () if saved is None else tuple(saved[1]["run"].get("lives", ()))
-        options = ActingOptions(
-            travelling, setup.exact, setup.folder.path, again, layout, sizes=sizes, imports=imports, lives=lives
-        )
+        parts = (travelling, setup.exact, setup.folder.path, again, layout)
+        options = ActingOptions(*parts, sizes=sizes, imports=imports, lives=lives, trace=setup.trace)
         if setup.remote is None:
             return build_sides(experiment, setup.spec, setup.device, options, streams)
         acting: Acting
@@ -148,7 +149,8 @@ class Training:
         precision = self.learning.precision
         self.evaluations = Evaluations(experiment, setup.spec, setup.device, travelling, precision)
         keep = run_state.restore(self, *saved) if saved else 0
-        settle_gpu()  # the actor's CUDA stream continues from tensors made on this one
+        settle_gpu()  # the actor's stream goes on from what this one has made
+        self.learning.divergence = Divergence(experiment.run.on_diverged, folder.path / "diverged")
         settings = dict(setup.configuration.values)
         about = About(str(folder.shown), folder.path, setup.configuration.text(), settings)
         self.log.open(folder.metrics, keep, setup.sinks, about)
@@ -267,6 +269,8 @@ class Training:
             row["replay_steps_lost"] = lost
         if any(learner.saves_acting_weights for learner in self.learning.learners.values()):
             row["priorities_late"] = dropped
+        if self.learning.divergence.skipped:
+            row["updates_skipped"] = self.learning.divergence.skipped
         if self._group is not None:
             row |= self._group.row()
         self.log.train_row(self.step, row)

@@ -34,7 +34,7 @@ def branch(
     repeats = state["run"]["repeats"]
     problem = difference(before, experiment, repeats)
     if problem:
-        raise CheckpointError(f"--start_from {run}: {problem}; what it has done so far would have been different")
+        raise CheckpointError(f"--start_from {run}: {problem}; the run's results so far depend on it")
     padded = [repeats[i] if i < len(repeats) else 0 for i in range(len(experiment.schedule))]
     identity = {"identity": configuration.identity(), "values": dict(configuration.values)}
     for part in ("weights", "learners"):  # parts of learners that have not begun

@@ -74,6 +74,7 @@ class Worker:
             again=setup.again + ((setup.life,) if setup.life else ()),
             block=block,
             sizes=tuple(setup.group_sizes),
+            trace=setup.trace,
         )
         self.side = build_acting(experiment, spec, torch.device("cpu"), options)
         self._weights, self._chunks = ReceivedWeights(), list[GroupChunk]()

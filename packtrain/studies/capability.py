@@ -354,7 +354,7 @@ def _play_all(runs: list[Run], processes: int) -> Generator[tuple[Run, dict[str,
                     answer = connection.recv()
                 except (EOFError, OSError):
                     raise StalledError(
-                        f"the process that trained {run.folder} ended; its log.txt may say why"
+                        f"the process that trained {run.folder} ended; its log.txt may contain the reason"
                     ) from None
                 if isinstance(answer, _Failure):
                     failed = Error(f"a run of the sweep failed, {run.folder}: {answer.text}")

@@ -247,7 +247,7 @@ def _train(toy: Toy, seed: int, every: int, learners: tuple[str, ...]) -> Iterat
 
 
 def run(toy: Toy | None = None, seed: int = 0, every: int = 50, learners: tuple[str, ...] = tuple(LEARNERS)) -> Curves:
-    """Run the whole experiment, by default with the published settings."""
+    """Run the experiment, by default with the published settings."""
     toy = toy or PUBLISHED
     return collect(toy, list(train(toy, seed, every, learners)))
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import gymnasium as gym
 import numpy as np
 
-from packtrain.planning.counter_rng import mix
+from packtrain.hashing import mix
 from packtrain.planning.model import Asking, Stepped
 from packtrain.trees import Tree
 from packtrain.types import Request

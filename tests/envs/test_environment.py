@@ -314,7 +314,7 @@ def test_the_seed_decides_everything(name):
 
 
 def test_faults_under_way_name_id_seed_and_step():
-    environment = Environment(FAULTY, {"fault": "raise", "at_step": 7})
+    environment = Environment(FAULTY, {"fault": "raise", "at_step": 7}, restarts=0)
     columns = environment.open(2, 0, environment.probe())
     columns.reset()
     with pytest.raises(

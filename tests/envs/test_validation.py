@@ -235,7 +235,7 @@ AT, LENGTH = 7, 5  # the fault is in the second episode, at its second step
 
 
 def open_faulty(fault, answer, size=2, at=AT):
-    environment = Environment(ID, {"fault": fault, "at_step": at, "length": LENGTH}, on_bad_value=answer)
+    environment = Environment(ID, {"fault": fault, "at_step": at, "length": LENGTH}, on_bad_value=answer, restarts=0)
     return environment.open(size, 3, environment.probe())
 
 

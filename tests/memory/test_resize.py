@@ -262,7 +262,7 @@ def test_other_sizes_and_same_episodes_are_refused():
     _, memory = make((2, 1))
     state = memory.snapshot()
     for groups, more, same in (((3,), {}, True), ((3,), {"capacity": 400}, False), ((4,), {"burn_in": 2}, False)):
-        with pytest.raises(CheckpointError, match="cannot go on from"):
+        with pytest.raises(CheckpointError, match="cannot be restored from"):
             make(groups, **more)[1].restore(state, same_episodes=same)
 
 

@@ -735,7 +735,7 @@ def test_what_does_not_fit_is_refused() -> None:
         Numbered((2,), 0).step(memory, 0)
     _, memory = make()
     run(memory, Numbered((2,), 0), 60, np.random.default_rng(0))
-    with pytest.raises(CheckpointError, match=re.escape("[2, 100, 3, 11] cannot go on from [2, 100, 4, 12]")):
+    with pytest.raises(CheckpointError, match=re.escape("[2, 100, 3, 11] cannot be restored from [2, 100, 4, 12]")):
         make()[1].restore(make(burn_in=4)[1].snapshot())
     keys, before = memory.sample().keys, memory.index.tree.snapshot()["priorities"]
     with pytest.raises(DivergedError, match="priority 3 of 16 is nan"):

@@ -13,13 +13,13 @@ from packtrain import trees
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.sokoban import Sokoban
 from packtrain.errors import ConfigError, DivergedError
+from packtrain.hashing import digest
 from packtrain.planning import deterministic_mcts
 from packtrain.planning.deterministic_mcts import DeterministicMCTS, DeterministicMCTSAgent, pass_words
 from packtrain.planning.events import ModelSteps
 from packtrain.planning.mcts_graph import tie_words
 from packtrain.planning.model import Asking, CoreModel, Stepped
 from packtrain.planning.node_values import EnsembleValue, ScalarValue
-from packtrain.planning.nodes import digest
 from packtrain.planning.planner import Plan, Roots
 from packtrain.testing.path_hash import PathHash, settle
 from packtrain.testing.plain_deterministic_mcts import PlainDeterministicMCTS

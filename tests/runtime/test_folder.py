@@ -153,7 +153,7 @@ def test_without_locks_a_running_process_keeps_others_out_and_a_dead_one_does_no
             run.open()
             run.close()
             continue
-        with pytest.raises(RunFolderError, match=r"has no locks; if that is no run any more, delete .*run/\.lock"):
+        with pytest.raises(RunFolderError, match=r"without locks; if that process is not a run, delete .*run/\.lock"):
             run.open()
         (run.path / ".lock").unlink()
         run.open()  # the way out

@@ -182,6 +182,17 @@ def test_a_run_is_started_again_after_a_signal_or_a_fault_within_its_budget(tmp_
     assert count() == runs and len(lines) == runs - 1
 
 
+def test_a_crash_loop_ends_with_the_first_cause(tmp_path, monkeypatch):
+    """F9. Mutations: no breaker; failures of long ago count."""
+    command, count = counting(tmp_path, *[-9, 3, 3, 3, 3, 3, 0])
+    lines = []
+    assert supervise.supervise(command, 99, say=lines.append, first_delay=0.001, last_delay=0.001) == 3
+    assert count() == 5 and lines[-1] == "it failed 5 times within 10 minutes; the first: ended by SIGKILL"
+    (tmp_path / "count").unlink()
+    monkeypatch.setattr(supervise, "BREAKER_SECS", 0.0)
+    assert supervise.supervise(command, 99, say=lines.append, first_delay=0.001, last_delay=0.001) == 0
+
+
 def test_each_restart_says_why_and_waits_twice_as_long(tmp_path):
     command, _ = counting(tmp_path, -9, 3, 3, 0)
     lines = []

@@ -1,4 +1,4 @@
-"""The small machines of a run: gate, busy shares, watchdog, seeds, hunger, evaluation."""
+"""The small machines of a run: gate, busy shares, watchdog, seeds, starvation, evaluation."""
 
 import logging
 import threading
@@ -12,11 +12,11 @@ from packtrain.envs.stream import Episode
 from packtrain.errors import DivergedError, StalledError
 from packtrain.metrics.console import PlainConsole
 from packtrain.metrics.reading import read_metrics
-from packtrain.runtime import checkpoint, local, preparation, serial
+from packtrain.runtime import checkpoint, local, preparation, serial, starvation
 from packtrain.runtime.acting import build_sides
 from packtrain.runtime.evaluation import summary
 from packtrain.runtime.folder import RunFolder
-from packtrain.runtime.pause import Busy, Gate
+from packtrain.runtime.pause import ActorPause, Busy
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import RunSetup, Training
 
@@ -69,7 +69,7 @@ def test_no_batch_no_update(tmp_path):
 
 def test_the_gate_holds_an_actor_between_turns():
     """Mutation: a gate that does not wait for the turn under way."""
-    gate, stop, inside, overlaps = Gate(), threading.Event(), [], []
+    gate, stop, inside, overlaps = ActorPause(), threading.Event(), [], []
 
     def act():
         while not stop.is_set():
@@ -91,7 +91,7 @@ def test_the_gate_holds_an_actor_between_turns():
 
 
 def test_a_gate_does_not_wait_for_ever():
-    gate, stop = Gate(), threading.Event()
+    gate, stop = ActorPause(), threading.Event()
 
     def hang():
         with gate.turn():
@@ -100,7 +100,7 @@ def test_a_gate_does_not_wait_for_ever():
     thread = threading.Thread(target=hang)
     thread.start()
     time.sleep(0.05)
-    with pytest.raises(StalledError, match="did not finish its turn"), gate.held(timeout=0.1):
+    with pytest.raises(StalledError, match="did not finish its step"), gate.held(timeout=0.1):
         pass
     stop.set()
     thread.join()
@@ -118,14 +118,17 @@ def test_busy_is_the_share_not_waited():
 
 
 def test_waiting_is_said_and_for_what(monkeypatch, caplog):
-    monkeypatch.setattr(local, "STARVED_SECS", 0.05)
-    hunger = local._Hunger("the learner", "unrolls")
+    monkeypatch.setattr(starvation, "STARVED_SECS", 0.05)
+    waiting = starvation.StarvationLog("the learner", "unrolls")
     with caplog.at_level(logging.WARNING, "packtrain"):
-        hunger.look()
+        waiting.check()
         time.sleep(0.06)
-        hunger.look()
-        hunger.look()
-    assert [record.message for record in caplog.records] == ["the learner has waited 0 s for unrolls"]
+        waiting.check()
+        waiting.check()
+    (record,) = caplog.records
+    first, *stacks = record.message.splitlines()
+    assert first == "the learner has waited 0 s for unrolls; the threads of this process:"
+    assert "thread MainThread:" in stacks and any("waiting.check()" in line for line in stacks)
 
 
 def test_an_actors_error_reaches_the_caller_first_cause_first(tmp_path):

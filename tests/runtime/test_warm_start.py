@@ -139,7 +139,7 @@ def test_what_would_have_made_a_difference_is_refused(base, capsys, variant, mes
     captured = capsys.readouterr()
     lines = captured.err.strip().splitlines()
     assert len(lines) == 1 and message in lines[0], lines
-    assert "what it has done so far would have been different" in lines[0]
+    assert "the run's results so far depend on it" in lines[0]
     assert not Path("run").exists()
 
 

@@ -19,7 +19,7 @@ from packtrain.studies import capability
 from packtrain.studies.capability import CapabilitySweep, Run, judge
 from packtrain.studies.capability_page import draw, label, page
 
-AGENT = "misspecification/counterfeit"
+AGENT = "misspecification/counterfeit_base"
 VALUES = (1000, 2000, 4000, 8000, 16000, 32000)
 
 

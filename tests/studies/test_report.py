@@ -567,6 +567,40 @@ def test_compared_runs_of_one_value_are_one_curve(tmp_path):
         write_report(runs, tmp_path / "out.html", "lrr")
 
 
+def test_pooled_runs_of_different_length_say_so_and_lose_no_chart(tmp_path):
+    """Mutations: charts without a common step dropped; no warning; the most steps as those of each."""
+    config = "env = 'Catch'\nlr = 1\n"
+    make_run(tmp_path / "long", rows=20, config=config)
+    short = [{"step": step, "wall_s": 1.0, "kind": "train", "episode_return": 1.0} for step in (20, 40)]
+    with_rows(tmp_path / "short", *short)
+    (tmp_path / "short" / "config.gin").write_text(config)
+    text, page = read(write_report([tmp_path / "long", tmp_path / "short"], tmp_path / "out.html", "lr"))
+    warnings = "\n".join(page.text("p"))
+    assert "lr = 1: the runs have reached different steps, short 40 and others up to 2K" in warnings
+    assert "no mean over them, and are drawn one by one: Training return." in warnings
+    (line,) = page.chart("Training return")["lines"]
+    assert (line["y"], [seed[2] for seed in line["e"]]) == ([], ["long", "short"])
+    assert "40 to 2,000 a seed" in text
+    assert "lr = 1, short" in text  # in the picture for readers without scripts
+
+
+def test_last_values_have_no_bookkeeping_and_say_nothing_twice(tmp_path):
+    """Mutations: an interval of environment steps; eval.json beside an evaluation of the same values."""
+    for name, steps in (("a", 600), ("b", 10_000)):
+        row = {"step": steps, "wall_s": 1.0}
+        rows = [
+            {**row, "kind": "train", "env_steps": steps, "updates": 3, "updates/policy": 3, "loss": 0.5},
+            {**row, "kind": "eval", "return_mean": 7.0, "solved": 0.25},
+        ]
+        run = with_rows(tmp_path / name, *rows)
+        evaluation = {"return_mean": 8.0, "solved": 0.25, "checkpoint": steps, "episodes": 4}
+        (run / "eval.json").write_text(json.dumps(evaluation))
+    text, page = read(write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "out.html"))
+    table = text[text.index("Last values") :].partition("</details>")[0]
+    heads = re.findall(r"<td>([^<]*)</td><th scope=row>([^<]*)</th>", table)
+    assert heads == [("packtrain eval", "return_mean"), ("train", "loss"), ("eval", "return_mean"), ("eval", "solved")]
+
+
 def test_methods_are_compared_where_there_are_seeds_enough(tmp_path):
     """Returns 1, 2, 3 against 2, 3, 9: seeds of the second win with probability 7/9."""
     for name, finals in (("a", (1, 2, 3)), ("b", (2, 3, 9))):

@@ -47,7 +47,7 @@ from packtrain.planning.best_first.frontier_index import (
 from packtrain.planning.best_first.graph import PlanPaths
 from packtrain.planning.best_first.search import KnownGraph, choose_targets, evaluate, expand, random_actions, search
 from packtrain.planning.counter_rng import chance
-from packtrain.planning.events import Listener, ModelSteps
+from packtrain.planning.events import Listener, ModelSteps, SearchRecord, tell_search
 from packtrain.planning.learned.verification import (
     build_verification,
     check_threshold_schedule,
@@ -57,6 +57,7 @@ from packtrain.planning.model import Asking, Model, clears_bonus, gives_bonus
 from packtrain.planning.nodes import NO_NODE, Expansion, RealSteps
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.schedules import Schedule, check_schedules, scheduled
+from packtrain.planning.search_records import known_graph_record
 from packtrain.trees import Tree
 
 ExpandHeuristic = Literal["neg_distance", "value", "index", "index_without_auxiliary_loss", "bonus", "value_plus_bonus"]
@@ -375,6 +376,7 @@ class BestFirstSearch:
         graph, nodes, agent = self.graph, self.graph.nodes, self._agent
         decision, self.decisions = self.decisions, self.decisions + 1
         steps, action, value = self.paths.next(columns)
+        routes = None if self._listener is None else [self.paths.route(column) for column in columns.tolist()]
         planned = steps > 0
         by_chance = planned & (chance(self._seed, columns, decision, EPSILON) < agent.top_level_epsilon)
         verified = self._verify(columns, current, decision)
@@ -406,6 +408,13 @@ class BestFirstSearch:
             self.paths.drop(columns[verified >= 0])  # the outcome may change the plan
             extras["verified"] = verified >= 0
         self._action[columns] = action
+        if routes is not None:
+
+            def describe(row: int, most: int) -> SearchRecord:
+                target = int(self.paths.targets[columns[row]]) if routes[row] else NO_NODE
+                return known_graph_record(graph, int(current[row]), target, routes[row], int(action[row]), most)
+
+            tell_search(self._listener, columns, describe)
         return Plan(action, extras)
 
     def _verify(self, columns: np.ndarray, current: np.ndarray, decision: int) -> np.ndarray:

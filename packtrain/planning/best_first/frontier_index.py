@@ -292,7 +292,7 @@ def nearest_first(
 
 
 def in_listed_order(index: FrontierIndex, columns: np.ndarray, budget: np.ndarray, pick: Pick) -> Selection:
-    """Select frontier nodes by a rule that looks at the index, one of each environment at a time.
+    """Select frontier nodes by the index, one per environment at a time.
 
     Args:
       index: of all environments.

@@ -157,7 +157,7 @@ class BreadthFirstWalk:
     """
 
     def __init__(self, graph: Graph, sources: np.ndarray):
-        """Stand at the sources; `Graph.walk` creates walks."""
+        """Start a walk at the source nodes; called by `Graph.walk`."""
         self._graph = graph
         nodes = graph.nodes
         graph.met += 1
@@ -298,7 +298,7 @@ class PlanPaths:
         self._nodes, self._gamma = nodes, gamma
         self.targets = np.full(columns, NO_NODE)
         self._steps = np.zeros(columns, np.int64)  # from the current node to the target; 0: no path
-        self._places = np.full((columns, 64), NO_NODE)  # the nodes
+        self._places = np.full((columns, 64), NO_NODE)  # nodes of the paths
         self._actions = np.zeros((columns, 64), np.int64)
         self._values = np.zeros((columns, 64))  # the return along the rest of the path
 
@@ -326,6 +326,12 @@ class PlanPaths:
         there = steps > 0
         action, value = self._actions[columns, steps - 1], self._values[columns, steps - 1]
         return steps, np.where(there, action, 0), np.where(there, value, 0.0)
+
+    def route(self, column: int) -> list[tuple[int, int]]:
+        """Return the nodes and actions of the path that an environment follows, the next step first."""
+        steps = int(self._steps[column])
+        places, actions = self._places[column, :steps][::-1], self._actions[column, :steps][::-1]
+        return list(zip(places.tolist(), actions.tolist(), strict=True))
 
     def lead(self, walk: BreadthFirstWalk, columns: np.ndarray, targets: np.ndarray) -> None:
         """Store the first shortest paths to targets [M] that a walk has met, and the returns along them."""

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packtrain.arrays import longer
-from packtrain.planning.nodes import NO_NODE, HashTable, observation_keys, state_action_keys
+from packtrain.hashing import observation_keys, state_action_keys
+from packtrain.planning.nodes import NO_NODE, HashTable
 
 _FIRST_ROOM = 1024
 
@@ -19,10 +20,10 @@ _FIRST_ROOM = 1024
 class Transitions(NamedTuple):
     """M transitions between observations."""
 
-    run: np.ndarray  # [M] int64 index of the run if several runs share a process; else 0
-    obs: np.ndarray  # [M, D] float32
+    run: np.ndarray  # [M] int64, the run they belong to where several runs share a process; else 0
+    obs: np.ndarray  # [M, ...] float32
     action: np.ndarray  # [M]
-    after: np.ndarray  # [M, D]
+    after: np.ndarray  # [M, ...]
     reward: np.ndarray  # [M] float32
     terminated: np.ndarray  # [M] bool
 
@@ -83,7 +84,7 @@ class TransitionTable:
     def _differ(self, numbers: np.ndarray, transitions: Transitions) -> np.ndarray:
         """Return which transitions differ from those stored with these numbers, bool [M]."""
         before = self.take(numbers)
-        changed = (before.after != transitions.after).any(axis=1) | (before.reward != transitions.reward)
+        changed = ~equal_rows(before.after, transitions.after) | (before.reward != transitions.reward)
         different: np.ndarray = changed | (before.terminated != transitions.terminated)
         return different
 
@@ -117,6 +118,12 @@ class TransitionTable:
             edges = {name: np.asarray(leaf) for name, leaf in snapshot["edges"].items()}
             self.add(Transitions(np.full(len(edges["action"]), run), **edges))
         self.contradicted = counts | {run: int(snapshot["contradicted"])}
+
+
+def equal_rows(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return which observations [M, ...] are equal, bool [M]."""
+    equal: np.ndarray = (one == other).reshape(len(one), -1).all(axis=1)
+    return equal
 
 
 def stored_transitions(memories: dict[str, Any]) -> tuple[TransitionTable, bool]:

@@ -1,4 +1,4 @@
-"""The token that guards a Ray cluster: where it is, whether it is there, and who may read it.
+"""The token that protects a Ray cluster: its file, whether it exists, and its permissions.
 
 Ray executes the code it receives, so anyone who has the token can run code on every node. Only the owner can read the
 file of a token. Ray's own rule decides which token is used: the variable RAY_AUTH_TOKEN, the file that
@@ -16,7 +16,7 @@ from packtrain.errors import ClusterError
 
 
 def token_path() -> Path:
-    """Return the file in which Ray looks for the token, whether it exists or not."""
+    """Return the path from which Ray reads the token, whether it exists or not."""
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 

@@ -205,7 +205,7 @@ class Cluster:
         return any(each["NodeID"] == node and resource in each["Resources"] for each in self._known)
 
     def wait_for_nodes(self, count: int, secs: float) -> list[plan.Node]:
-        """Return the nodes once there are enough; ClusterError after so many seconds."""
+        """Return the nodes once there are enough; ClusterError after `secs` seconds."""
         deadline = time.monotonic() + secs
         while len(found := self.nodes()) < count:
             if time.monotonic() > deadline:
@@ -254,7 +254,7 @@ class Cluster:
 
 
 def overflow(ray: Any) -> str:
-    """Return one sentence if object stores have put data on disk; empty otherwise, or if Ray does not say."""
+    """Return one sentence if object stores have spilled data to disk; empty otherwise, or if Ray does not report it."""
     try:
         text = importlib.import_module("ray._private.internal_api").memory_summary(stats_only=True)
     except Exception:  # an internal function of Ray, which may change
@@ -276,7 +276,7 @@ def is_loopback(address: str) -> bool:
 
 
 def resolve(address: str) -> str:
-    """Return HOST:PORT for what --address says: "auto" is the cluster in which Ray runs this job."""
+    """Return HOST:PORT for the value of --address; "auto" is the cluster in which Ray runs this job."""
     if address != "auto":
         return address
     if not (found := os.environ.get("RAY_ADDRESS", "").removeprefix("ray://")):
@@ -369,7 +369,7 @@ def refuse_other_versions(ray: Any, address: str) -> None:
 
 @contextlib.contextmanager
 def _environment_of(session: Path) -> Iterator[None]:
-    """Around the start of a private cluster: a token of its own, which is forgotten if the start fails."""
+    """Context for the start of a private cluster: sets a new token, and removes it if the start fails."""
     path = session / "token"
     auth.create_token(path)
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN", "RAY_ADDRESS")
@@ -611,7 +611,7 @@ class RayEngine:
         self._ray.wait(references, num_returns=1, timeout=secs, fetch_local=True)
 
     def _collect(self) -> None:
-        """Turn everything that is here into events; a result makes room for the next of its worker."""
+        """Convert all arrived results into events; each allows the next call of its worker."""
         while references := self._references():
             done, _ = self._ray.wait(list(references), num_returns=len(references), timeout=0, fetch_local=True)
             if not done:
@@ -663,7 +663,7 @@ class RayEngine:
 
 
 def _describe(error: BaseException) -> str:
-    """Return a traceback whose last line says in one line what happened."""
+    """Return a traceback whose last line is a one-line error."""
     cause = getattr(error, "cause", None)
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
     if cause is not None:  # raised by the worker: Ray adds its traceback to the text

@@ -57,7 +57,7 @@ class Arrival(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A life has ended, or has raised an error and cannot go on."""
+    """A life of a worker has ended, or has raised an error and cannot continue."""
 
     worker: int
     life: int

@@ -61,7 +61,7 @@ class Host:
         self._worker: Any = None
 
     def identify(self, import_path: Sequence[str]) -> tuple[dict[str, str], int]:
-        """Look for modules in these folders first; return the versions here, and the process id."""
+        """Search modules in these folders first; return this process's library versions and its id."""
         sys.path[:0] = [path for path in import_path if path not in sys.path]
         return versions(), os.getpid()
 

@@ -41,7 +41,8 @@ def check(remote: Remote) -> None:
         raise ClusterError(f"--min_nodes {remote.min_nodes} must be at least 1")
     if remote.address is None and remote.min_nodes > 1:
         raise ClusterError(
-            f"--min_nodes {remote.min_nodes} needs --address HEAD:PORT: without it, the cluster is this machine alone"
+            f"--min_nodes {remote.min_nodes} needs --address HEAD:PORT: without it, the cluster "
+            "consists of this machine only"
         )
     if remote.address is not None:
         address = engine.resolve(remote.address)

@@ -43,7 +43,7 @@ class NodeRequest:
 
 
 def run_node(request: NodeRequest, say: Callable[[str], None]) -> int:
-    """Start a node, say what to type next, and stay until a signal comes; return the exit code."""
+    """Start a node, print the next commands, and wait for a signal; return the exit code."""
     check(request)
     engine.require_ray()
     if request.head:
@@ -172,7 +172,7 @@ def _own_ip(log: Path) -> str:
 
 
 def _reason(log: Path) -> str:
-    """Return the last line of a log that says something."""
+    """Return the last non-empty line of a log."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
     lines = [line.strip() for line in text.splitlines() if re.search(r"[A-Za-z]{3}", line)]
     errors = [line for line in lines if "Error" in line or "error" in line]

@@ -12,10 +12,10 @@ from packtrain.envs.cartpole import CartPole
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.toy_mr import ToyMR
 from packtrain.errors import ConfigError
+from packtrain.hashing import digest
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.best_first.frontier_index import HeapEntry, ordered
 from packtrain.planning.model import CoreModel, Stepped
-from packtrain.planning.nodes import digest
 from packtrain.planning.planner import Roots
 from packtrain.testing.plain_best_first import PlainBestFirst, distances
 

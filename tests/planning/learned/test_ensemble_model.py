@@ -8,10 +8,10 @@ import torch
 from packtrain.acting.inference import Inference
 from packtrain.envs.hanoi import Hanoi
 from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.hashing import mix
 from packtrain.networks.ensembles import EnsembleMlp
 from packtrain.networks.world_model import WorldModel
 from packtrain.planning.best_first import BestFirstSearchAgent
-from packtrain.planning.counter_rng import mix
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
 from packtrain.planning.learned import EnsembleModel, LearnedModel
 from packtrain.planning.learned.ensemble_model import PredictionCache

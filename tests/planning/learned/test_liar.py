@@ -17,11 +17,11 @@ from packtrain.envs.functional_vector_env import FunctionalVectorEnv
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError
+from packtrain.hashing import digest
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTS, DeterministicMCTSAgent
 from packtrain.planning.learned import LearnedModel
 from packtrain.planning.model import Asking, CoreModel, Stepped
-from packtrain.planning.nodes import digest
 from packtrain.planning.planner import Agent, Plan, Planner, Roots
 from packtrain.testing.path_hash import settle
 from packtrain.types import Request

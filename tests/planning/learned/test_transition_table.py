@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from packtrain.errors import ConfigError
+from packtrain.hashing import observation_keys, state_action_keys
 from packtrain.planning.learned import EnsembleModel, LearnedModel
 from packtrain.planning.learned.transition_table import Transitions, TransitionTable
 from packtrain.planning.model import Stepped
-from packtrain.planning.nodes import NO_NODE, observation_keys, state_action_keys
+from packtrain.planning.nodes import NO_NODE
 from packtrain.testing.path_hash import settle
 from packtrain.types import Request
 
