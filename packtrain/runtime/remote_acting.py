@@ -240,7 +240,8 @@ class RemoteActing(Acting):
 
     def round_is_over(self) -> bool:
         """Return whether every environment has finished its episode and all rows are stored."""
-        return bool(self._stage.round) and all(self._over) and not self._pending
+        missing = [worker for worker, over in enumerate(self._over) if not over and not self._flow.is_retired(worker)]
+        return bool(self._stage.round) and not missing and not self._pending
 
     def begin_epoch(self, epoch: int, total: int) -> None:
         """Begin an epoch: its number for schedules, and its number among all epochs."""

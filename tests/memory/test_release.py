@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packtrain.memory.sequences import Sequences
 
 from packtrain.memory.episodes import EpisodeMemory, Episodes
 from packtrain.memory.replay import Replay
+from packtrain.memory.sequence_settings import Sequences
 from packtrain.memory.unroll import Unrolls
 from packtrain.types import Row
 
@@ -80,7 +80,7 @@ def test_no_unroll_joins_rows_across_a_gap(groups, length, context, staggered, s
     """Also the rows in front of it that a policy reads. A new life's first rows make a filler of the row before.
 
     Mutations: `release` does nothing; columns near the end of their unroll keep stale context; all columns of a group
-    begin anew together, so that no slot is free.
+    begin together again, so that no slot is free.
     """
     sizes = Unrolls(unroll_length=length, batch_size=2, num_buffers=4, staggered=staggered)
     queue, source, seen = sizes.build(groups, context, CPU), Source(groups, seed), 0

@@ -5,12 +5,13 @@ import signal
 import time
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from packtrain.errors import EnvError
 from packtrain.runtime.cluster.flow import Arrival, Beat, Call, Failure, Started
-from packtrain.runtime.messages import GroupChunk, Report, WorkerReport
+from packtrain.runtime.messages import GroupChunk, Report, WorkerReport, WorkerSetup
 from packtrain.runtime.process_engine import ProcessEngine
 from packtrain.types import Chunk, Row
 
@@ -139,3 +140,28 @@ def test_environments_are_timed_and_decisions_are_not(monkeypatch):
     watch.look()
     now[0] += 3600  # the process was stopped
     watch.look()
+
+
+def test_an_environment_made_in_a_worker_does_not_bind_the_worker_to_its_starter(monkeypatch):
+    """A worker is a child process itself, and the thread that started it may end before it. Mutation: whatever is made
+    in a child process asks Linux to end that process with the thread that started it."""
+    from packtrain.envs import gymnasium_vector_env as envs
+
+    bound = []
+    monkeypatch.setattr(envs.multiprocessing, "parent_process", lambda: object())
+    monkeypatch.setattr(envs, "die_with_parent", bound.append)
+    factory = envs.Factory(lambda: gym.make("CartPole-v1"), "environment 0", None, None)
+    factory().close()
+    assert not bound
+
+
+def test_several_workers_write_to_folders_of_their_own(tmp_path):
+    """Mutation: all write to the same files, or make the folder on machines that do not have it."""
+    from packtrain.runtime.worker import _own_folder
+
+    def setup(folder, subfolder):
+        return WorkerSetup(None, (0,), (1,), 0, 0, folder=folder, subfolder=subfolder)
+
+    assert _own_folder(setup(str(tmp_path), "")) == tmp_path
+    assert _own_folder(setup(str(tmp_path), "worker_1")) == tmp_path / "worker_1"
+    assert _own_folder(setup(str(tmp_path / "elsewhere"), "worker_1")) is None and _own_folder(setup(None, "")) is None

@@ -16,11 +16,12 @@ COUNTED = {"episodes_dropped": 2, "search_steps_dropped": 0, "values_clipped": 1
 
 
 class Workers:
-    """An engine whose workers answer at once, except those that are told otherwise."""
+    """An engine whose workers answer at once, except those that a test has named."""
 
     def __init__(self):
         self.time, self.events, self.alive, self.spawned = 0.0, [], {}, []
         self.silent, self.slow_starts, self.bad = set(), set(), set()  # worker numbers
+        self.over = set()  # workers that have finished their episodes
         self.asked, self.chunks, self.steps = [], {}, {}
         self.lost = False
 
@@ -50,7 +51,9 @@ class Workers:
             self.steps[key] = self.steps.get(key, 0) + 1
         report = Report(self.steps.get(key, 0), [], False)
         chunks = self.chunks.pop(key, []) if order.call is None else []
-        told = WorkerReport(report, order.round, False, True, report.env_steps, dict(COUNTED), answer)
+        told = WorkerReport(
+            report, order.round, call.worker in self.over, True, report.env_steps, dict(COUNTED), answer
+        )
         self.events.append(Arrival(*call[:3], chunks, told, 1, 1))
 
     def die(self, worker):
@@ -122,6 +125,18 @@ def test_checkpoints_and_evaluations_do_not_wait_for_a_missing_worker(how):
     assert acting.act(0.5).env_steps > steps, "the others do not go on"
 
 
+def test_a_round_is_over_without_a_retired_worker():
+    """Mutation: the round waits for its episodes for ever."""
+    acting, engine = make()
+    lose(acting, engine, "retired")
+    acting.begin_round(SimpleNamespace(memories=(), policy="policy"))
+    engine.over.add(0)
+    end = engine.time + 20
+    while not acting.round_is_over() and engine.time < end:
+        acting.act(0.1)
+    assert acting.round_is_over()
+
+
 def test_a_serial_run_waits_for_a_stopped_worker_until_its_deadline():
     """It promises equal data. Mutation: it takes a checkpoint without the environments."""
     acting, engine = make(exact=True, call_secs=30.0, dead_secs=1000.0)
@@ -132,7 +147,7 @@ def test_a_serial_run_waits_for_a_stopped_worker_until_its_deadline():
     assert engine.time - begin > 20 and engine.alive.get(1) != 0
 
 
-def test_an_evaluation_asks_another_worker_if_the_first_is_missing():
+def test_an_evaluation_uses_the_state_of_another_worker_if_the_first_is_missing():
     acting, engine = make()
     engine.slow_starts.add(0)
     engine.die(0)
@@ -189,7 +204,7 @@ def test_a_run_that_starves_says_which_worker_it_waits_for(caplog):
 
 
 def test_a_lost_cluster_is_noticed_without_acting():
-    """While it learns or evaluates, a serial run asks no worker. Mutation: `check` does nothing."""
+    """While it learns or evaluates, a serial run polls no worker. Mutation: `check` does nothing."""
     acting, engine = make()
     acting.check()
     engine.lost = True
@@ -213,7 +228,7 @@ def rows(length, ends):
     return Chunk(row, (), {"solved": over})
 
 
-def test_a_life_that_follows_in_the_middle_of_a_round_begins_the_round_anew():
+def test_a_life_that_follows_in_the_middle_of_a_round_plays_the_round_again():
     """Mutation: the episode memory keeps the unfinished round of the life before."""
     memory = Episodes(capacity=100, batch_size=4).build([2, 2], 0, "cpu")
     acting, engine = make(memories={"episodes": memory})

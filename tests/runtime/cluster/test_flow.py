@@ -424,7 +424,7 @@ def test_a_life_that_delivered_resets_the_count():
 
 
 def test_errors_of_a_worker_s_own_code_retire_it_although_it_delivers():
-    """Mutation: every delivery starts the count anew. Killed processes are replaced without end, see above."""
+    """Mutation: every delivery resets the count. Killed processes are replaced without end, see above."""
     flow, engine = make(["actor", "actor"])
     while not (fallen := flow.row()["workers_retired"]) and engine.time < 500:
         run(flow, engine, engine.time + 12)
@@ -445,7 +445,7 @@ def test_errors_far_apart_do_not_retire_a_worker():
 
 
 def test_answers_to_questions_do_not_count_as_results():
-    """Mutation: an answered question starts the count of fruitless lives anew."""
+    """Mutation: an answered question resets the count of fruitless lives."""
     flow, engine = make(["actor"], delay=0.1)
     flow.hold(True)
     with pytest.raises(WorkersLostError, match="5 lives in a row"):

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packtrain.errors import ClusterError
@@ -21,6 +21,7 @@ def needs(**more):
     return Needs(**{"num_envs": 32, "chunk_bytes": 8 * MIB, "weights_bytes": 2 * MIB, **more})
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_blocks_cover_all_environments_evenly(num_envs, workers):
     if workers > num_envs:
