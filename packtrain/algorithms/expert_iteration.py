@@ -37,7 +37,7 @@ NO_CLIPPING = float("inf")
 @configurable
 @dataclass(frozen=True)
 class ExpertIteration:
-    """Which head is trained on which target, and the optimiser; defaults are those of Keras."""
+    """Settings of supervised training: target and loss of each head, and the optimiser; defaults are Keras's."""
 
     network: str = "agent"  # the network that learns
     targets: dict[str, str] = field(default_factory=lambda: {"value": "value"})  # head → its target: `target`

@@ -95,7 +95,7 @@ class WorldModelNetwork(nn.Module):
         return squares, right
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Answer a planner's request; the axis of members follows that of rows."""
+        """Return the predictions that a planner requests; the axis of members is after that of rows."""
         return _rows_first(self.guess(inputs["obs"].float(), inputs["action"]), "delta")
 
 
@@ -169,7 +169,7 @@ class FactoredWorldModelNetwork(nn.Module):
         return entropy.mean(-1) / len(self.factors), right
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Answer a planner's request; the axis of members follows that of rows."""
+        """Return the predictions that a planner requests; the axis of members is after that of rows."""
         return _rows_first(self.guess(inputs["obs"].float(), inputs["action"]), "classes")
 
     def _by_factor(self, classes: Tensor) -> Tensor:

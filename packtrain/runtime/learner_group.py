@@ -267,8 +267,8 @@ class LearnerGroup:
         self._end_ranks()
         if self._backend == "nccl" or self._failures >= MOST_FAILURES:
             raise LearnerGroupError(
-                f"learners failed {self._failures} times without an update: {one_line(self.first_error)[-400:]}; repeat "
-                "the command to resume from the last checkpoint"
+                f"learners failed {self._failures} times without an update: {one_line(self.first_error)[-400:]}; "
+                "repeat the command to resume from the last checkpoint"
             )
         warn(f"{one_line(why)[-400:]}; all learners are started again and compute the same batch again")
 

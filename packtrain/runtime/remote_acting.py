@@ -63,7 +63,7 @@ def divide(count: int, parts: int) -> list[tuple[int, ...]]:
 
 
 def check_remote(remote: Remote, experiment: Experiment) -> None:
-    """Raise an error of one sentence, within seconds, for workers that cannot be; nothing is started."""
+    """Raise a one-line error if acting workers are impossible; starts nothing, takes seconds."""
     envs = experiment.streams.num_actors
     if remote.workers is not None and not 1 <= remote.workers <= envs:
         raise ConfigError(
@@ -180,7 +180,7 @@ class RemoteActing(Acting):
         order: Order,
         exact: bool = False,
     ):
-        """Nothing starts before `connect`.
+        """Store the arguments; workers start at `connect`.
 
         Args:
           experiment: of the run.
@@ -445,7 +445,7 @@ class RemoteActing(Acting):
         return self._lasting[worker]
 
     def evaluation_state(self) -> dict[str, Any] | None:
-        """Return what an evaluation needs of what the first worker learned while acting; None: nothing."""
+        """Return the part of the first worker's acting state that evaluations need; None: nothing."""
         (report,) = self._ask("evaluation_state", workers=[0])
         return None if report is None else unpack_tensors(report.answer)
 

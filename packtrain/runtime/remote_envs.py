@@ -42,8 +42,8 @@ class _Server:
     due: float = 0.0  # when the next life starts
     number: int = 0  # number of the next call
     in_flight: set[int] = field(default_factory=set)
-    answers: int = 0  # of this life
-    failures: int = 0  # in a row
+    answers: int = 0  # number in the current life
+    failures: int = 0  # number of failures in a row
     error: str = ""
 
 
@@ -86,7 +86,7 @@ class EnvServers:
 
     @property
     def lost(self) -> list[int]:
-        """Groups that are left out for the rest of the run."""
+        """Return the groups that are left out for the rest of the run."""
         return [group for server in self._servers if server.phase == "left_out" for group in server.groups]
 
     def send(self, group: int, actions: Tree) -> None:

@@ -17,15 +17,15 @@ from packtrain.studies.statistics import (
 
 
 class Comparison(NamedTuple):
-    """What `compare` found. Intervals are 95 %: Student's t for means, stratified bootstrap for the others."""
+    """Result of `compare`. Intervals are 95 %: Student's t for means, stratified bootstrap for the others."""
 
     scores: tuple[list[float], list[float]]  # the last evaluation's mean return of each seed
     means: tuple[float, float]
     mean_intervals: tuple[tuple[float, float], tuple[float, float]]
     interquartile_means: tuple[float, float]
-    difference: float  # of the means, first minus second
+    difference: float  # difference of the means, first minus second
     difference_interval: tuple[float, float]
-    probability_of_improvement: float  # that a seed of the first scores higher than one of the second
+    probability_of_improvement: float  # probability that a seed of the first scores higher than one of the second
     probability_interval: tuple[float, float]
 
 
