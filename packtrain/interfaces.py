@@ -419,7 +419,7 @@ class EpisodeAnalysis(NamedTuple):
 
     summary: dict[str, Any]  # JSON values, about all episodes
     episodes: list[dict[str, Any]]  # JSON values, one per episode
-    lines: list[str]  # the summary for people
+    lines: list[str]  # the summary as lines of text
 
 
 class LearnerSettings(abc.ABC):
