@@ -212,7 +212,7 @@ class ActorState(abc.ABC):
         """Clear everything: the next row is the first of all environments."""
 
     def evaluation_state(self) -> dict[str, Any] | None:
-        """Return what an evaluation needs of what was learned while acting in training; None: nothing."""
+        """Return the part of the acting state that evaluations need; None: nothing."""
         return None
 
     def load_evaluation_state(self, state: dict[str, Any]) -> None:
@@ -254,9 +254,9 @@ class Policy(abc.ABC):
     device: Any  # a torch.device
     context: int = 0  # number of rows needed before the one to act on
     random: bool = False  # act uniformly at random to gather data
-    version: int = 0  # of the weights, in updates
+    version: int = 0  # version of the weights, in updates
     generator: Any  # a torch.Generator; everything random comes from it
-    marks: Mapping[str, Any] = {}  # what is noted of the step before the latest row: {name: bool [B]}
+    marks: Mapping[str, Any] = {}  # flags of the step before the latest row: {name: bool [B]}
 
     @abc.abstractmethod
     def actor_state(self, stream: Any) -> ActorState:
@@ -291,11 +291,11 @@ class ActingPlace(NamedTuple):
     """Where a policy acts, and for which environments."""
 
     device: Any  # a torch.device
-    seed: int  # of everything random
+    seed: int  # seed of all random numbers
     num_envs: int  # environments of all acting sides; exploration rates follow an environment's index among them
     first_env: int = 0  # index of the first environment of this acting side
     greedy: bool = False  # act as in evaluations
-    env_name: str = ""  # for the names of traces
+    env_name: str = ""  # used in the names of traces
     trace_folder: Path | None = None  # for recorded searches; None: none are recorded
     trace_seed: int = 0
     trace_episodes: int = 0  # episodes to record, as `--trace` asks; 0: what the policy's own settings say
@@ -367,12 +367,12 @@ class SeedGroup(Protocol):
 
 
 class MemoryBytes(NamedTuple):
-    """An estimate of what a memory takes when the run ends."""
+    """Estimated size of a memory at the end of the run."""
 
     device: float  # bytes where learning happens
     host: float = 0.0  # further bytes in host memory
     copied: float = 0.0  # bytes that a checkpoint copies while it is written
-    name: str = "the memory"  # in messages
+    name: str = "the memory"  # name in messages
     advice: str = "lower its capacity"  # what to do if it does not fit
     limited: bool = True  # refuse to start if it does not fit; False: the size is only an estimate
 
@@ -445,7 +445,7 @@ class EpisodeAnalysis(NamedTuple):
 
     summary: dict[str, Any]  # JSON values, about all episodes
     episodes: list[dict[str, Any]]  # JSON values, one per episode
-    lines: list[str]  # the summary for people
+    lines: list[str]  # the summary as lines of text
 
 
 class LearnerSettings(abc.ABC):

@@ -102,7 +102,7 @@ class Planning(PolicySettings):
         return PlannerPolicy(agent, network, place.device, place.seed, writer, self.model)
 
     def for_evaluation(self, agent: Agent | None) -> Planning:
-        """Return the policy with the agent that acts in an evaluation; None: that of training."""
+        """Return the policy with another agent, for evaluations; None: the training agent."""
         if agent is None:
             return self
         with config.unrecorded():

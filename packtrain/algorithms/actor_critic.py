@@ -124,7 +124,7 @@ class Algorithm(Protocol):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of what `step` returns."""
+        """Names of the metrics that `step` returns."""
 
     def optimisers(self, network: ControlNetwork) -> Optimisers:
         """Return the optimisers by name."""
@@ -143,7 +143,7 @@ class ActorCriticAlgorithm(ActorCritic, Protocol):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of what `step` returns."""
+        """Names of the metrics that `step` returns."""
 
     def step(
         self, network: ControlNetwork, optimisers: Optimisers, batch: Batch, moves_policy: bool, compiled: Compiler
@@ -254,7 +254,7 @@ class Copy(NamedTuple):
 
 
 def metric_names(depths: int = 1) -> tuple[str, ...]:
-    """Return the names of what `measures` returns."""
+    """Return the names of the metrics that `measures` returns."""
     names = ("critic_loss", "policy_loss", "policy_regulariser", "temperature", "value_mean", "target_mean")
     if depths == 1:
         return names
@@ -374,7 +374,7 @@ class ActorCriticRule(Rule):
 
     @torch.no_grad()
     def between(self, update: int) -> None:
-        """Make the copies that are due."""
+        """Copy weights whose copy period has passed."""
         due = [copy for copy in self._copies if copy.period is not None and update % copy.period == 0]
         for copy in due:
             copy.make()

@@ -52,7 +52,7 @@ def transitions(sample: Sample) -> Batch:
 class Rule(abc.ABC):
     """One update of R runs, as a function of tensors with fixed addresses. An algorithm must implement only `step`."""
 
-    names: tuple[str, ...]  # of the metrics that `step` returns
+    names: tuple[str, ...]  # names of the metrics that `step` returns
     optimisers: dict[str, Adam]
     batch_size: int
     holdout: bool = False  # its batches leave out every tenth block of steps
@@ -80,7 +80,7 @@ class Rule(abc.ABC):
         """Make the weight copies that are due after this number of updates."""
 
     def end(self) -> None:
-        """Make the copies that are due at the end of a call."""
+        """Copy weights that are copied at the end of each call."""
 
     def publishes(self, before: int, after: int) -> bool:
         """Return whether the weights that act differ between these two numbers of updates."""

@@ -59,7 +59,7 @@ class DDPG(LearnerSettings):
     batch_size: int = 512
     discount: float = 0.99  # γ per step
     reward_scale: float = 1.0  # κ, factor on rewards
-    learning_rate: float = 0.0003  # of policy and critics
+    learning_rate: float = 0.0003  # learning rate of policy and critics
     policy_regulariser: float = 0.001  # weight of the squared input of the policy's tanh
     rows: Rows = "split"  # use of batch rows: split between critics, one random critic for each, or all for all
     target_period: int | None = 500  # updates between copies into the target networks; None: Polyak averaging

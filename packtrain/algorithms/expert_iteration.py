@@ -39,7 +39,7 @@ NO_CLIPPING = float("inf")
 @configurable
 @dataclass(frozen=True)
 class ExpertIteration:
-    """Which head is trained on which target, from which inputs, and the optimiser; defaults are those of Keras."""
+    """Settings of supervised training: target and loss of each head, and the optimiser; defaults are Keras's."""
 
     network: str = "agent"  # the network that learns
     inputs: Inputs = "observation"  # what the network receives; must be what the planner sends

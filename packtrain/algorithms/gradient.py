@@ -52,7 +52,7 @@ class GradientLearner(SampleLearner):
         self.optimiser = optimiser
         self._loss, self._rate, self._clip = loss, learning_rate, grad_norm_clipping
         self._batch_loss, self._averages = loss, averages
-        # the network may have other parameters
+        # the parameters to optimise; the network may have others
         self._parameters = [p for group in optimiser.param_groups for p in group["params"]]
         self._validation = validation
         self.slow_copy: SlowCopy | None = None  # follows the network after each update; the loss may bootstrap from it

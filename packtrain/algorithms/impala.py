@@ -43,7 +43,8 @@ class Impala:
     entropy_cost: float = 0.0006
     baseline_cost: float = 0.5  # weight of ½ · squared value error
     reward_scale: float = 1.0  # multiplies rewards before clipping, in the learner only
-    reward_clipping: Literal["abs_one", "none", "soft_asymmetric", "symlog"] = "abs_one"  # in the learner only
+    # transformation of rewards in the learner; logged returns are raw
+    reward_clipping: Literal["abs_one", "none", "soft_asymmetric", "symlog"] = "abs_one"
     reduction: Literal["sum", "mean"] = "sum"  # reduction over T and B
     rho_bar: float | None = 1.0  # clips the ratio in the temporal difference; None: not clipped
     c_bar: float = 1.0  # clips the ratio in the trace

@@ -54,7 +54,7 @@ class MBPO(LearnerSettings):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of what `step` returns."""
+        """Names of the metrics that `step` returns."""
         return self.actor_critic.metrics
 
     def optimisers(self, network: ControlNetwork) -> Optimisers:

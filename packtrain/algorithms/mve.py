@@ -80,7 +80,7 @@ class MVE(LearnerSettings):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of what `step` returns."""
+        """Names of the metrics that `step` returns."""
         return metric_names(self.horizon + 1)
 
     def optimisers(self, network: ControlNetwork) -> Optimisers:

@@ -83,7 +83,7 @@ class NGU(LearnerSettings):
     distillation_learning_rate: float = 0.0005
     novelty_steps: int = 5  # last steps of each sequence that embedding and distillation learn from
     target_epsilon: float = 0.0  # ε of the ε-greedy policy that retrace evaluates
-    reduction: Reduction = "sum"  # of the loss over the steps of a sequence
+    reduction: Reduction = "sum"  # reduction of the loss over the steps of a sequence
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -79,9 +79,9 @@ class PPO:
     intrinsic_coefficient: float = 10.0  # weight of the bonus's advantages; published for Toy Montezuma's Revenge: 100
     distillation: RandomDistillation = RandomDistillation()  # networks of "rnd"
     predictor_share: float = 1.0  # fraction of a minibatch's steps that "rnd" is trained on
-    learning_rate: float = 0.001  # of Adam
+    learning_rate: float = 0.001  # Adam's learning rate
     lr_schedule: Literal["linear", "constant"] = "constant"  # linear: decay to 0 over total_steps
-    epsilon: float = 1e-5  # of Adam
+    epsilon: float = 1e-5  # Adam's ε
     grad_norm_clipping: float | None = 0.5  # maximum global norm of the policy's gradient; None: not clipped
     minibatch_of: Literal["unrolls", "steps"] = "unrolls"  # unit that minibatches sample; steps: not with an LSTM
     normalise_rewards: bool = False  # by the running deviation of discounted returns, clipped to ±10

@@ -65,7 +65,7 @@ class QLearning(LearnerSettings):
     embedding_decay: float = 1e-5  # weight of the L2 regularisation
     distillation_learning_rate: float = 0.0005
     novelty_steps: int = 5  # last steps of each sequence that embedding and distillation learn from
-    target_epsilon: float = 0.0  # of the ε-greedy policy that retrace evaluates
+    target_epsilon: float = 0.0  # ε of the ε-greedy policy that retrace evaluates
     reduction: Reduction = "mean"  # reduction of the loss over the steps of a sequence
 
     def __post_init__(self) -> None:

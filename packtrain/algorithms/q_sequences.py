@@ -68,7 +68,7 @@ class ReturnSettings(ValueSettings, Protocol):
 
     @property
     def returns(self) -> Returns:
-        """Return estimator."""
+        """Name of the return estimator."""
 
     @property
     def double(self) -> bool:

@@ -70,7 +70,7 @@ class R2D2(LearnerSettings):
     target_period: int = 2500  # updates between copies into the target network
     publish_period: int = 1  # updates between versions of the weights that act
     target_epsilon: float = 0.0  # ε of the ε-greedy policy that retrace evaluates
-    reduction: Reduction = "sum"  # of the loss over the steps of a sequence
+    reduction: Reduction = "sum"  # reduction of the loss over the steps of a sequence
 
     def __post_init__(self) -> None:
         check.positive(self, "learning_rate", "adam_epsilon")

@@ -60,7 +60,7 @@ class SAC(LearnerSettings):
     batch_size: int = 256
     discount: float = 0.99  # γ per step
     reward_scale: float = 1.0  # κ, factor on rewards
-    learning_rate: float = 0.0003  # of policy, critics and temperature
+    learning_rate: float = 0.0003  # learning rate of policy, critics and temperature
     temperature: float | None = None  # α; None: learned, towards an entropy of target_entropy per dimension
     target_entropy: float = -1.0  # nats per dimension of the action
     rows: Rows = "all"  # use of batch rows: split between critics, one random critic for each, or all for all

@@ -85,7 +85,7 @@ class STEVE(LearnerSettings):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of what `step` returns."""
+        """Names of the metrics that `step` returns."""
         return metric_names(self.horizon + 1)
 
     def optimisers(self, network: ControlNetwork) -> Optimisers:

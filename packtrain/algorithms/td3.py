@@ -60,9 +60,9 @@ class TD3(LearnerSettings):
     batch_size: int = 256
     discount: float = 0.99  # γ per step
     reward_scale: float = 1.0  # κ, factor on rewards
-    learning_rate: float = 0.0003  # of policy and critics
+    learning_rate: float = 0.0003  # learning rate of policy and critics
     target_noise: float = 0.2  # standard deviation of the noise on target actions
-    target_noise_clip: float = 0.5  # that noise is clipped to ± this
+    target_noise_clip: float = 0.5  # clip value ± of that noise
     rows: Rows = "all"  # use of batch rows: split between critics, one random critic for each, or all for all
     target_period: int | None = None  # updates between copies into the target networks; None: Polyak averaging
     polyak: float = 0.005  # Polyak coefficient τ of the target networks

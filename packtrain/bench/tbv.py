@@ -32,7 +32,7 @@ from packtrain.planning.learned import LearnedModel
 
 DISKS, ENVIRONMENTS, EPISODE, UPDATES, BATCH = 7, 32, 1000, 200, 1024
 RUNS = (1, 10)  # numbers of runs that share a search
-PUBLISHED = {"steps": 260, "expansions": 560, "updates": 8.9}  # of the published code, on 2 cores
+PUBLISHED = {"steps": 260, "expansions": 560, "updates": 8.9}  # per second, of the published code on 2 cores
 
 
 class ReadyModel(nn.Module):

@@ -61,7 +61,7 @@ def prepare(config: str, values: dict[str, Any], device: str = "cpu") -> Subject
 
 
 def take_apart(training: Training) -> Calls:
-    """Return the actor (environments, policy, memory) and the learner of a run that is not running, each alone."""
+    """Return the actor (environments, policy, memory) and the learner of a run separately, without starting the run."""
     acting, learning = local_side(training.acting), training.learning
     (memory,), (learner,) = learning.memories.values(), learning.learners.values()
     samples: list[Sample] = []

@@ -139,7 +139,7 @@ class _Counted(io.BufferedReader):
         """Read; ValueError after too many calls."""
         self._left -= 1
         if self._left < 0:
-            raise ValueError("more instructions than weights and flags need")
+            raise ValueError("its pickle has more instructions than a TorchBeast checkpoint needs")
         return super().read(size)
 
     def fileno(self) -> int:

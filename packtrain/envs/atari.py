@@ -162,7 +162,7 @@ class AleVectorEnv(Unsaved):
         self.busy_since: float | None = None
         self.boundary = Boundary(self.observation_space, answer, self._describe)
         self._lives = np.zeros(size, np.int32)
-        self._frames = np.zeros(size, np.int32)  # of the current game
+        self._frames = np.zeros(size, np.int32)  # frames of the current game
         self._over = np.zeros(size, bool)
         self._lost = np.zeros(size, bool)
         self._serves = bool(settings.fire_reset) and Action.FIRE == self._envs.ale.get_action_set()[FIRE]

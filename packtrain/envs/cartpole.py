@@ -107,7 +107,7 @@ class CartPole:
         """Render state 0 as one line of text with the cart on its track and the angle, or as an image."""
         options.one_of("CartPole", "render_mode", mode, ("rgb_array", "ansi"))
         position, _, angle, _ = (float(value) for value in states[0, :4])
-        share = min(max((position / POSITION_LIMIT + 1) / 2, 0.0), 1.0)  # of the track, from the left
+        share = min(max((position / POSITION_LIMIT + 1) / 2, 0.0), 1.0)  # fraction of the track
         if mode == "ansi":
             track = ["-"] * TEXT_WIDTH
             track[round(share * (TEXT_WIDTH - 1))] = "#"

@@ -131,7 +131,9 @@ class CheckedCore:
     def _check_states(self, states: Tree, n: int) -> None:
         if not _all_have_rows(states, n):
             rows = sorted({np.shape(leaf)[:1] for leaf in trees.flatten(states)})
-            raise self._fault(f"states of {', '.join(str(one[0]) if one else 'no' for one in rows)} rows for {n}")
+            raise self._fault(
+                f"states with {', '.join(str(one[0]) if one else 'no' for one in rows)} rows instead of {n}"
+            )
 
     def _numbers(self, what: str, values: Any, n: int) -> np.ndarray:
         array = self._vector(what, values, n)

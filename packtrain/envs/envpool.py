@@ -217,7 +217,7 @@ class EnvpoolVectorEnv(Unsaved):
         terminated, more = ended, {}
         if self._has_lives:
             lives = info["lives"]
-            lost = (lives < self._lives) & (lives > 0) & ~self._over & ~first  # and the game continues
+            lost = (lives < self._lives) & (lives > 0) & ~self._over & ~first  # a lost life while the game continues
             terminated = ended | lost if self._life_loss else ended
             more = {"over": self._over, "life_over": self._over | lost}
             self._lives, self._lost = lives, lost

@@ -117,7 +117,7 @@ class GymnasiumVectorEnv:
         self._start_deadline = start_deadline_secs
         self.overlaps = self.times_itself = processes
         self.starting = False
-        self._waiting_since: float | None = None  # with processes
+        self._waiting_since: float | None = None  # start of the current wait for processes; None without processes
         self._steps = np.zeros(len(seeds), np.int64)
         self._envs: Any
         if processes:

@@ -40,7 +40,7 @@ class Handicap:
 
     @property
     def is_none(self) -> bool:
-        """Return whether nothing is disturbed."""
+        """Return whether actions and observations are unchanged."""
         return not self.action_noise and self.action_levels is None and not self.observation_noise
 
     def refuse_unless_it_fits(self, observation_space: gym.Space, action_space: gym.Space) -> None:

@@ -92,7 +92,7 @@ class Hanoi:
     def render(self, states: Tree, mode: str) -> Any:
         """Render the tower of state 0 as text or as an image of that text."""
         options.one_of("Hanoi", "render_mode", mode, ("rgb_array", "ansi"))
-        width = 2 * self.disks + 1  # of the largest disk
+        width = 2 * self.disks + 1  # width of the largest disk in pixels
         text = np.full((self.disks + 1, self.pegs * (width + 1) - 1), " ")
         text[:, self.disks :: width + 1] = "|"
         text[-1] = "-"

@@ -35,7 +35,7 @@ AT_LIMIT = 0.99  # fraction of its range beyond which a joint is at its limit
 FAR = (1000.0, 0.0)  # metres
 
 PICTURE = (240, 320)  # height, width in pixels
-FLAG_RADIUS = 0.2  # of its image, metres
+FLAG_RADIUS = 0.2  # radius in the image, metres
 FLAG_COLOUR = (1.0, 0.3, 0.3, 1.0)
 
 

@@ -19,7 +19,7 @@ STEP_SECS = 0.05
 SPEED_LIMIT = 8  # radians per second
 TORQUE_LIMIT = 2.0
 START_RANGE = (math.pi, 1.0)  # angle, speed
-ROD_MOMENT = 1 / 3  # of a rod of mass 1 and length 1, about its end
+ROD_MOMENT = 1 / 3  # moment of inertia of a rod of mass 1 and length 1 about its end
 
 PICTURE = 128  # pixels per side
 ROD_PIXELS = 56

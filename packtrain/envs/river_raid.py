@@ -1,4 +1,4 @@
-"""River Raid's proxies: rewards that stand in for the score, from the console's memory and the score itself.
+"""River Raid's proxies: rewards in place of the score, computed from the console's memory and the score.
 
 Pan, Bhatia and Steinhardt 2022 (arXiv:2201.03544) trained agents on them. Here they are pure functions of arrays, and
 functions of a `Step` for `Rewards`, which read `info["ram"]` of `envs/atari_ram.py`. Penalties are positive numbers
@@ -33,9 +33,9 @@ WIDEST = 34  # pixels from the middle: a plane's x is in 42 to 110
 WAITING = 48  # value at which the countdown of a plane's entry stops until the first input
 SCORES = {"nothing": 0, "tanker": 30, "helicopter": 60, "depot": 80, "jet": 100, "bridge": 500}
 DEPOT = SCORES["depot"]
-MOST_HITS = 4  # in a step of four frames; at most two were observed, three frames apart
+MOST_HITS = 4  # upper bound per step of four frames; at most two were observed
 BASE = 10  # reward of a step without penalty
-FIRST_BASE = 20  # the same for pacifist in the first generation of the published code
+FIRST_BASE = 20  # base reward of the first generation's pacifist proxy
 
 
 # -- reading the console's memory

@@ -14,7 +14,7 @@ from packtrain.trees import Tree
 NORTH, EAST, SOUTH, WEST = range(4)
 ROWS, COLUMNS = np.array([-1, 0, 1, 0]), np.array([0, 1, 0, -1])  # row and column offsets of actions
 WALL, FLOOR, WALKER, VASE, GOAL = "#.@V*"
-PLANES = WALL + WALKER + VASE + GOAL  # of an observation
+PLANES = WALL + WALKER + VASE + GOAL  # planes of an observation
 EPISODE = "episode"  # special value of `layout_seed`
 
 PIXELS_PER_CELL = 16

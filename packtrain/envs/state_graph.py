@@ -154,7 +154,7 @@ class StateGraph:
         """Compute the distances to the first solving step by breadth-first search over reversed edges."""
         width = self.edges.shape[1]
         order = np.argsort(self.edges, axis=None, kind="stable")
-        sources = order // width  # of edges, sorted by successor
+        sources = order // width  # source states of the edges, sorted by successor
         begin = np.searchsorted(self.edges.ravel()[order], np.arange(len(self) + 1))
         distances = np.full(len(self), NO_NODE, np.int32)
         distances[self.solved] = 0

@@ -145,7 +145,7 @@ def parse_map(text: str, name: str = "map") -> Map:
     rooms: dict[tuple[int, int], list[str]] = {}
     goals: list[tuple[int, int]] = []
     solvable = True
-    drawing: list[str] | None = None  # of the current room
+    drawing: list[str] | None = None  # drawing of the current room
     size: tuple[int, int] | None = None  # (width, height) of the first room
 
     def complain(problem: str, line: int | None = None) -> NoReturn:

@@ -77,7 +77,7 @@ class SequenceIndex:
         return slots, self.tree.priorities(slots)
 
     def where(self, slots: Tensor) -> tuple[Tensor, ...]:
-        """Return column, row 0, rows before it and steps from it on, [B] each."""
+        """Return environment, first row, number of rows before it and number of steps of each sequence, [B] each."""
         return self.items[slots].unbind(1)
 
     def judge(self, keys: Tensor, priorities: Tensor) -> None:

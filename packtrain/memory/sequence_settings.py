@@ -42,7 +42,7 @@ class Sequences(MemorySettings):
     new_priority: str = "largest"
     extras: tuple[str, ...] = ()  # outputs of the actor to store
     storage: Literal["device", "host", "disk"] = "device"  # where observations are stored; disk: in a file
-    compression: Literal["zlib"] | None = None  # of observations on the host: needs less memory, samples more slowly
+    compression: Literal["zlib"] | None = None  # compress observations on the host: less memory, slower sampling
     eta: float = 0.9  # priority from given errors: η max |δ| + (1 − η) mean |δ|
     largest_decay: float = 1.0  # factor on the largest error per batch of new errors; 1: no decay
 

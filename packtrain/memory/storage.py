@@ -221,7 +221,7 @@ def _mapped(size: int, folder: Path | None) -> Tensor:
 
 
 def row_bytes(leaf: Tensor) -> int:
-    """Return the bytes of one row of rows [B, ...] like these."""
+    """Return the size in bytes of one row, given example rows [B, ...]."""
     return math.prod(leaf.shape[1:]) * leaf.element_size()
 
 

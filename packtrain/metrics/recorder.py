@@ -11,7 +11,7 @@ from packtrain.envs.stream import Finished
 
 
 class Recorder:
-    """Averages metrics since the last row; a row is due each time the step count passes a multiple of `every`.
+    """Averages metrics since the last row; a new row is due each time the step count passes a multiple of `every`.
 
     Metrics of updates are only stored; they are averaged once per row, so that an update costs nothing here.
     """

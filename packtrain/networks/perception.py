@@ -97,7 +97,7 @@ class ResNet:
     """IMPALA's deep network for the observation's image: sections of convolution, max pooling and residual blocks."""
 
     frames: int = 1  # number of stacked frames; above 1 only for grey images [H, W]
-    channels: tuple[int, ...] = (16, 32, 32)  # of each section
+    channels: tuple[int, ...] = (16, 32, 32)  # channels of each section
     blocks: int = 2  # residual blocks per section, two convolutions each
 
     def __post_init__(self) -> None:

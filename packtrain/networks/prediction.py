@@ -94,7 +94,7 @@ class ConvNet:
         if self.d_ff < 0:
             raise ConfigError(f"ConvNet.d_ff = {self.d_ff} must not be negative")
         if self.residual and self.stride > 1:
-            raise ConfigError(f"ConvNet.residual needs boards that keep their size, and ConvNet.stride = {self.stride}")
+            raise ConfigError(f"ConvNet.residual needs ConvNet.stride = 1, not {self.stride}")
 
     def build(self, space: gym.Space) -> nn.Module:
         """Return the module; EnvSetupError unless the observation is a single board."""

@@ -68,7 +68,7 @@ class MctsGraph:
             edge_fields["tried"] = (each, bool, False)
         self.nodes, self.edges = Nodes(fields), Nodes(edge_fields)
         self.passes = 0  # number of passes so far
-        self.tie_words = tie_words(0, self.actions)  # of the levels met so far
+        self.tie_words = tie_words(0, self.actions)  # tie-breaking words of the levels reached so far
 
     def forget(self, labels: np.ndarray) -> None:
         """Remove the nodes of these episodes."""

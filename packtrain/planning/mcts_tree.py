@@ -133,7 +133,7 @@ class Front(NamedTuple):
     depths: np.ndarray  # [M] steps from the root
 
     def pick(self, some: np.ndarray) -> Front:
-        """Return some of them."""
+        """Return the selected entries."""
         states = trees.pick(self.states, some)
         return Front(self.rows[some], self.ids[some], self.edges[some], states, self.visits[some], self.depths[some])
 

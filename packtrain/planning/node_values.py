@@ -55,7 +55,7 @@ class ScalarValue:
         return answers[:, 0]
 
     def spread(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the numbers as they are."""
+        """Return the numbers unchanged."""
         return numbers
 
     def get(self, total: np.ndarray, count: np.ndarray) -> np.ndarray:

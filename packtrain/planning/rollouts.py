@@ -240,7 +240,7 @@ class _Choices:
         return choice.sample(chance(self._seed, *where, time, np.arange(self._actions))), choice.entropy
 
     def keep(self, kept: np.ndarray) -> None:
-        """Continue with some of the rollouts only."""
+        """Continue only with the selected rollouts."""
         if len(self._rows):
             self._rows = self._rows[kept]
 

@@ -48,7 +48,7 @@ class Limits:
         self.cut_off = 0  # number of environments whose episode was cut off
 
     def apply(self, stream: Stream, played: list[list[Episode]], wanted: list[int]) -> None:
-        """Add the episodes truncated now to `played`, and reduce `wanted` of their columns to what they have."""
+        """Count the episodes truncated now in `played`, and request no further episodes of their environments."""
         late = self._deadline is not None and self._time.look() > self._deadline
         if not late and (self._max_steps is None or stream.lengths.max() < self._max_steps):
             return

@@ -181,5 +181,5 @@ def network_precision(
 
 
 def nothing_to_learn_from() -> ConfigError:
-    """Return the error for a learner that is due and whose memory has no batch."""
+    """Return the error for a learner whose updates are due although its memory cannot supply a batch."""
     return ConfigError("there is no whole sequence to learn from yet: more steps must be collected before")

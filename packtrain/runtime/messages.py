@@ -51,7 +51,7 @@ class WorkerSetup:
 
     experiment: Any  # Experiment
     groups: tuple[int, ...]  # indices of the groups of environments that it serves
-    group_sizes: tuple[int, ...]  # of all groups of the run
+    group_sizes: tuple[int, ...]  # sizes of all groups of the run
     first_env: int  # index of its first environment
     index: int  # index among the workers
     life: int = 0  # number of restarts

@@ -53,7 +53,7 @@ class RemoteActing(Acting):
         order: Order,
         exact: bool = False,
     ):
-        """Nothing starts before `connect`.
+        """Store the arguments; workers start at `connect`.
 
         Args:
           experiment: of the run.

@@ -91,7 +91,7 @@ class EnvServers:
 
     @property
     def lost(self) -> list[int]:
-        """Groups that are left out for the rest of the run."""
+        """Return the groups that are left out for the rest of the run."""
         return [group for server in self._servers if server.phase == "left_out" for group in server.groups]
 
     def send(self, group: int, actions: Tree) -> None:

@@ -158,7 +158,7 @@ class Worker:
         return packed
 
     def answer_evaluation_state(self) -> dict[str, Any] | None:
-        """Return what an evaluation needs of what was learned while acting."""
+        """Return the part of the acting state that evaluations need."""
         packed: dict[str, Any] | None = pack_tensors(self.side.evaluation_state())
         return packed
 

@@ -63,7 +63,7 @@ class Subject:
     """A policy from a run folder."""
 
     run: Path
-    step: int  # of the checkpoint
+    step: int  # step of the checkpoint
     experiment: Experiment
     spec: Spec
     network: ActorCriticNetwork
@@ -217,7 +217,7 @@ class Play(NamedTuple):
     obs: Array | None  # [E, S, D]; None if observations are too large to compare
 
     def take(self, episodes: slice) -> Play:
-        """Return some of the episodes."""
+        """Return the selected episodes."""
         features = {name: values[episodes] for name, values in self.features.items()}
         return Play(features, None if self.obs is None else self.obs[episodes])
 
@@ -280,7 +280,7 @@ def play(actor: Subject, trusted: Subject, num_episodes: int, seed: int) -> Play
         while True:
             rows.append(trees.map(np.copy, row))
             begun += np.asarray(row.first)
-            over = bool((begun > share).all())  # the row after the last episode belongs to another
+            over = bool((begun > share).all())  # the row after the last episode is part of a further one
             if over or len(rows) == ROWS_AT_ONCE:
                 look()
             if over:

@@ -59,7 +59,7 @@ class CapabilitySweep:
 
     config: str  # a configuration with a knob for the training reward
     axis: str  # knob that varies the agents' capability
-    values: tuple[Any, ...]  # of that knob, from least to most capable
+    values: tuple[Any, ...]  # values of that knob, from least to most capable
     proxies: tuple[str, ...]  # rewards to train on; "true" is the control
     seeds: int = 5  # runs per proxy and value; no two runs of a proxy share a seed
     knobs: dict[str, Any] = field(default_factory=dict)  # set in all runs
@@ -248,14 +248,14 @@ class Run:
     """One run of a sweep, as sent to a process. It contains no configurable objects, which would lose their values."""
 
     proxy: str
-    value: Any  # of the axis
+    value: Any  # value of the axis
     seed: int
     folder: Path
     config: Path
     knobs: dict[str, Any]
     episodes: int
     trusted: bool
-    hash: str = ""  # of the configuration, without the seed
+    hash: str = ""  # hash of the configuration without the seed
 
     def made_with(self) -> dict[str, Any]:
         """Return what must be unchanged for a finished run to be reused."""
@@ -336,7 +336,7 @@ def _play_all(runs: list[Run], processes: int) -> Generator[tuple[Run, dict[str,
     context = multiprocessing.get_context("spawn")
     waiting = iter(runs)
     workers: list[Any] = []
-    busy: dict[Any, Run] = {}  # by connection
+    busy: dict[Any, Run] = {}  # running runs, by connection
     try:
         for run in runs[:processes]:
             ours, theirs = context.Pipe()

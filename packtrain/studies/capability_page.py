@@ -18,7 +18,7 @@ from packtrain.studies.html_page import html_page
 
 PANELS = (("proxy_return", "proxy return"), ("true_return", "true return"))  # from top to bottom
 WIDTH, PANEL_HEIGHT = 560, 170
-_LEFT, _RIGHT, _TOP, _GAP, _BOTTOM = 52, 14, 50, 36, 44  # of the panels in the drawing
+_LEFT, _RIGHT, _TOP, _GAP, _BOTTOM = 52, 14, 50, 36, 44  # margins of the panels in the drawing
 _LABELS = 12  # maximum number of labelled values below the axis; with more, every second or third is labelled
 
 

@@ -22,7 +22,7 @@ from packtrain.studies.statistics import (
 )
 
 FEWEST_SEEDS = 3  # for a bootstrap over seeds
-MOST_METHODS = 8  # in a table of pairs and in a chart of profiles
+MOST_METHODS = 8  # maximum number in a table of pairs and in a chart of profiles
 _RESAMPLES = 2000
 _ALL_RESAMPLES = 200_000  # bootstrap samples of all intervals of a page
 _THRESHOLDS = 101

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from packtrain.errors import ConfigError
 
 Array = NDArray[Any]
-_RIDGE = 1e-2  # of the logistic regression, per row: separable classes have no finite optimum
+_RIDGE = 1e-2  # L2 penalty of the logistic regression per row: separable classes have no finite optimum
 _NEWTON_STEPS = 25
 _TIE = 1e-9  # squared distances of standardised rows that differ by less are equal
 

@@ -22,19 +22,16 @@ _NONE = (math.nan, math.nan)
 
 
 class Comparison(NamedTuple):
-    """What `compare` found. Intervals are 95 %: Student's t for means, stratified bootstrap for the probability.
-
-    With a single seed of either method the intervals and the probability are NaN: one seed says nothing about others.
-    """
+    """Result of `compare`. Intervals are 95 %: Student's t for means, stratified bootstrap for the others."""
 
     scores: tuple[list[float], list[float]]  # the last evaluation's mean return of each seed
     means: tuple[float, float]
     mean_intervals: tuple[tuple[float, float], tuple[float, float]]
     interquartile_means: tuple[float, float]
-    difference: float  # of the means, first minus second
-    difference_interval: tuple[float, float]  # Welch's, for unequal variances
-    probability_of_improvement: float  # that a seed of the first scores higher than one of the second
-    probability_interval: tuple[float, float]  # too narrow with fewer than about ten seeds
+    difference: float  # difference of the means, first minus second
+    difference_interval: tuple[float, float]
+    probability_of_improvement: float  # probability that a seed of the first scores higher than one of the second
+    probability_interval: tuple[float, float]
 
 
 def compare(first: Any, second: Any, metric: str = "return_mean") -> Comparison:

@@ -77,7 +77,7 @@ def report_page(runs: Sequence[str | Path], compare: str | None = None, live_sec
     body = [
         _header(loaded, environments, compare),
         "".join(f"<p class=warning>{escape(text)}</p>" for text in warnings),
-        sections[-1].html * (everything is not None),  # what concerns all comes first
+        sections[-1].html * (everything is not None),  # the section on all runs comes first
         "".join(section.html for section in sections[: len(environments)]),
         report_tables.differences(loaded),
         report_tables.seeds([run for runs in environments.values() for run in runs]),
@@ -105,7 +105,7 @@ def _paths(runs: Sequence[str | Path]) -> list[Path]:
     if not runs:
         raise RunFolderError("a report needs at least one run folder")
     found = [folder for run in runs for folder in run_folders(Path(run).resolve())]
-    return list(dict.fromkeys(found))  # the same folder twice is one curve
+    return list(dict.fromkeys(found))  # a folder given twice is one curve
 
 
 _CONTROLS = """<section id="controls" aria-label="Controls of all charts" hidden>

@@ -56,9 +56,9 @@ _DEPTH = re.compile(r"weight/depth_(\d{1,3})")
 _CHANNEL = {"train": "episode_return/", "eval": "reward/"}  # prefix of a reward channel's return by kind of row
 
 MOST_CHARTS = 150  # maximum per environment; with more the page would open too slowly
-LARGE_POINTS, SMALL_POINTS, FEWEST_POINTS = 300, 160, 24  # of a line
+LARGE_POINTS, SMALL_POINTS, FEWEST_POINTS = 300, 160, 24  # numbers of points of a line
 _BUDGET = 1_000_000  # maximum number of numbers in the page; with more, lines get fewer points
-_MOST_SEED_LINES = 60  # of a chart
+_MOST_SEED_LINES = 60  # maximum number of seeds drawn in a chart
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Chart:
 
     title: str
     unit: str
-    names: str  # of its metrics, for searching
+    names: str  # names of its metrics, for searching
     lines: list[Line]
     large: bool = False
     own: bool = False  # whether its lines are not the section's runs

@@ -45,7 +45,7 @@ class Toy:
     last_state: int = 100  # also the reward for leaving it
     steps: int = 10_000
     members: int = 8  # tables of an ensemble, each updated once per step
-    rollouts: int = 8  # of the noisy model, for each update
+    rollouts: int = 8  # rollouts of the noisy model per update
     horizon: int = 5  # model steps after the real one
     noise: float = 0.1  # probability that the noisy model predicts a uniformly random state
     runs: int = 10

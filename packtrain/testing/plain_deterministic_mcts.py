@@ -34,7 +34,7 @@ class PlainNode:
     bonuses: list[float] = field(default_factory=list)  # backed-up bonuses
     aux: float = 0.0
     terminal: bool = False
-    children: list[PlainNode] = field(default_factory=list)  # by action; empty until expanded
+    children: list[PlainNode] = field(default_factory=list)  # children by action; empty until expanded
     rewards: list[float] = field(default_factory=list)
     bonus: list[float] = field(default_factory=list)
     visits: list[int] = field(default_factory=list)

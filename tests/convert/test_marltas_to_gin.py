@@ -663,7 +663,7 @@ def test_files_of_ours_are_left_alone_and_flags_checked(capsys):
         (["--out", "a.txt"], "a.txt must end in .gin"),
         (["--out", "file/a.gin"], "file/a.gin cannot be written"),
         (["--out", "a.gin", "--output_dir", "b"], "give one or the other"),
-        (["r2d2/atari"], "CONFIG and --config are for checkpoints"),
+        (["r2d2/atari"], "CONFIG or --config, which apply to checkpoints"),
         (["--env", "a b"], "--env 'a b' is not the name of an environment"),
     ):
         assert main(["convert", path, *flags]) == 2

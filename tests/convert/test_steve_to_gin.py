@@ -584,8 +584,8 @@ def test_files_of_ours_are_left_alone_and_folders_made(capsys):
         (["--out", "file/a.gin"], "file/a.gin cannot be written"),
         (["--out", ""], "one of them is empty"),
         (["--out", "a.gin", "--output_dir", "b"], "give one or the other"),
-        (["impala/atari"], "CONFIG and --config are for checkpoints"),
-        (["--config", "a = 1"], "CONFIG and --config are for checkpoints"),
+        (["impala/atari"], "CONFIG or --config, which apply to checkpoints"),
+        (["--config", "a = 1"], "CONFIG or --config, which apply to checkpoints"),
         (["--env", "a b"], "--env 'a b' is not the name of an environment"),
     ):
         assert main(["convert", path, *flags]) == 2

@@ -161,7 +161,7 @@ def test_weights_come_from_torchs_generator():
         (lambda: ConvNet(d_conv=0), "ConvNet.d_conv = 0 must be at least 1"),
         (lambda: ConvNet(d_ff=-1), "ConvNet.d_ff = -1 must not be negative"),
         (lambda: ConvNet(stride=0), "ConvNet.stride = 0 must be at least 1"),
-        (lambda: ConvNet(stride=2, residual=True), "ConvNet.residual needs boards that keep their size"),
+        (lambda: ConvNet(stride=2, residual=True), "ConvNet.residual needs ConvNet.stride = 1"),
         (lambda: Prediction(torso="Mlp"), "Prediction.torso = 'Mlp' is not"),
     ],
 )

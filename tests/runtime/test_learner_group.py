@@ -129,7 +129,7 @@ def test_learners_that_always_die_end_the_run_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(learner_group, "MOST_FAILURES", 1)
     values = {**CATCH, "total_steps": 100_000}
     thread, killed = when_learning(tmp_path / "run", lambda pid: os.kill(pid, signal.SIGKILL))
-    with pytest.raises(LearnerGroupError, match="the same command goes on") as raised:
+    with pytest.raises(LearnerGroupError, match="repeat the command to resume") as raised:
         train(tmp_path / "run", 2, **values)
     thread.join()
     assert killed and raised.value.exit_code == 3

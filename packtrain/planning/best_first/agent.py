@@ -215,7 +215,7 @@ class BestFirstSearch:
         self._before = np.full(columns, NO_NODE)  # the current node of the last decision
         self._action = np.zeros(columns, np.int64)
         self._unrated = np.empty(0, np.int64)  # unevaluated nodes of real steps, until the next request
-        self._expansions = np.zeros(columns, np.int64)  # in the latest decision
+        self._expansions = np.zeros(columns, np.int64)  # number of expansions in the latest decision
 
     # -- planner interface
 

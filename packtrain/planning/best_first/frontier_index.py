@@ -139,7 +139,7 @@ class FrontierIndex:
         self.reached = np.zeros(columns, np.int64)  # number of reachable nodes
         self.fringes = np.zeros(columns, np.int64)  # number of frontier nodes
         self.members = np.full((columns, self._room), NO_NODE)  # the nodes
-        self._ranks = np.full((columns, self._room), NO_NODE)  # of reachable nodes, else NO_NODE
+        self._ranks = np.full((columns, self._room), NO_NODE)  # ranks of reachable nodes, else NO_NODE
         self.open = np.zeros((columns, self._room if lists_fringe else 0), bool)  # whether each is in the frontier
         # scores of frontier nodes
         self.scores = np.full((columns, self._room if score is not None else 0), -np.inf, np.float32)

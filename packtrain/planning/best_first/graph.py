@@ -27,7 +27,7 @@ def graph_fields(actions: int) -> dict[str, tuple[tuple[int, ...], Any, Any]]:
         "edges": ((actions,), np.int64, None),  # the node each action leads to; defined for nodes that were linked
         # distinct nodes that actions lead to besides itself, padded with the node itself
         "ways": ((1,), np.int32, None),
-        "reachable": ((), bool, False),  # from the environment's current node
+        "reachable": ((), bool, False),  # whether it can be reached from the environment's current node
         # count · 2^32 + node: how many nodes all walks had met when one met this node, and the node before it
         "mark": ((), np.int64, 0),
     }
@@ -177,7 +177,7 @@ class BreadthFirstWalk:
         return self._row_of.take(self._graph.nodes.owner.take(ids))
 
     def only(self, going: np.ndarray) -> None:
-        """Continue only in the rows where `going`, bool [R]; pause the others, for `resume`."""
+        """Continue only in the rows selected by `going`, bool [R]; pause the others until `resume`."""
         if going.all():
             return
         on = going.take(self.rows(self.ids))
@@ -297,7 +297,7 @@ class PlanPaths:
         """
         self._nodes, self._gamma = nodes, gamma
         self.targets = np.full(columns, NO_NODE)
-        self._steps = np.zeros(columns, np.int64)  # from the current node to the target; 0: no path
+        self._steps = np.zeros(columns, np.int64)  # number of steps from the current node to the target; 0: no path
         self._places = np.full((columns, 64), NO_NODE)  # nodes of the paths
         self._actions = np.zeros((columns, 64), np.int64)
         self._values = np.zeros((columns, 64))  # the return along the rest of the path

@@ -39,7 +39,7 @@ class KnownGraph:
             "solved": ((), bool, False),
             "expanded": ((), bool, False),
             "open": ((), bool, True),  # neither expanded nor terminal
-            "rewards": ((self.actions,), np.float32, None),  # of nodes that are expanded
+            "rewards": ((self.actions,), np.float32, None),  # rewards of the edges; defined for expanded nodes
             "value": ((), np.float32, 0),
             "rated": ((), bool, False),  # has the network's value
             "auxiliary": ((), np.float32, 0),  # part of the index that depends on visits

@@ -61,7 +61,7 @@ class DeltaDecoder:
         self._sizes = np.array([factor.size for factor in one_hot], np.int64)
 
     def prepare(self, answer: Answer) -> Answer:
-        """Return changes as they are, the others as probabilities."""
+        """Return predicted changes unchanged, and logits as probabilities."""
         return {
             "delta": answer["delta"],
             "reward": _probability(answer["reward"]),

@@ -28,7 +28,7 @@ class Transitions(NamedTuple):
     terminated: np.ndarray  # [M] bool
 
     def pick(self, which: np.ndarray) -> Transitions:
-        """Return some of them."""
+        """Return the selected transitions."""
         return Transitions(*(leaf[which] for leaf in self))
 
 

@@ -41,7 +41,7 @@ class VerificationSettings(Protocol):
 
     @property
     def noise_quantile(self) -> float | None:
-        """Quantile of the disagreement about correct predictions, up to which nothing is verified; None: no limit."""
+        """Quantile of the disagreement on correct predictions; smaller ones are never verified. None: no limit."""
 
 
 def check_threshold_schedule(agent: Any) -> None:

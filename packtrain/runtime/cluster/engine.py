@@ -482,7 +482,7 @@ class RayEngine:
     """Workers as Ray actors; see `flow.Engine`."""
 
     def __init__(self, cluster: Cluster, placed: plan.Plan, recipe: Callable[[int, str, int, int], Recipe]):
-        """Nothing is started yet.
+        """Store the arguments; workers start at `spawn`.
 
         Args:
           cluster: an open connection.

@@ -31,7 +31,7 @@ class Call(NamedTuple):
     worker: int
     life: int
     number: int  # increases by one from 0 within a life
-    version: int  # of the weights
+    version: int  # version of the weights
     weights: Any  # result of `Engine.put` for that version
     order: Any  # order for the worker, not interpreted here
     epoch: int
@@ -215,7 +215,7 @@ class Flow:
         seed: int,
         lives: Sequence[int] = (),
     ):
-        """Nothing starts before the first `poll`.
+        """Store the settings; workers start at the first `poll`.
 
         Args:
           engine: starts and calls workers.
@@ -352,7 +352,7 @@ class Flow:
         self._last = now
 
     def _advance(self) -> None:
-        """Everything that is due by now."""
+        """Do everything that is due: start, call and replace workers."""
         for worker in self._workers:
             if worker.phase == "waiting" and worker.due <= self._time:
                 self._spawn(worker)
@@ -391,7 +391,7 @@ class Flow:
         return flight.overtaken_at is not None and self._time - flight.overtaken_at > self.limits.call_secs
 
     def _next_event(self) -> float:
-        """The earliest time at which something is due even if no result arrives."""
+        """Return the earliest time at which something is due even if no result arrives."""
         limits, times = self.limits, []
         for worker in self._workers:
             if worker.phase == "waiting":

@@ -31,7 +31,7 @@ class Launched(NamedTuple):
 
 
 def check(remote: Remote) -> None:
-    """ClusterError or MissingExtraError, within seconds, for what cannot work; nothing is started.
+    """Raise a ClusterError or MissingExtraError if a cluster run is impossible; starts nothing, takes seconds.
 
     Args:
       remote: what the command line says.

@@ -165,7 +165,7 @@ def store_to_start(needed: int) -> int:
 
 
 def place_runs(nodes: Sequence[Node], count: int, cpus: float = 1.0, gpus: float = 0.0) -> list[str]:
-    """Place whole runs, as those of a sweep, one per worker; the rest waits until one of them ends.
+    """Place complete runs, such as those of a sweep, one per worker; the others wait until one ends.
 
     Args:
       nodes: those that are alive.
