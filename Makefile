@@ -45,8 +45,9 @@ fuzz: setup  ## damaged run folders, configurations and converter inputs, for te
 
 audit: setup  ## licences of all dependencies, and known vulnerabilities (pip-audit, needs the network)
 	$(BIN)/python benchmarks/licences.py
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt pip-audit
-	$(BIN)/pip-audit --skip-editable
+	test -x build/audit/bin/pip-audit || $(PYTHON) -m venv build/audit
+	build/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+	build/audit/bin/pip-audit -r constraints.txt --no-deps --disable-pip
 
 lint: setup
 	$(BIN)/ruff check .

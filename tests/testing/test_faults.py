@@ -2,6 +2,7 @@
 
 import errno
 import random
+import re
 import time
 from pathlib import Path
 
@@ -104,3 +105,12 @@ def test_s4_a_clock_that_is_set_back_changes_nothing(tmp_path, monkeypatch):
     for file in sorted((one / str(checkpoint.steps(one)[-1])).glob("*.safetensors")):
         assert file.read_bytes() == (other / str(checkpoint.steps(other)[-1]) / file.name).read_bytes()
     assert all(row["wall_s"] >= 0 for row in read_metrics("jumps"))
+
+
+@pytest.mark.slow
+def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent.parent / "docs/operations.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page.partition("## Test your own faults")[2], re.DOTALL)
+    (tmp_path / "runs").mkdir()
+    exec(compile(example, "docs/operations.md", "exec"), {})
