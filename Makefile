@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN := runs/demo
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup demo test test-fast test-learning test-cluster test-browser attack docs docs-serve lint format golden clean
+.PHONY: setup demo test test-fast test-learning test-cluster test-browser attack chaos fuzz audit docs docs-serve lint format golden clean
 
 setup: $(VENV)/.installed
 
@@ -36,6 +36,18 @@ test-browser: setup  ## the report in Chromium; PACKTRAIN_AXE=node_modules/axe-c
 
 attack: setup  ## every attack on files, disks, processes and environments, as a table
 	$(BIN)/python tests/attack
+
+chaos: setup  ## fault injection at full size: kills, bit flips, failing environments; about an hour
+	$(BIN)/pytest -s -m long tests/cli/test_chaos.py
+
+fuzz: setup  ## damaged run folders, configurations and converter inputs, for ten minutes
+	PACKTRAIN_FUZZ=150 $(BIN)/pytest -s tests/test_fuzz.py
+
+audit: setup  ## licences of all dependencies, and known vulnerabilities (pip-audit, needs the network)
+	$(BIN)/python benchmarks/licences.py
+	test -x build/audit/bin/pip-audit || $(PYTHON) -m venv build/audit
+	build/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+	build/audit/bin/pip-audit -r constraints.txt --no-deps --disable-pip
 
 lint: setup
 	$(BIN)/ruff check .

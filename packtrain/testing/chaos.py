@@ -1,4 +1,7 @@
-"""Fault injection for runs: start a command in a separate process, kill it, damage its files."""
+"""Fault injection for runs: start a command in a separate process, kill it, damage its files.
+
+Each fault is counted in `packtrain.testing.faults.injected`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from packtrain.runtime import checkpoint
+from packtrain.testing import faults
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["packtrain.runtime.train_command", "packtrain.algorithms.impala"])
@@ -77,10 +81,13 @@ class Command:
 
     def signal(self, number: int) -> None:
         """Send a signal to the process."""
+        faults.count("signal")
         os.kill(self.pid, number)
 
     def kill_group(self) -> None:
         """Send SIGKILL to the whole group."""
+        if self.running:
+            faults.count("kill")
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.join()
@@ -106,6 +113,7 @@ def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
 
 def flip_bit(path: Path, rng: random.Random) -> int:
     """Flip one random bit of a file; returns its offset in bytes."""
+    faults.count("flipped bit")
     data = bytearray(path.read_bytes())
     offset = rng.randrange(len(data))
     data[offset] ^= 1 << rng.randrange(8)
@@ -115,6 +123,7 @@ def flip_bit(path: Path, rng: random.Random) -> int:
 
 def truncate(path: Path, length: int) -> None:
     """Cut a file to a length."""
+    faults.count("truncation")
     with open(path, "r+b") as file:
         file.truncate(length)
 
