@@ -25,8 +25,8 @@ def main(data: Path) -> None:
     table = exam_card.markdown(card["scores"])
     versions = card["versions"]
     note = (
-        f"{card['caption'].capitalize()}, Python {versions['python']}; `packtrain exam`, {card['cpu_seconds'] / 60:.1f} "
-        "minutes of processor time in all."
+        f"{card['caption'].capitalize()}, Python {versions['python']}; `packtrain exam`, "
+        f"{card['cpu_seconds'] / 60:.1f} minutes of processor time in all."
     )
     page.write_text(
         f"{head}{BEGIN}\n\n{table}\n\n{note} Data: [exam.json](exam.json).\n\n{END}{tail}", encoding="utf-8"
