@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN := runs/demo
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup demo test test-fast test-learning test-cluster test-browser attack chaos fuzz audit docs docs-serve lint format golden clean
+.PHONY: setup demo test test-fast test-learning test-cluster test-browser attack exam verify chaos fuzz audit docs docs-serve lint format golden clean
 
 setup: $(VENV)/.installed
 
@@ -36,6 +36,13 @@ test-browser: setup  ## the report in Chromium; PACKTRAIN_AXE=node_modules/axe-c
 
 attack: setup  ## every attack on files, disks, processes and environments, as a table
 	$(BIN)/python tests/attack
+
+exam: setup  ## every family on ten one-ability environments; writes the score card of the docs
+	$(BIN)/packtrain exam --out runs/exam
+	$(BIN)/python benchmarks/exam_docs.py runs/exam/exam.json
+
+verify: setup  ## run the first updates of every published result again, and compare
+	$(BIN)/packtrain verify --all
 
 chaos: setup  ## fault injection at full size: kills, bit flips, failing environments; about an hour
 	$(BIN)/pytest -s -m long tests/cli/test_chaos.py

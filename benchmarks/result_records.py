@@ -341,7 +341,12 @@ RECORDS: dict[str, dict[str, Any]] = {
         "runs": [{"config": "impala/gym", "knobs": {"env": "BoatRace", "discounting": 0.99}, "updates": 20}],
     },
     "tbv": _tbv("Best-first search with and without verification on the Tower of Hanoi", "", list(range(10))),
-    "tbv_orders": _tbv("Orders of expansion", " --fringe fifo", list(range(5)), fringe="fifo"),
+    "tbv_orders": _tbv(
+        "Orders of expansion",
+        " --expand_heuristic neg_distance",
+        list(range(5)),
+        expand_heuristic="neg_distance",
+    ),
     "tbv_quantile": _tbv("Quantile ranks", " --quantile_rank 0.95", list(range(5)), quantile_rank=0.95),
     "tbv_rejection": _tbv(
         "Rejection probabilities", " --rejection_probability 0.1", list(range(5)), rejection_probability=0.1

@@ -20,6 +20,7 @@ FAMILIES = {
     "steve": "value expansion in a learned model: DDPG, MVE, STEVE, SAC, PETS",
     "misspecification": "learning from a proxy while the true reward is watched",
     "abilities": "small tests of one ability each",
+    "exam": "the runs of `packtrain exam`",
 }
 """Families in the order in which they are listed."""
 
@@ -48,6 +49,8 @@ def run(argv: list[str]) -> int:
         raise ConfigError(
             f"no shipped configuration has {' and '.join(map(repr, arguments.words))} in its name or description{near}"
         )
+    if not (words or arguments.all):
+        found = {name: text for name, text in found.items() if not name.startswith("exam/")}
     order = [*FAMILIES, *sorted({name.partition("/")[0] for name in found} - set(FAMILIES))]
     width = max(len(name) for name in found)
     for family in order:
@@ -58,6 +61,8 @@ def run(argv: list[str]) -> int:
         for name, text in members.items():
             own = f"  [{_own_knobs(name)}]" if arguments.knobs else ""
             print(f"  {name:<{width}}  {text}{own}".rstrip())
+    if not (words or arguments.all):
+        print("exam: the runs of `packtrain exam`; `packtrain list exam` prints them")
     print("\n`packtrain train NAME` runs one, `packtrain train NAME --help` prints its knobs")
     return 0
 

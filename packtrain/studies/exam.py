@@ -46,7 +46,8 @@ class Outcome:
 
     job: Job
     value: float | None = None  # None: it failed, or does not apply
-    secs: float = 0.0  # of processor time; 0 if the result was there already
+    secs: float = 0.0  # of processor time that the run took
+    known: bool = False  # the result was there already
     problem: str = ""  # why there is no value
     applies: bool = True  # False: the configuration cannot be used with this environment
 
@@ -118,7 +119,7 @@ def play(job: Job) -> Outcome:
         with config.alone(), torch.random.fork_rng(devices=[]):
             identity = _identity(job)
             if (known := _known(job, identity)) is not None:
-                return Outcome(job, known)
+                return Outcome(job, known[0], known[1], known=True)
             shutil.rmtree(job.folder, ignore_errors=True)  # of another configuration, or stopped before its end
             request = TrainRequest(
                 list(job.files), [], dict(job.knobs), job.folder, job.seed, runtime="serial", quiet=True, alone=False
@@ -141,12 +142,12 @@ def _identity(job: Job) -> str:
     return f"{loaded.hash()} {loaded.values.get('Run.total_steps')} {loaded.values.get('Runner.n_epochs')}"
 
 
-def _known(job: Job, identity: str) -> float | None:
-    """Return the value of a finished run with this configuration; None if there is none."""
+def _known(job: Job, identity: str) -> tuple[float, float] | None:
+    """Return the value and seconds of a finished run with this configuration; None if there is none."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, RunFolderError):
         found = json.loads(files.read_inside(job.folder, RESULT, most=10_000))
         if found["identity"] == identity:
-            return float(found["value"])
+            return float(found["value"]), float(found["secs"])
     return None
 
 
