@@ -40,6 +40,7 @@ RUN_OPTIONS = {
     "bindings": (),
     "track": (),
     "profile": False,
+    "demonstrations": None,
     "progress": True,
     "fresh": False,
     "trust_config": False,
@@ -134,8 +135,8 @@ def train(
       device: cpu, cuda or cuda:N.
       callbacks: functions to call while it goes on; False stops all seeds.
       settings: knobs of the configuration, such as total_steps=50_000; and runtime ("local" or "serial"), bindings
-        (a list of gin bindings), track (names of trackers), profile (write a trace), progress (False prints
-        nothing), fresh, trust_config.
+        (a list of gin bindings), track (names of trackers), profile (write a trace), demonstrations (a data set of
+        Minari), progress (False prints nothing), fresh, trust_config.
 
     Raises:
       Error: as on the command line.
@@ -169,6 +170,7 @@ def train(
         fresh=options["fresh"] or output_dir is None,
         trust_config=options["trust_config"],
         quiet=not options["progress"],
+        demonstrations=None if options["demonstrations"] is None else Path(options["demonstrations"]),
         sinks=(*trackers(options["track"]), *([Profile()] if options["profile"] else []), calls),
     )
     if num_seeds is not None and num_seeds < 1:

@@ -47,6 +47,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
     "trackio": ("trackio",),
+    "demonstrations": ("h5py",),
     "convert": ("pyyaml>=6",),
     "plot": ("pillow",),
     "video": ("pillow", "imageio-ffmpeg", "pygame-ce"),
@@ -64,6 +65,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "train --track trackio": ("trackio",),
     "eval --video": ("video",),
     "convert FILE.yaml": ("convert",),
+    "record, train --demonstrations": ("demonstrations",),
 }
 """Extras that commands need beside the core libraries."""
 GIB = 2**30

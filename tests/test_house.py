@@ -31,7 +31,7 @@ FLOORS = [
     {"acting"},
     {"algorithms"},
     {"runtime"},
-    {"studies", "bench", "convert", "doctor", "prediction", "export"},
+    {"studies", "bench", "convert", "doctor", "prediction", "export", "record"},
     {"api"},
     {"alpacka_runner", "alpacka_trainers"},
     {"configurables"},

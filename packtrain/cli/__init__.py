@@ -34,6 +34,7 @@ COMMANDS = {
         "audit", "RUN --trusted T", "does a run's policy still act like a trusted one? a verdict and a page"
     ),
     "export": Command("export", "RUN", "write a policy for programs without packtrain"),
+    "record": Command("record", "RUN --out DIR", "write a policy's episodes as demonstrations, a data set of Minari"),
     "convert": Command(
         "convert",
         "FILE",

@@ -72,6 +72,7 @@ def run(argv: list[str]) -> int:
         start_from=Path(arguments.start_from).expanduser() if arguments.start_from else None,
         sinks=(*trackers(_trackers(arguments)), *_profile(arguments, runtime)),
         trust_config=arguments.trust_config,
+        demonstrations=Path(arguments.demonstrations).expanduser() if arguments.demonstrations else None,
         notes=arguments.notes,
         latest_in=None if arguments.output_dir else Path(arguments.savedir or "runs").expanduser(),
     )

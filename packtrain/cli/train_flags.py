@@ -56,6 +56,11 @@ def _add_run_flags(parser: Parser) -> None:
         help="continue from another run's latest checkpoint in a new folder, if its stages so far are the same",
     )
     group.add_argument(
+        "--demonstrations",
+        metavar="DIR",
+        help="put a data set of Minari into the replay of a run that begins (SAC, TD3, DDPG, STEVE)",
+    )
+    group.add_argument(
         "--num_seeds",
         type=int,
         default=None,
@@ -145,6 +150,7 @@ def _split_configs(argv: list[str]) -> tuple[list[str], list[str]]:
         "--savedir",
         "--xpid",
         "--start_from",
+        "--demonstrations",
         "--agent",
     }
     shipped = set(knobs.shipped())

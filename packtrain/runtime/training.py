@@ -16,7 +16,7 @@ from packtrain.accelerate.allocator import keep_large_blocks
 from packtrain.config import Configuration, Travelling
 from packtrain.envs.stream import Stream
 from packtrain.envs.vector_env import VectorEnv
-from packtrain.interfaces import UpdateResult
+from packtrain.interfaces import Preloads, UpdateResult
 from packtrain.metrics.console import Console
 from packtrain.metrics.sinks import About, Sink
 from packtrain.runtime import run_state
@@ -34,7 +34,7 @@ from packtrain.runtime.pause import Gate
 from packtrain.runtime.regrouping import saved_layout
 from packtrain.runtime.remote_acting import remote_acting
 from packtrain.runtime.saver import Saver
-from packtrain.types import Spec
+from packtrain.types import Row, Spec
 
 log = logging.getLogger("packtrain")
 
@@ -66,6 +66,7 @@ class RunSetup:
     exact: bool = False  # a serial run: choose nothing by measured speed, so that the same run gives the same numbers
     remote: Remote | None = None  # the processes that act; None: a thread of this one
     learners: int = 1  # processes among which each batch is divided, this one included
+    demonstrations: tuple[Row, ...] = ()  # of one environment, for the replay of a run that begins
 
 
 class Training:
@@ -142,6 +143,10 @@ class Training:
         precision = self.learning.precision
         self.evaluations = Evaluations(experiment, setup.spec, setup.device, travelling, precision)
         keep = run_state.restore(self, *saved) if saved else 0
+        if saved is None and setup.demonstrations:
+            for memory in self.learning.memories.values():
+                if isinstance(memory, Preloads):
+                    memory.preload(setup.demonstrations)
         settle_gpu()  # the actor's stream goes on from what this one has made
         settings = dict(setup.configuration.values)
         about = About(str(folder.shown), folder.path, setup.configuration.text(), settings)
