@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN := runs/demo
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup demo test test-fast test-learning test-cluster test-browser attack exam verify chaos fuzz audit docs docs-serve lint format golden clean
+.PHONY: setup demo test test-fast test-learning test-cluster test-browser test-install attack exam verify chaos fuzz audit docs docs-serve lint format golden clean
 
 setup: $(VENV)/.installed
 
@@ -33,6 +33,9 @@ test-cluster: setup  ## every test of the cluster runtime, the long ones too, on
 
 test-browser: setup  ## the report in Chromium; PACKTRAIN_AXE=node_modules/axe-core checks accessibility too
 	$(BIN)/pytest tests/browser -rs
+
+test-install: setup  ## build sdist and wheel, install them in a clean environment, and run the commands there
+	.ci/test-install $(BIN)/python
 
 attack: setup  ## every attack on files, disks, processes and environments, as a table
 	$(BIN)/python tests/attack

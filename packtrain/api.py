@@ -45,6 +45,7 @@ RUN_OPTIONS = {
     "bindings": (),
     "track": (),
     "profile": False,
+    "demonstrations": None,
     "progress": True,
     "fresh": False,
     "trust_config": False,
@@ -157,7 +158,8 @@ def train(
       callbacks: functions to call while it goes on; False stops all seeds.
       settings: knobs of the configuration, such as total_steps=50_000; and runtime ("local", "serial" or "cluster"),
         workers, address, min_nodes and inference for a cluster, bindings (a list of gin bindings), track (names of
-        trackers), profile (write a trace), progress (False prints nothing), fresh, trust_config,
+        trackers), profile (write a trace), demonstrations (a data set of Minari),
+        progress (False prints nothing), fresh, trust_config,
         trace (number of episodes whose searches are recorded).
 
     Raises:
@@ -192,6 +194,7 @@ def train(
         fresh=options["fresh"] or output_dir is None,
         trust_config=options["trust_config"],
         quiet=not options["progress"],
+        demonstrations=None if options["demonstrations"] is None else Path(options["demonstrations"]),
         sinks=(*trackers(options["track"]), *([Profile()] if options["profile"] else []), calls),
         trace=options["trace"],
     )

@@ -47,11 +47,27 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
     "trackio": ("trackio",),
+    "demonstrations": ("h5py",),
     "convert": ("pyyaml>=6",),
     "plot": ("pillow",),
     "video": ("pillow", "imageio-ffmpeg", "pygame-ce"),
 }
 
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "train, eval, report, watch, export, audit": (),
+    "train --runtime cluster, node": ("ray",),
+    "train with Atari games": ("atari",),
+    "train with MuJoCo": ("mujoco",),
+    "train with Box2D": ("box2d",),
+    "train --track tensorboard": ("tensorboard",),
+    "train --track wandb": ("wandb",),
+    "train --track mlflow": ("mlflow",),
+    "train --track trackio": ("trackio",),
+    "eval --video": ("video",),
+    "convert FILE.yaml": ("convert",),
+    "record, train --demonstrations": ("demonstrations",),
+}
+"""Extras that commands need beside the core libraries."""
 GIB = 2**30
 _ENOUGH_SHARED_MEMORY = 1 * GIB
 _ENOUGH_DISK = 5 * GIB
@@ -81,6 +97,7 @@ def report() -> list[Check]:
         check_compilers(),
         check_ray_auth(),
         check_disk(),
+        *(check_command(command, extras) for command, extras in COMMANDS.items()),
     ]
 
 
@@ -97,9 +114,12 @@ def run_doctor(as_json: bool = False, address: str | None = None) -> int:
     if as_json:
         print(json.dumps({"ok": not bad, "checks": [check._asdict() for check in checks]}, indent=2))
     else:
-        width = max(len(check.name) for check in checks)
-        for check in checks:
-            print(f"{check.status:<7}  {check.name:<{width}}  {check.text}")
+        commands = [check for check in checks if check.name.startswith("`")]
+        for table in ([check for check in checks if check not in commands], commands):
+            width = max(len(check.name) for check in table)
+            for check in table:
+                print(f"{check.status:<7}  {check.name:<{width}}  {check.text}")
+            print(end="\n" * (table is not commands))
         warned = sum(check.status == "warn" for check in checks)
         counts = f"{warned} warning" + "s" * (warned != 1)
         if bad:
@@ -155,6 +175,21 @@ def check_extra(extra: str) -> Check:
     if old:
         return Check(name, "warn", f"{text}; needs {', '.join(old)}: pip install --upgrade 'packtrain[{extra}]'")
     return Check(name, "ok", text)
+
+
+def check_command(command: str, extras: Sequence[str]) -> Check:
+    """Check that the core libraries and these extras are installed; the text names what to install.
+
+    Args:
+      command: as people type it.
+      extras: that it needs.
+    """
+    wrong = [_name(requirement) for requirement in CORE if check_core(requirement).status != "ok"]
+    missing = [extra for extra in extras if check_extra(extra).status != "ok"]
+    if not wrong and not missing:
+        return Check(f"`{command}`", "ok", "everything is there")
+    packages = [*wrong, *(f"'packtrain[{extra}]'" for extra in missing)]
+    return Check(f"`{command}`", "missing", f"pip install {' '.join(packages)}")
 
 
 def is_for_python(requirement: str, python: tuple[int, ...] = sys.version_info[:2]) -> bool:

@@ -8,9 +8,9 @@ its state. `packtrain/memory/episodes.py` and `packtrain/algorithms/gradient.py`
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from packtrain.errors import ConfigError
 from packtrain.trees import Tree
@@ -384,9 +384,18 @@ class PolicyLag(NamedTuple):
     steps_per_version: int  # steps that a learner uses for one version
 
 
+@runtime_checkable
+class Preloads(Protocol):
+    """A memory that takes demonstrations before a run begins."""
+
+    def preload(self, rows: Iterable[Row]) -> int:
+        """Store the rows of one environment; return the number of steps in them."""
+
+
 class MemorySettings(abc.ABC):
     """Sizes of a memory. Implemented by frozen dataclasses."""
 
+    preloads: ClassVar[bool] = False  # memories are `Preloads`
     replays: ClassVar[bool] = False  # updates follow steps by a ratio; False: each sample is used once, or by epochs
 
     @abc.abstractmethod

@@ -36,7 +36,7 @@ FLOORS = [
     {"acting"},
     {"algorithms"},
     {"runtime"},
-    {"studies", "bench", "convert", "doctor", "prediction", "export"},
+    {"studies", "bench", "convert", "doctor", "prediction", "export", "record"},
     {"api"},
     {"alpacka_runner", "alpacka_trainers"},
     {"configurables"},

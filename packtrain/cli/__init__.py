@@ -39,6 +39,7 @@ COMMANDS = {
     ),
     "exam": Command("exam", "[CONFIG...]", "ten one-ability environments, one score card"),
     "export": Command("export", "RUN", "write a policy for programs without packtrain"),
+    "record": Command("record", "RUN --out DIR", "write a policy's episodes as demonstrations, a data set of Minari"),
     "convert": Command(
         "convert",
         "FILE",

@@ -74,6 +74,7 @@ def run(argv: list[str]) -> int:
         start_from=Path(arguments.start_from).expanduser() if arguments.start_from else None,
         sinks=(*trackers(trackers_of(arguments)), *_profile(arguments, runtime)),
         trust_config=arguments.trust_config,
+        demonstrations=Path(arguments.demonstrations).expanduser() if arguments.demonstrations else None,
         notes=arguments.notes,
         trace=arguments.trace,
         latest_in=None if arguments.output_dir else Path(arguments.savedir or "runs").expanduser(),

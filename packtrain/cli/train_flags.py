@@ -53,6 +53,11 @@ def _add_run_flags(parser: Parser) -> None:
         help="continue from another run's latest checkpoint in a new folder, if its stages so far are the same",
     )
     group.add_argument(
+        "--demonstrations",
+        metavar="DIR",
+        help="put a data set of Minari into the replay of a run that begins (SAC, TD3, DDPG, STEVE)",
+    )
+    group.add_argument(
         "--num_seeds",
         type=int,
         default=None,
@@ -156,6 +161,7 @@ def split_configs(argv: list[str]) -> tuple[list[str], list[str]]:
         "--savedir",
         "--xpid",
         "--start_from",
+        "--demonstrations",
         "--agent",
     }
     shipped = set(knobs.shipped())

@@ -204,6 +204,14 @@ class ActionScale:
         start = getattr(self._space, "start", 0)
         return array + start if np.any(start) else array
 
+    def from_env(self, array: np.ndarray) -> np.ndarray:
+        """Return actions [B, ...] of the environment in the policy's format, the inverse of `to_env`."""
+        if isinstance(self._space, gym.spaces.Box):
+            half = np.where(self._half > 0, self._half, 1)
+            return ((array - self._middle) / half).astype(np.float32)
+        start = getattr(self._space, "start", 0)
+        return array - start if np.any(start) else array
+
 
 def _dtype(space: gym.Space) -> type:
     return np.float32 if isinstance(space, gym.spaces.Box) else np.int64

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +29,7 @@ from packtrain.memory.segments import SEGMENT_ROWS, NoSegments, Segments
 from packtrain.memory.storage import sent
 from packtrain.memory.transition_writer import TransitionWriter
 from packtrain.trees import Tree
-from packtrain.types import CarryRows, Sample, Trajectory
+from packtrain.types import CarryRows, Row, Sample, Trajectory
 
 log = logging.getLogger("packtrain")
 _FIRST_ROOM = 4096
@@ -42,6 +43,7 @@ class Replay(MemorySettings):
     """Sizes of a uniform replay memory."""
 
     replays: ClassVar[bool] = True
+    preloads: ClassVar[bool] = True
 
     capacity: int = 1_000_000  # transitions; the oldest are overwritten. Memory is allocated as needed
     batch_size: int = 256
@@ -311,6 +313,18 @@ class ReplayMemory(Memory):
         flat = flat_fields(transitions)
         self._waiting.append(flat)
         self.count += len(flat["reward"])
+
+    def preload(self, rows: Iterable[Row]) -> int:
+        """Store the rows [1, ...] of one environment, before any actor has stepped; they count as no steps of the run.
+
+        Returns:
+          The number of steps in them.
+        """
+        writer = TransitionWriter(self, 1, self._sizes.n_step)
+        for row in rows:
+            writer.add(row, (), {})
+        steps, self.steps = self.steps, 0
+        return steps
 
     def _upload(self) -> None:
         """Copy pending rows to the device."""

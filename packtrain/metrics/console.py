@@ -95,6 +95,45 @@ class PlainConsole:
         """Do nothing: there is nothing to free."""
 
 
+class NotebookConsole:
+    """One output below a notebook's cell, updated in place: the newest row and the newest evaluation."""
+
+    def __init__(self, name: str, total_steps: int, epochs: int | None = None):
+        from IPython.display import display
+
+        self._total, self._epochs, self._drawn = total_steps, epochs, 0.0
+        self._lines = {"": name}
+        self._handle: Any = display(self._bundle(), raw=True, display_id=True)
+
+    def show(self, row: dict[str, Any]) -> None:
+        """Update with a new row."""
+        if row["kind"] != "planning":
+            self._lines[row["kind"]] = line(row, self._total, self._epochs)
+            self._update()
+
+    def pulse(self, step: int, wall_s: float, doing: Callable[[], str]) -> None:
+        """Update the current activity once per second."""
+        if time.monotonic() - self._drawn > 1:
+            self._lines["train"] = f"{_head(step, wall_s, self._total)}  {doing()}"
+            self._update()
+
+    def _update(self) -> None:
+        self._drawn = time.monotonic()
+        self._handle.update(self._bundle(), raw=True)
+
+    def _bundle(self) -> dict[str, str]:
+        return {"text/plain": "\n".join(self._lines.values())}
+
+    def close(self) -> None:
+        """Leave the last rows below the cell."""
+
+
+def in_notebook() -> bool:
+    """Return whether this is a kernel of a notebook, which can update its outputs."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
 class RichConsole:
     """A panel with a progress bar and the newest numbers, redrawn in place."""
 
@@ -229,8 +268,10 @@ def _head(step: int, wall_s: float, total_steps: int) -> str:
 
 def open_console(
     name: str, total_steps: int, epochs: int | None = None, alone: bool = True
-) -> PlainConsole | RichConsole:
-    """Return a panel on a terminal, lines elsewhere; for several runs together, lines with their names."""
+) -> PlainConsole | RichConsole | NotebookConsole:
+    """Return a panel on a terminal, an updated output in a notebook, else lines, for several runs with names."""
+    if alone and in_notebook():
+        return NotebookConsole(name, total_steps, epochs)
     if alone and sys.stdout is not None and sys.stdout.isatty():
         return RichConsole(name, total_steps, epochs)
     return PlainConsole(name, total_steps, epochs, 5.0 if alone else 30.0, alone)

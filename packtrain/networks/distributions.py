@@ -45,9 +45,15 @@ class Distribution(Protocol):
         """Return actions as float network inputs [..., features]."""
 
 
-@functools.cache
 def _identity(n: int, device: torch.device) -> Tensor:
     """Return an identity matrix for looking up one-hot vectors: one operator, where torch's one_hot takes several."""
+    if torch.compiler.is_exporting():  # its tensors have no numbers, and must not be kept
+        return torch.eye(n, device=device)
+    return _kept_identity(n, device)
+
+
+@functools.cache
+def _kept_identity(n: int, device: torch.device) -> Tensor:
     return torch.eye(n, device=device)
 
 

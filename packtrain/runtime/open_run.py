@@ -17,6 +17,7 @@ import torch
 from packtrain import __version__, own_runs
 from packtrain.accelerate.compilation import refuse_unless_possible
 from packtrain.config import Configuration
+from packtrain.envs.demonstrations import read, rows_of
 from packtrain.envs.exits import exits_are_faults
 from packtrain.errors import ConfigError, Error
 from packtrain.files import refuse_links, write_whole
@@ -36,7 +37,7 @@ from packtrain.runtime.restore_checks import log_changes, refuse_ill_formed, ref
 from packtrain.runtime.reward_summary import say_rewards
 from packtrain.runtime.training import RunSetup, Training
 from packtrain.runtime.warm_start import branch
-from packtrain.types import Spec
+from packtrain.types import Row, Spec
 
 log = logging.getLogger("packtrain")
 MANY_GAMES = 32  # number of games from which opening takes long enough to announce it
@@ -66,6 +67,7 @@ class TrainRequest:
     alone: bool = True  # no other run prints to the terminal
     trace: int = 0  # episodes whose searches are recorded
     latest_in: Path | None = None  # the folder whose link `latest` should point to this run
+    demonstrations: Path | None = None  # a data set of Minari for the replay of a run that begins
     notes: tuple[str, ...] = ()  # lines about the configuration's files, for stderr
     home: Path = field(default_factory=Path.cwd)  # what paths are relative to, wherever an environment goes
 
@@ -119,6 +121,7 @@ def open_run(request: TrainRequest, saved: Saved | str | None = "newest") -> Ite
     configuration, experiment, spec = prepare_request(request)
     device = find_device(request.device)
     folder = _check_start(request, experiment, spec, device)
+    demonstrations = () if checkpoint.steps(folder.checkpoints) else _demonstrations(request, spec)
     begun = None
     if source is not None and (request.fresh or not checkpoint.steps(folder.checkpoints)):
         assert request.start_from is not None
@@ -144,10 +147,15 @@ def open_run(request: TrainRequest, saved: Saved | str | None = "newest") -> Ite
             if request.quiet
             else open_console(str(folder.shown), experiment.total_steps, experiment.epochs, alone=request.alone)
         )
+        if demonstrations and saved is None:
+            line = f"the replay begins with {len(demonstrations):,} rows of {request.demonstrations}"
+            _say(request, line)
+            log.info("%s", line)
         with restoring(folder.path, saved is not None), exits_are_faults():
             parts = (experiment, spec, folder, configuration, device, console)
             exact = request.runtime == "serial"
-            how = (request.sinks, exact, request.remote, request.learners, request.trace)
+            given = () if saved is not None else demonstrations
+            how = (request.sinks, exact, request.remote, request.learners, request.trace, given)
             training = Training(RunSetup(*parts, *how), saved)
         with contextlib.closing(training):
             for sink in request.sinks:
@@ -181,6 +189,7 @@ def _check_start(request: TrainRequest, experiment: Experiment, spec: Spec, devi
         if request.remote.inference == "learner":
             refuse_central(experiment)
     refuse_traces(experiment, request.trace)
+    _refuse_demonstrations(request, experiment)
     folder = RunFolder(request.output, request.home, request.fresh)
     folder.check_writable()
     refuse_links(folder.path)
@@ -189,6 +198,23 @@ def _check_start(request: TrainRequest, experiment: Experiment, spec: Spec, devi
         for use in experiment.learners.values():
             use.check_new_run(experiment.policy)
     return folder
+
+
+def _demonstrations(request: TrainRequest, spec: Spec) -> tuple[Row, ...]:
+    """Return the rows of the demonstrations; none without the flag."""
+    if request.demonstrations is None:
+        return ()
+    with contextlib.chdir(request.home):
+        episodes = read(request.demonstrations, spec)
+    return tuple(rows_of(episodes, spec))
+
+
+def _refuse_demonstrations(request: TrainRequest, experiment: Experiment) -> None:
+    """Raise a ConfigError if a run cannot begin with demonstrations."""
+    if request.demonstrations is None:
+        return
+    if not any(memory.preloads for memory in experiment.memories.values()):
+        raise ConfigError("--demonstrations needs the replay of single transitions that SAC, TD3, DDPG and STEVE have")
 
 
 def _branch(run: Path, source: Experiment, configuration: Configuration) -> tuple[Saved, bytes]:

@@ -16,7 +16,7 @@ from packtrain.accelerate.allocator import keep_large_blocks
 from packtrain.config import Configuration, Travelling
 from packtrain.envs.stream import Stream
 from packtrain.envs.vector_env import VectorEnv
-from packtrain.interfaces import UpdateResult
+from packtrain.interfaces import Preloads, UpdateResult
 from packtrain.metrics.console import Console
 from packtrain.metrics.sinks import About, Sink
 from packtrain.runtime import run_state
@@ -35,7 +35,7 @@ from packtrain.runtime.pause import ActorPause
 from packtrain.runtime.regrouping import saved_layout
 from packtrain.runtime.remote_setup import remote_acting
 from packtrain.runtime.saver import Saver
-from packtrain.types import Spec
+from packtrain.types import Row, Spec
 
 log = logging.getLogger("packtrain")
 
@@ -68,6 +68,7 @@ class RunSetup:
     remote: Remote | None = None  # the processes that act; None: a thread of this one
     learners: int = 1  # processes among which each batch is divided, this one included
     trace: int = 0  # episodes whose searches are recorded
+    demonstrations: tuple[Row, ...] = ()  # of one environment, for the replay of a run that begins
 
 
 class Training:
@@ -149,6 +150,10 @@ class Training:
         precision = self.learning.precision
         self.evaluations = Evaluations(experiment, setup.spec, setup.device, travelling, precision)
         keep = run_state.restore(self, *saved) if saved else 0
+        if saved is None and setup.demonstrations:
+            for memory in self.learning.memories.values():
+                if isinstance(memory, Preloads):
+                    memory.preload(setup.demonstrations)
         settle_gpu()  # the actor's stream goes on from what this one has made
         self.learning.divergence = Divergence(experiment.run.on_diverged, folder.path / "diverged")
         settings = dict(setup.configuration.values)

@@ -124,6 +124,26 @@ def test_extras(monkeypatch):
     assert old.status == "warn" and "mujoco>=3.3" in old.text and "imageio>" not in old.text
 
 
+def test_each_command_says_what_it_lacks(monkeypatch):
+    """Mutation: a command whose extra does not exist."""
+    assert {extra for extras in doctor.COMMANDS.values() for extra in extras} <= set(doctor.EXTRAS)
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("ray", "optree") else "99")
+    monkeypatch.setattr(doctor, "CORE", ("optree",))
+    found = doctor.check_command("node", ("ray",))
+    assert found == ("`node`", "missing", "pip install optree 'packtrain[ray]'")
+    monkeypatch.setattr(doctor, "_version", lambda name: "99")
+    assert doctor.check_command("node", ("ray",)).status == "ok"
+
+
+def test_the_tested_versions_meet_the_floors():
+    """constraints.txt against pyproject.toml. Mutation: a floor above what is tested."""
+    lines = (Path(doctor.__file__).parent.parent / "constraints.txt").read_text().splitlines()
+    tested = {name.lower(): version for name, _, version in (line.partition("==") for line in lines) if version}
+    for requirement in doctor.CORE:
+        name = doctor._name(requirement)
+        assert doctor.satisfies(tested[name.lower()], requirement), requirement
+
+
 def test_a_library_without_a_package_for_this_python_is_not_missed(monkeypatch):
     """Box2D has none for Python 3.14. Mutations: the marker ignored; 3.9 taken for later than 3.14, as texts are."""
     needs = 'box2d>=2.3.10; python_version < "3.14"'

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 import packtrain
 from packtrain.cli import main
+from packtrain.networks import distributions
 
 SMALL = {"total_steps": 400, "num_actors": 2, "eval_every": 0, "progress": False}
 CASES = {
@@ -25,6 +26,17 @@ actions = program(torch.from_numpy(np.load(sys.argv[2]))).numpy()
 assert "packtrain" not in sys.modules
 np.save(sys.argv[3], actions)
 """
+
+
+def test_an_export_leaves_nothing_of_its_tracing_behind(tmp_path):
+    """In a fresh process nothing is cached yet. Mutation: a matrix without numbers, of torch.export, that is kept."""
+    run = packtrain.train(
+        "impala/catch", output_dir=tmp_path / "run", **{**SMALL, "unroll_length": 16, "batch_size": 2}
+    )
+    distributions._kept_identity.cache_clear()
+    assert main(["export", str(run.path)]) == 0
+    action, _ = packtrain.load(run).predict(np.zeros(packtrain.load(run).observation_space.shape, np.float32))
+    assert int(action) in range(3)
 
 
 @pytest.mark.parametrize("config", CASES)
