@@ -389,7 +389,7 @@ def test_steps_of_a_lost_segment_are_dropped_and_counted(tmp_path, how, capsys) 
 def test_what_cannot_be_a_segment_is_refused(tmp_path) -> None:
     memory = filled(40, make(segments=(tmp_path, 16)))
     state = memory.snapshot()
-    with pytest.raises(CheckpointError, match="no folder of them"):
+    with pytest.raises(CheckpointError, match="whose folder is missing"):
         make().restore(state)
     state["segments"][1]["name"] = "../../outside.safetensors"
     with pytest.raises(CheckpointError, match="not a plain file name"):
