@@ -77,16 +77,36 @@ def run_request(request: SweepRequest, arguments: argparse.Namespace) -> int:
 # -- flags
 
 
-def parse(names: list[str], rest: list[str], prog: str = "sweep", text: str = TEXT) -> Parsed:
-    """Parse a command line whose configurations are known; ConfigError for what no flag takes."""
+def parse(
+    names: list[str],
+    rest: list[str],
+    prog: str = "sweep",
+    text: str = TEXT,
+    what: str = "CONFIG...|SPEC.py",
+    add_own: Callable[[Parser], None] | None = None,
+) -> Parsed:
+    """Parse a command line whose configurations are known; ConfigError for what no flag takes.
+
+    Args:
+      names: configurations.
+      rest: all other arguments.
+      prog: name of the command.
+      text: what the command does.
+      what: its arguments, in the usage.
+      add_own: adds flags that replace the knobs of the same names.
+    """
     files, _, known = train_flags.find_configs(names, rest)
-    usage = f"packtrain {prog} {' '.join(files) or 'CONFIG...|SPEC.py'} [--KNOB A,B,C]... [FLAGS]"
+    usage = f"packtrain {prog} {' '.join(files) or what} [--KNOB VALUE]... [FLAGS]"
     parser = Parser(prog=f"packtrain {prog}", usage=usage, description=text)
     add_configuration_flags(parser)
     add_sweep_flags(parser)
     _add_where_flags(parser)
     _add_train_flags(parser)
+    before = {action.dest for action in parser._actions}
+    if add_own is not None:
+        add_own(parser)
     own = {action.dest for action in parser._actions}
+    known = {name: knob for name, knob in known.items() if name not in own - before}
     if clash := own & known.keys():
         name = sorted(clash)[0]
         raise ConfigError(
