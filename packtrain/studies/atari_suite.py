@@ -68,15 +68,18 @@ def suite_scores(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         )
 
     aggregates: dict[str, Any] = {}
+    here = f"{len(names)} game{'s' * (len(names) != 1)}"
     for subset in SUBSETS:
         if estimate_median(subset, normalised) is not None:
-            aggregates[f"{subset} estimate of the median"] = over(
+            aggregates[f"{subset} estimate of the median over 57 games"] = over(
                 lambda found, subset=subset: estimate_median(subset, found)
             )
     if normalised:
-        aggregates["median"] = over(lambda found: statistics.median(found.values()))
-        aggregates["mean"] = over(lambda found: statistics.fmean(found.values()))
-        aggregates["interquartile mean"] = over(lambda found: interquartile_mean([[value] for value in found.values()]))
+        aggregates[f"median over {here}"] = over(lambda found: statistics.median(found.values()))
+        aggregates[f"mean over {here}"] = over(lambda found: statistics.fmean(found.values()))
+        aggregates[f"interquartile mean over {here}"] = over(
+            lambda found: interquartile_mean([[value] for value in found.values()])
+        )
     scores: Scores = list(games.values())
     enough = bool(scores) and min(map(len, scores)) >= FEWEST_SEEDS
     return {
@@ -118,7 +121,7 @@ def describe(record: Record, games: Sequence[str], title: str) -> list[str]:
     for name, each in found["aggregates"].items():
         bounds = each["interval"]
         interval = f" (95 % interval {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f})" if bounds else ""
-        said.append(f"{name} of {len(found['games'])} games: {100 * each['value']:.1f} %{interval}")
+        said.append(f"{name}: {100 * each['value']:.1f} %{interval}")
     missing = [game for game in games if game not in found["games"]]
     if missing:
         said.append(f"without a score: {', '.join(missing)}; estimates need all games of their list")
@@ -131,7 +134,7 @@ def published_table(found: Mapping[str, Any]) -> str:
     lines = [["agent", "M frames", *games, "Atari-5 estimate", "median of 57"]]
     own = found["games"]
     if any(game in own for game in games):
-        estimate = found["aggregates"].get("Atari-5 estimate of the median")
+        estimate = found["aggregates"].get("Atari-5 estimate of the median over 57 games")
         cells = [f"{own[game]['score']:,.1f}" if game in own else "-" for game in games]
         lines.append(["these runs", "-", *cells, f"{100 * estimate['value']:.0f} %" if estimate else "-", "-"])
     for one in PUBLISHED:

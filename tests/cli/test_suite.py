@@ -86,7 +86,7 @@ def test_a_tiny_suite_ends_in_human_normalised_scores(capsys, monkeypatch):
     short = ["--config", "Atari.max_frames = 80", "--jobs", "2", "--output_dir", "s"]
     assert suite("atari10", "impala/atari", *small, *short) == 0
     said = capsys.readouterr().out
-    assert "human-normalised" in said and "Cleanba IMPALA" in said and "median of 2 games" in said
+    assert "human-normalised" in said and "Cleanba IMPALA" in said and "median over 2 games" in said
     content = json.loads(Path("s/sweep.json").read_text())
     assert set(content["suite"]["games"]) == {"Phoenix", "Qbert"}
     assert Path("s/report.html").stat().st_size > 10_000

@@ -34,9 +34,12 @@ def test_aggregates_are_of_mean_scores_per_game():
     )
     assert [found["games"][game]["normalised"] for game in games] == pytest.approx([1, 2, 3, 4, 5])
     values = {name: each["value"] for name, each in found["aggregates"].items()}
-    assert values["median"] == pytest.approx(3) and values["mean"] == pytest.approx(3)
-    assert values["interquartile mean"] == pytest.approx(3)
-    assert "Atari-5 estimate of the median" in values and "Atari-10 estimate of the median" not in values
+    assert values["median over 5 games"] == pytest.approx(3) and values["mean over 5 games"] == pytest.approx(3)
+    assert values["interquartile mean over 5 games"] == pytest.approx(3)
+    assert (
+        "Atari-5 estimate of the median over 57 games" in values
+        and "Atari-10 estimate of the median over 57 games" not in values
+    )
     assert all(each["interval"] is None for each in found["aggregates"].values()), "two seeds are too few"
 
 
