@@ -15,24 +15,27 @@ from typing import Any
 
 from packtrain import config
 from packtrain.acting.planner_policy import Planning
+from packtrain.algorithms.expert_iteration import ExpertIteration
 from packtrain.alpacka_trainers import LEARNER, MODEL, DummyTrainer, Trainer, at_least, share
 from packtrain.config import configurable
 from packtrain.envs import registration
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
-from packtrain.networks.prediction import EnsemblePrediction, Prediction
-from packtrain.networks.world_model import WorldModel
+from packtrain.networks import board_model  # noqa: F401  (registers BoardModel)
+from packtrain.networks.prediction import Prediction, PredictionSettings
+from packtrain.networks.world_model import ModelNetworkSettings, WorldModel
 from packtrain.planning import (  # noqa: F401  (registers the planners)
     bandit,
     best_first,
     continuous_shooting,
     deterministic_mcts,
-    frontier,
+    learned,
     policy,
     shooting,
     stochastic_mcts,
+    tabular_search,
 )
-from packtrain.planning.learned import LearnedModel
+from packtrain.planning.model import FittedModelSettings
 from packtrain.planning.planner import Agent
 from packtrain.planning.random_agent import RandomAgent
 from packtrain.planning.traces import Traces
@@ -65,7 +68,7 @@ def RayBatchStepper() -> str:  # noqa: N802
 
 @dataclass(frozen=True)
 class _Evaluations:
-    name: str  # the scope under which the callback was configured
+    name: str  # gin scope of the callback
     evaluation: Evaluation
     agent_kwargs: dict[str, Any] = field(default_factory=dict)
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -108,20 +111,32 @@ def EvaluationCallback(  # noqa: N802
 
 @configurable
 def TraceCallback(  # noqa: N802
-    sample_rate: float = 1.0, max_model_steps: int = 20_000, max_files: int = 1_000, texts: bool = False
+    sample_rate: float = 1.0,
+    max_model_steps: int = 20_000,
+    max_files: int = 1_000,
+    texts: bool = False,
+    pictures: bool = False,
+    passes: bool = True,
+    max_nodes: int = 2_000,
+    max_bytes: int = 1 << 24,
 ) -> Traces:
-    """Record searches in the run folder, see `planning/traces.py`.
+    """Record searches in the run folder, see `planning/traces.py`; `packtrain explore` shows them.
 
     Args:
       sample_rate: fraction of the episodes.
       max_model_steps: maximum per episode.
       max_files: maximum per run.
-      texts: write every state as the environment renders it as text, too.
+      texts: write states as the environment renders them as text, too.
+      pictures: write small pictures of states, too.
+      passes: write the model steps in their order, beside what each search knows at its end.
+      max_nodes: maximum per search; others are left out.
+      max_bytes: maximum per file; what does not fit is left out.
     """
-    at_least(1, "TraceCallback", max_model_steps=max_model_steps, max_files=max_files)
+    counts = {"max_nodes": max_nodes, "max_bytes": max_bytes}
+    at_least(1, "TraceCallback", max_model_steps=max_model_steps, max_files=max_files, **counts)
     share("TraceCallback", sample_rate=sample_rate)
     with config.unrecorded():
-        return Traces(sample_rate, max_model_steps, max_files, texts)
+        return Traces(sample_rate, max_model_steps, max_files, texts, pictures, passes, max_nodes, max_bytes)
 
 
 @configurable
@@ -129,7 +144,7 @@ def Runner(  # noqa: N802
     env_class: Callable[..., Environment] | None = None,
     env_kwargs: dict[str, Any] | None = None,
     agent_class: Callable[..., Agent] = RandomAgent,
-    network_class: Callable[..., Prediction | EnsemblePrediction] = Prediction,
+    network_class: Callable[..., PredictionSettings] = Prediction,
     n_envs: int = 16,
     episode_time_limit: int | None = None,
     batch_stepper_class: Callable[..., str] = LocalBatchStepper,
@@ -138,8 +153,8 @@ def Runner(  # noqa: N802
     n_precollect_epochs: int = 0,
     callback_classes: tuple[Callable[..., Any], ...] = (),
     total_steps: int | None = None,
-    model_class: Callable[..., LearnedModel] | None = None,
-    model_network_class: Callable[..., WorldModel] = WorldModel,
+    model_class: Callable[..., FittedModelSettings] | None = None,
+    model_network_class: Callable[..., ModelNetworkSettings] = WorldModel,
     model_trainer_class: Callable[..., Trainer] | None = None,
     n_model_precollect_episodes: int = 0,
     n_model_pretrain_epochs: int = 0,
@@ -162,7 +177,8 @@ def Runner(  # noqa: N802
       n_precollect_epochs: epochs before them that only collect.
       callback_classes: EvaluationCallback, TraceCallback, ExplorationCallback.
       total_steps: environment steps after which the run ends at the latest; None: no limit.
-      model_class: returns the settings of a learned model to search in; None: planners search in the environment.
+      model_class: returns the settings of a learned model to search in, `LearnedModel` or `TabularModel`; None:
+        planners search in the environment.
       model_network_class: returns the settings of its networks.
       model_trainer_class: returns its memory and learner.
       n_model_precollect_episodes: minimum number of random episodes for the model, collected first.
@@ -175,13 +191,14 @@ def Runner(  # noqa: N802
     """
     counts = (n_model_precollect_episodes, n_model_pretrain_epochs)
     at_least(0, "Runner", n_model_precollect_episodes=counts[0], n_model_pretrain_epochs=counts[1])
-    if (model_class is None) != (model_trainer_class is None):
-        given, missing = "model_class", "model_trainer_class"
-        if model_class is None:
-            given, missing = missing, given
-        raise ConfigError(f"Runner.{given} needs Runner.{missing}: a learned model needs a trainer")
-    if model_class is None and (fine_tune_on_agent_data or any(counts)):
-        raise ConfigError("Runner has settings for training a model, but no Runner.model_class")
+    model = None if model_class is None else model_class()
+    networks = 0 if model is None else model.members
+    if not networks and model_trainer_class is not None:
+        raise ConfigError("Runner.model_trainer_class needs a Runner.model_class with networks, such as @LearnedModel")
+    if networks and model_trainer_class is None:
+        raise ConfigError("Runner.model_class needs Runner.model_trainer_class: a learned model needs a trainer")
+    if not networks and (fine_tune_on_agent_data or any(counts)):
+        raise ConfigError("Runner has settings for training a model, but no Runner.model_class with networks")
     at_least(1, "Runner", n_envs=n_envs, episode_time_limit=episode_time_limit)
     if agent_reset_schedule and trainer_class is DummyTrainer:
         raise ConfigError(
@@ -195,6 +212,7 @@ def Runner(  # noqa: N802
         with config.unrecorded():
             environment = replace(environment, kwargs={**environment.kwargs, **env_kwargs})
     agent, network, trainer = agent_class(), network_class(), trainer_class()
+    _check_inputs(agent, trainer)
     traces, exploration, evaluations = None, None, dict[str, Evaluation]()
     for callback_class in callback_classes:
         callback = callback_class()
@@ -215,10 +233,9 @@ def Runner(  # noqa: N802
                 f"Runner.callback_classes: {callback_class.__name__} is not EvaluationCallback, TraceCallback or "
                 "ExplorationCallback"
             )
-    model = None if model_class is None else model_class()
     with config.unrecorded():
-        model_network = WorldModel()
-    if model_class is not None:
+        model_network: ModelNetworkSettings = WorldModel()
+    if networks:
         model_network = model_network_class()
     model_trainer = None if model_trainer_class is None else model_trainer_class()
     run = config.bind(Run, total_steps=total_steps)
@@ -231,7 +248,7 @@ def Runner(  # noqa: N802
         }
         updates: list[Update] = []
         if trainer is not None:
-            memory = trainer.memory  # every member of the network gets its own share of a batch
+            memory = trainer.memory  # every member of the network gets a separate part of a batch
             parts["memories"][MEMORY] = replace(memory, batch_size=memory.batch_size * network.members)
             parts["learners"][LEARNER] = LearnerUse(trainer.learner, MEMORY)
             updates.append(Update(LEARNER, trainer.n_steps_per_epoch))
@@ -264,6 +281,18 @@ def Runner(  # noqa: N802
     with config.unrecorded():
         parts.setdefault("evaluation", Evaluation())
     return config.bind(Experiment, **parts, run=run, exploration=exploration)
+
+
+def _check_inputs(agent: Agent, trainer: Trainer | None) -> None:
+    """Raise a ConfigError if the network would be trained on other inputs than the planner sends."""
+    if trainer is None or not isinstance(trainer.learner, ExpertIteration):
+        return
+    sent = getattr(agent, "inputs", "observation")
+    if trainer.learner.inputs != sent:
+        raise ConfigError(
+            f"SupervisedTrainer.inputs = {trainer.learner.inputs!r}, but {type(agent).__name__} sends its network "
+            f"{sent!r}: set both to the same"
+        )
 
 
 def _evaluation(callback: _Evaluations, environment: Environment, agent: Agent) -> Evaluation:
@@ -327,7 +356,7 @@ def _environments() -> dict[str, Callable[..., Environment]]:
     """Return the built-in environments as configurables: `Runner.env_class = @Hanoi`, `Hanoi.disks = 5`."""
     found = {}
     for name, path in registration.CORES.items():
-        if "Simulator" not in name:  # those wrap other environments, which Environment.id names
+        if "Simulator" not in name:  # simulators wrap other environments, which Environment.id names
             module, _, owner = path.partition(":")
             found[name] = _describe(name, getattr(importlib.import_module(module), owner))
     return found

@@ -13,6 +13,7 @@ from packtrain.algorithms.world_model import WorldModelLearning
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.memory.episodes import Episodes
+from packtrain.networks.planner_inputs import Inputs
 from packtrain.runtime.experiment import LearnerDescription
 
 LEARNER, MODEL = "agent", "model"
@@ -36,6 +37,8 @@ def SupervisedTrainer(  # noqa: N802  (the name that configurations use)
     sampling_hierarchy: tuple[str, ...] = (),
     discount: float = 0.99,
     priority_exponent: float = 0.0,
+    validation_share: float = 0.0,
+    inputs: Inputs = "observation",
 ) -> Trainer:
     """Return a trainer of search results or of episode outcomes.
 
@@ -47,18 +50,21 @@ def SupervisedTrainer(  # noqa: N802  (the name that configurations use)
       sampling_hierarchy: buckets by these attributes of an episode.
       discount: of `discounted_return`.
       priority_exponent: above 0: sample steps with larger errors more often.
+      validation_share: fraction of each bucket's episodes that is held out to measure the losses on them.
+      inputs: what the network receives; must be what the planner sends.
     """
     owner = "SupervisedTrainer"
     at_least(1, owner, batch_size=batch_size, replay_buffer_capacity=replay_buffer_capacity)
     at_least(1, owner, n_steps_per_epoch=n_steps_per_epoch)
     share(owner, discount=discount, priority_exponent=priority_exponent)
+    _check_validation(owner, validation_share)
     targets = targets or {"value": "value"}
     if "n_step" in targets.values():
         raise ConfigError(f"SupervisedTrainer.targets = {targets}: use TDTrainer for n-step returns")
-    memory = partial(Episodes, replay_buffer_capacity, batch_size, tuple(sampling_hierarchy))
-    return _trainer(
-        targets, memory, n_steps_per_epoch, discount=discount, n_step=None, priority_exponent=priority_exponent
-    )
+    sizes = (replay_buffer_capacity, batch_size, tuple(sampling_hierarchy))
+    memory = partial(Episodes, *sizes, validation_share=validation_share)
+    learner: ExpertIteration = config.bind(ExpertIteration, targets=targets, inputs=inputs)
+    return _trainer(learner, memory, n_steps_per_epoch, discount=discount, priority_exponent=priority_exponent)
 
 
 @partial(configurable, module="packtrain.trainers")
@@ -71,6 +77,7 @@ def TDTrainer(  # noqa: N802
     replay_buffer_capacity: int = 1_000_000,
     sampling_hierarchy: tuple[str, ...] = (),
     priority_exponent: float = 0.0,
+    validation_share: float = 0.0,
 ) -> Trainer:
     """Return a trainer of n-step returns that bootstrap from the network itself.
 
@@ -83,6 +90,7 @@ def TDTrainer(  # noqa: N802
       replay_buffer_capacity: steps stored per bucket.
       sampling_hierarchy: buckets by these attributes of an episode.
       priority_exponent: above 0: sample steps with larger errors more often.
+      validation_share: fraction of each bucket's episodes that is held out to measure the losses on them.
     """
     owner = "TDTrainer"
     if head != "value":
@@ -90,21 +98,22 @@ def TDTrainer(  # noqa: N802
     at_least(1, owner, temporal_diff_n=temporal_diff_n, batch_size=batch_size)
     at_least(1, owner, replay_buffer_capacity=replay_buffer_capacity, n_steps_per_epoch=n_steps_per_epoch)
     share(owner, gamma=gamma, priority_exponent=priority_exponent)
-    memory = partial(Episodes, replay_buffer_capacity, batch_size, tuple(sampling_hierarchy))
-    return _trainer(
-        {head: "n_step"},
-        memory,
-        n_steps_per_epoch,
-        discount=gamma,
-        n_step=temporal_diff_n,
-        priority_exponent=priority_exponent,
-    )
+    _check_validation(owner, validation_share)
+    sizes = (replay_buffer_capacity, batch_size, tuple(sampling_hierarchy))
+    memory = partial(Episodes, *sizes, validation_share=validation_share)
+    learner: ExpertIteration = config.bind(ExpertIteration, targets={head: "n_step"})
+    more = {"discount": gamma, "n_step": temporal_diff_n, "priority_exponent": priority_exponent}
+    return _trainer(learner, memory, n_steps_per_epoch, **more)
 
 
-def _trainer(targets: dict[str, str], memory: Callable[..., Episodes], steps: int, **more: Any) -> Trainer:
-    learner: ExpertIteration = config.bind(ExpertIteration, targets=targets)
+def _trainer(learner: ExpertIteration, memory: Callable[..., Episodes], steps: int, **more: Any) -> Trainer:
     with config.unrecorded():
         return Trainer(learner, memory(extras=learner.wanted(), **more), steps)
+
+
+def _check_validation(owner: str, validation_share: float) -> None:
+    if not 0 <= validation_share <= 0.5:
+        raise ConfigError(f"{owner}.validation_share = {validation_share} must lie in [0, 0.5]")
 
 
 def at_least(least: int, owner: str, **values: int | None) -> None:
@@ -140,8 +149,7 @@ def WorldModelTrainer(  # noqa: N802
       sampling_hierarchy: buckets by these attributes of an episode.
       validation_share: fraction of each bucket's episodes that is held out to measure the model's accuracy.
     """
-    if not 0 <= validation_share <= 0.5:
-        raise ConfigError(f"WorldModelTrainer.validation_share = {validation_share} must lie in [0, 0.5]")
+    _check_validation("WorldModelTrainer", validation_share)
     learner: WorldModelLearning = WorldModelLearning()
     with config.unrecorded():
         sizes = (replay_buffer_capacity, batch_size * members, tuple(sampling_hierarchy))

@@ -29,7 +29,7 @@ def digest(name):
 
 
 def test_every_name_is_what_it_was():
-    """The table holds digests of all bindings. `make golden` writes it anew.
+    """The table holds digests of all bindings. `make golden` regenerates it.
 
     Mutations: parts in another order; a variation of a part left out; one taken for another method.
     """
@@ -82,8 +82,8 @@ def test_every_family_has_any_gymnasium_environment():
         assert f"{family}/gym" in knobs.shipped()
 
 
-def test_no_more_than_130_files():
-    assert len(list(knobs.CONFIGS.glob("**/*.gin"))) <= 130
+def test_no_more_than_145_files():
+    assert len(list(knobs.CONFIGS.glob("**/*.gin"))) <= 145
 
 
 def test_task_configurations_evaluate():

@@ -21,7 +21,6 @@ from packtrain.planning.bandit import BanditAgent
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.continuous_shooting import CEMAgent, ContinuousShootingAgent, MPPIAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
-from packtrain.planning.frontier import FrontierAgent
 from packtrain.planning.leaf_evaluators import QualityNetworkNewLeafRater, ValueNetworkNewLeafRater
 from packtrain.planning.model import CoreModel
 from packtrain.planning.planner import Roots
@@ -29,6 +28,7 @@ from packtrain.planning.policy import EpsilonGreedyAgent, SoftmaxAgent
 from packtrain.planning.random_agent import RandomAgent
 from packtrain.planning.shooting import ShootingAgent
 from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
+from packtrain.planning.tabular_search import FrontierAgent
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "planning.md").read_text()
@@ -135,6 +135,57 @@ def test_write_your_own_network(folder):
     shapes = {name: tuple(leaf.shape) for name, leaf in load_file(weights).items()}
     assert [shape for name, shape in shapes.items() if name.endswith("heads.value.weight")] == [(1, 6)]
     assert sum("torso.layers" in name and name.endswith("weight") for name in shapes) == 3
+
+
+def test_search_on_the_device(folder, capsys):
+    """States next to the goal are worth more than none. Mutation: rewards of edges not backed up."""
+    import runpy
+
+    (folder / "on_device.py").write_text(example("on_device.py"))
+    runpy.run_path("on_device.py")
+    assert float(capsys.readouterr().out.split()[-1]) > 0.3
+
+
+def test_a_whole_network_of_the_users_own(folder):
+    """Its towers are what the checkpoint holds, and the search's value is learned with it."""
+    from safetensors.torch import load_file
+
+    rows = run(folder, "two_towers", *TINY)
+    (weights,) = (folder / "run" / "checkpoints").glob("*/weights.safetensors")
+    shapes = {tuple(leaf.shape) for name, leaf in load_file(weights).items() if name.endswith("heads.value.0.weight")}
+    assert shapes == {(16, 9)}
+    assert rows[-1]["train/value_loss"] > 0 and rows[-1]["train/grad_norm"] > 0
+
+
+def test_a_network_without_what_trainers_use_is_refused(folder, capsys):
+    """One line, and exit code 2. Mutation: the check left out, which fails later with an AttributeError."""
+    text = example("two_towers.py").replace("    on_batch = forward\n", "").replace("TwoTowers", "HalfTowers")
+    (folder / "half_a_network.py").write_text(text)
+    text = example("two_towers.gin").replace("import two_towers", "import half_a_network")
+    (folder / "half.gin").write_text(text.replace("TwoTowers", "HalfTowers"))
+    assert main(["train", "half.gin", "--output_dir", "run"]) == 2
+    assert "HalfTowers.build returned a module without 'on_batch'" in capsys.readouterr().err
+
+
+def test_actions_as_inputs(folder, capsys):
+    """Poles stay up for longer than random actions keep them up, 22 steps; held-out losses are in the rows.
+
+    Mutation: the learner appends another action than the one taken; then nothing is learned.
+    """
+    rows = run(folder, "ask_each")
+    assert max(row["episode/length_mean"] for row in rows) > 50
+    assert rows[-1]["train/validation_quality_loss"] > 0 and "train/validation_total_loss" not in rows[-1]
+    wrong = "SupervisedTrainer.inputs = 'observation'"
+    assert main(["train", "ask_each.gin", "--output_dir", "other", "--config", wrong]) == 2
+    assert "AskEachAgent sends its network 'observation_and_action'" in capsys.readouterr().err
+
+
+def test_a_learned_model_of_a_users_environment(folder):
+    """Search in the model finds the lamp and the way back; random episodes seldom do."""
+    rows = run(folder, "ring")
+    planned = [row for row in rows if "agent/expansions_mean" in row]
+    assert planned[-1]["episode/solved_rate"] == 1 and planned[-1]["episode/length_mean"] < 20
+    assert np.mean([row["episode/solved_rate"] for row in rows[:10]]) < 0.7
 
 
 # -- parameters, defaults, extras

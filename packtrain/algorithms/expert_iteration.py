@@ -14,45 +14,51 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from packtrain import check, trees
 from packtrain.algorithms.gradient import GradientLearner
-from packtrain.algorithms.optimisers import check_decay, linear_between, make_optimiser
+from packtrain.algorithms.optimisers import check_decay, make_optimiser, scheduled_rate
 from packtrain.algorithms.polyak import SlowCopy
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.memory.episodes import HINDSIGHT
+from packtrain.networks.planner_inputs import Inputs, append_action
 from packtrain.trees import Tree
 from packtrain.types import Trajectory
 
 LossName = Literal["squared_error", "cross_entropy", "binary_cross_entropy"]
 MaskName = Literal["one", "nonzero", "action"]
+TRANSITION = ("next_observation", "observation_change", "reward", "terminated")  # targets that each step has
 NO_CLIPPING = float("inf")
 
 
 @configurable
 @dataclass(frozen=True)
 class ExpertIteration:
-    """Which head is trained on which target, and the optimiser; defaults are those of Keras."""
+    """Which head is trained on which target, from which inputs, and the optimiser; defaults are those of Keras."""
 
     network: str = "agent"  # the network that learns
+    inputs: Inputs = "observation"  # what the network receives; must be what the planner sends
     targets: dict[str, str] = field(default_factory=lambda: {"value": "value"})  # head → what it should say: `target`
     losses: dict[str, LossName] = field(default_factory=dict)  # head → loss; logits: cross_entropy, else squared_error
-    masks: dict[str, MaskName] = field(default_factory=dict)  # head → which of its outputs learn; one: all
-    loss_weights: dict[str, float] = field(default_factory=dict)  # head → weight of its loss; 1 if not given
+    # head → outputs to train; nonzero: those with a nonzero target; action: the action taken; one (default): all
+    masks: dict[str, MaskName] = field(default_factory=dict)
+    loss_weights: dict[str, float] = field(default_factory=dict)  # head → weight of its loss; default 1
     optimiser: Literal["adam", "rmsprop", "rmsprop_tf"] = "adam"
     learning_rate: float = 0.001
-    final_learning_rate: float | None = None  # after `decay_updates` updates, on a straight line; None: constant
+    final_learning_rate: float | None = None  # after `decay_updates` updates, by `decay`; None: constant
     decay_updates: int | None = None
+    decay: Literal["linear", "step"] = "linear"  # to the final rate on a straight line, or in one step
     alpha: float = 0.9  # RMSProp's decay
     epsilon: float = 1e-7
-    weight_decay: float = 0.0  # times the sum of squares of all weights but biases, added to the loss
-    grad_norm_clipping: float | None = None  # of the global norm; None: not clipped
-    target_decay: float | None = None  # n_step bootstraps with a slow copy: c · own + (1 − c) · new; None: no copy
+    weight_decay: float = 0.0  # weight of the sum of squares of all weights but biases in the loss
+    grad_norm_clipping: float | None = None  # maximum global gradient norm; None: not clipped
+    # bootstrap n_step returns with a slow copy: c · own + (1 − c) · new; None: no copy
+    target_decay: float | None = None
 
     def __post_init__(self) -> None:
         check.positive(self, "learning_rate", "epsilon", "grad_norm_clipping")
@@ -60,6 +66,12 @@ class ExpertIteration:
         check.share(self, "target_decay")
         if self.target_decay is not None and "n_step" not in self.targets.values():
             raise ConfigError("ExpertIteration.target_decay is of n-step returns, and no target is 'n_step'")
+        if self.inputs not in get_args(Inputs):
+            raise ConfigError(f"ExpertIteration.inputs = {self.inputs!r} is not one of {', '.join(get_args(Inputs))}")
+        if self.inputs != "observation" and "n_step" in self.targets.values():
+            raise ConfigError(
+                f"n-step returns bootstrap from observations, and ExpertIteration.inputs = {self.inputs!r}"
+            )
         if not self.targets:
             raise ConfigError("ExpertIteration.targets = {} is empty: name at least one head and its target")
         check.not_negative(self, "weight_decay")
@@ -70,7 +82,7 @@ class ExpertIteration:
 
     def wanted(self) -> tuple[str, ...]:
         """Return which search results a memory must store."""
-        return tuple(dict.fromkeys(t for t in self.targets.values() if t not in (*HINDSIGHT, "n_step")))
+        return tuple(dict.fromkeys(t for t in self.targets.values() if t not in (*HINDSIGHT, *TRANSITION, "n_step")))
 
     def build(self, network: nn.ModuleDict, total_steps: int) -> GradientLearner:
         """Return a learner for the named network of a planner."""
@@ -97,8 +109,9 @@ class ExpertIteration:
             network,
             partial(loss, settings=self, bootstrap=None if slow is None else slow.module),
             optimiser,
-            lambda _: linear_between(self.learning_rate, self.final_learning_rate, learner.updates, self.decay_updates),
+            lambda _: scheduled_rate(self, learner.updates),
             self.grad_norm_clipping or NO_CLIPPING,
+            validation=partial(validation, settings=self, bootstrap=None if slow is None else slow.module),
         )
         learner.slow_copy = slow
         return learner
@@ -114,14 +127,15 @@ def loss(
     """
     module = network[settings.network]
     members = int(module.members)  # type: ignore[arg-type]
-    outputs = module.on_batch(_step(trajectory.obs, 0))  # type: ignore[operator]
+    outputs = module.on_batch(_inputs(network, settings, trajectory))  # type: ignore[operator]
     weight = trajectory.extras["importance_weight"][0] if "importance_weight" in trajectory.extras else None
     total, parts, priorities = torch.zeros((), device=trajectory.reward.device), {}, None
     for head, name in settings.targets.items():
         wanted = target(name, trajectory, bootstrap or module, head)
         kind = settings.losses.get(head, "cross_entropy" if head == "logits" else "squared_error")
         if wanted.shape[1] == 1 and kind != "cross_entropy":
-            wanted = wanted.expand(outputs[head].shape)  # of every member of an ensemble, or of the action taken
+            # one target for every member of an ensemble, or for the action taken
+            wanted = wanted.expand(outputs[head].shape)
         if wanted.shape != outputs[head].shape:
             raise ConfigError(
                 f"ExpertIteration.targets: head {head!r} has {outputs[head].shape[1]} outputs and learns by {kind}, "
@@ -131,7 +145,7 @@ def loss(
         each = head_loss(kind, outputs[head], wanted, allowed)  # [B]
         part = (each if weight is None else each * weight).mean()
         parts[f"{head}_loss"] = part
-        total = total + settings.loss_weights.get(head, 1.0) * members * part  # the sum of the members' losses
+        total = total + settings.loss_weights.get(head, 1.0) * members * part  # sum of the members' losses
         if priorities is None:
             priorities = each.detach().sqrt() if kind == "squared_error" else each.detach()
     if settings.weight_decay:
@@ -144,18 +158,43 @@ def loss(
     return total, parts
 
 
+@torch.no_grad()
+def validation(
+    network: nn.ModuleDict, trajectory: Trajectory, settings: ExpertIteration, bootstrap: nn.Module | None = None
+) -> dict[str, Tensor]:
+    """Return the losses of the heads on held-out steps [1, M], without that of the weights; nothing if M is too small.
+
+    Of a network with K members the largest multiple of K steps is used.
+    """
+    members = int(network[settings.network].members)  # type: ignore[arg-type]
+    count = trajectory.reward.shape[1] // members * members
+    if not count:
+        return {}
+    some = Trajectory(*trees.map(lambda leaf: leaf[:, :count], tuple(trajectory)))
+    _, parts = loss(network, some, settings, bootstrap)
+    return {name: part for name, part in parts.items() if name.removesuffix("_loss") in settings.targets}
+
+
 def target(name: str, trajectory: Trajectory, module: nn.Module, head: str) -> Tensor:
     """Return what a head should output at each of B steps, [B, outputs].
 
-    "return", "discounted_return" and "solved" are how the episode went on from there; "n_step" is an n-step return that
-    bootstraps with the same head of `module`; anything else is what the search reported under that name. One number is
-    [B, 1], and holds for all outputs that learn.
+    "return", "discounted_return" and "solved" are how the episode went on from there; "next_observation",
+    "observation_change", "reward" and "terminated" are what the step itself led to, observations as vectors; "n_step"
+    is an n-step return that bootstraps with the same head of `module`; anything else is what the search reported under
+    that name. One number is [B, 1], and holds for all outputs that learn.
     """
+    if name in ("next_observation", "observation_change"):
+        before, after = trajectory.obs[0].float().flatten(1), trajectory.obs[1].float().flatten(1)
+        found: Tensor = after - before if name == "observation_change" else after
+        return found
+    if name in ("reward", "terminated"):
+        each: Tensor = trajectory.reward if name == "reward" else trajectory.terminated
+        return each[0].float()[:, None]
     if name == "n_step":
         extras = trajectory.extras
         with torch.no_grad():
             bootstrap = module.on_batch(_step(extras["bootstrap_obs"], 0))[head]  # type: ignore[operator]
-        found: Tensor = extras["n_step_return"][0, :, None] + extras["bootstrap_discount"][0, :, None] * bootstrap
+        found = extras["n_step_return"][0, :, None] + extras["bootstrap_discount"][0, :, None] * bootstrap
         return found
     value = trajectory.extras[name][0].float()
     return value[:, None] if value.ndim == 1 else value
@@ -183,6 +222,14 @@ def head_loss(kind: str, output: Tensor, wanted: Tensor, allowed: Tensor | None)
     if allowed is None:
         return each.mean(-1)
     return (each * allowed).sum(-1) / allowed.sum(-1).clamp(min=1)
+
+
+def _inputs(network: nn.ModuleDict, settings: ExpertIteration, trajectory: Trajectory) -> Tree:
+    """Return what the network receives at each step, [B, ...]."""
+    obs = _step(trajectory.obs, 0)
+    if settings.inputs == "observation":
+        return obs
+    return append_action(obs, trajectory.action[0], int(network[settings.network].actions))  # type: ignore[arg-type]
 
 
 def _step(tree: Tree, time: int) -> Tree:

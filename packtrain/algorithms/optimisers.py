@@ -111,7 +111,7 @@ class Adam:
         self._rate, self._decay, self._epsilon, self._norm = learning_rate, weight_decay, epsilon, norm
         self._first, self._second = ([torch.zeros_like(p.detach()) for p in self._parameters] for _ in range(2))
         self._steps = torch.zeros((), device=self._parameters[0].device)
-        self._one = torch.ones_like(self._steps)  # a number of Python's takes longer to add
+        self._one = torch.ones_like(self._steps)  # adding a tensor is faster than adding a Python number
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -190,7 +190,7 @@ def make_optimiser(
       learning_rate: of the first step; `linear_decay` gives the later ones.
       alpha: decay of the second moment; the RMSProps only.
       momentum: the RMSProps only.
-      epsilon: in all three, and in each at its own place: 0.01 suits RMSProp on summed losses, Adam wants about 1e-8.
+      epsilon: added to the denominator, differently in each: about 0.01 for RMSProp on summed losses, 1e-8 for Adam.
       betas: decays of the first and the second moment; "adam" only.
 
     Returns:
@@ -198,7 +198,7 @@ def make_optimiser(
     """
     parameters = list(parameters)
     on_gpu = parameters[0].is_cuda
-    # On a GPU the rate is a tensor, and steps are counted there: a captured update reads both where they lie.
+    # On a GPU the rate is a tensor, and steps are counted in a tensor: a captured update reads both.
     rate: Any = torch.tensor(learning_rate, device=parameters[0].device) if on_gpu else learning_rate
     more = {"foreach": True, "capturable": on_gpu}
     if name == "rmsprop":
@@ -225,6 +225,17 @@ def linear_between(first: float, last: float | None, update: int, updates: int |
     return (1.0 - share) * first + share * last
 
 
+def scheduled_rate(settings: Any, update: int) -> float:
+    """Return the learning rate of an update, by `learning_rate`, `final_learning_rate`, `decay_updates` and `decay`.
+
+    `decay` = "linear" is `linear_between`; "step" keeps the first rate for `decay_updates` updates, then uses the last.
+    """
+    first, last, updates = settings.learning_rate, settings.final_learning_rate, settings.decay_updates
+    if settings.decay == "step" and last is not None and updates is not None:
+        return float(first if update < updates else last)
+    return linear_between(first, last, update, updates)
+
+
 def check_decay(settings: Any) -> None:
     """Raise a ConfigError unless `final_learning_rate` and `decay_updates` are both None or both in range."""
     check.not_negative(settings, "final_learning_rate")
@@ -232,6 +243,9 @@ def check_decay(settings: Any) -> None:
     if (settings.final_learning_rate is None) != (settings.decay_updates is None):
         name = type(settings).__name__
         raise ConfigError(f"{name}.final_learning_rate and {name}.decay_updates need each other: give both, or none")
+    if settings.decay == "step" and settings.final_learning_rate is None:
+        name = type(settings).__name__
+        raise ConfigError(f"{name}.decay = 'step' needs {name}.final_learning_rate and {name}.decay_updates")
 
 
 def linear_decay(learning_rate: float, step: int, total_steps: int) -> float:

@@ -4,24 +4,24 @@ The model of "Trust, but verify" (openreview DE0MSwKv32y; IJCNN 2021):
 
     loss = mean (Δ̂ − (s' − s))² + BCE(r̂, r) + BCE(d̂, terminated) + weight_decay · Σ w²        for each member
 
-A model that guesses classes of factors has the mean cross-entropy of its F factors in place of the first term: each
-network knows the error of its own guesses of observations, and the rest is the same.
+A model that predicts classes of factors has the mean cross-entropy of its F factors in place of the first term, and one
+of boards the sum over cells: each network computes the error of its own predictions, and the rest is the same.
 
-A time-out is not an end: `terminated` is 0 there, so the model does not learn that worlds stop after so many steps.
+`terminated` is 0 at a time-out, so the model does not learn to predict the time limit as a termination.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from packtrain import check
 from packtrain.algorithms.gradient import GradientLearner
-from packtrain.algorithms.optimisers import check_decay, linear_between, make_optimiser
+from packtrain.algorithms.optimisers import check_decay, make_optimiser, scheduled_rate
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.networks.world_model import ModelNetwork
@@ -36,11 +36,12 @@ class WorldModelLearning:
     network: str = "model"
     optimiser: Literal["adam", "rmsprop", "rmsprop_tf"] = "rmsprop"
     learning_rate: float = 0.00025
-    final_learning_rate: float | None = None  # after `decay_updates` updates, on a straight line; None: constant
+    final_learning_rate: float | None = None  # after `decay_updates` updates, by `decay`; None: constant
     decay_updates: int | None = None
+    decay: Literal["linear", "step"] = "linear"  # to the final rate on a straight line, or in one step
     alpha: float = 0.9  # RMSProp's decay
     epsilon: float = 1e-7
-    weight_decay: float = 1e-5  # times the sum of squares of all weights but biases, added to the loss
+    weight_decay: float = 1e-5  # weight of the sum of squares of all weights but biases in the loss
 
     def __post_init__(self) -> None:
         check.positive(self, "learning_rate", "epsilon")
@@ -49,8 +50,7 @@ class WorldModelLearning:
 
     def build(self, network: nn.ModuleDict, total_steps: int) -> GradientLearner:
         """Return a learner for the named model among a planner's networks."""
-        module = network[self.network]
-        assert isinstance(module, ModelNetwork)
+        module = cast(ModelNetwork, network[self.network])
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         optimiser = make_optimiser(trained, self.optimiser, self.learning_rate, alpha=self.alpha, epsilon=self.epsilon)
 
@@ -61,7 +61,7 @@ class WorldModelLearning:
             network,
             partial(loss, settings=self),
             optimiser,
-            lambda _: linear_between(self.learning_rate, self.final_learning_rate, learner.updates, self.decay_updates),
+            lambda _: scheduled_rate(self, learner.updates),
             float("inf"),
             capture=True,
             validation=held_out,
@@ -79,8 +79,7 @@ def loss(
       trajectory: [1, B] with B a multiple of the members; member k has every step b with b mod K = k.
       settings: names and numbers.
     """
-    module = network[settings.network]
-    assert isinstance(module, ModelNetwork)
+    module = cast(ModelNetwork, network[settings.network])
     members = module.members
     obs, after = (_shares(row, members) for row in trajectory.obs[:2])  # [K, N, D]
     action, reward = _shares(trajectory.action[0], members), _shares(trajectory.reward[0], members)  # [K, N]
@@ -97,7 +96,7 @@ def loss(
         "total_loss": total / members,
         "next_observation_loss": change.mean(),
         "reward_loss": paid.mean(),
-        "reward_clipped": (reward != reward.clamp(0, 1)).float().mean(),  # the share of steps
+        "reward_clipped": (reward != reward.clamp(0, 1)).float().mean(),  # fraction of the steps
         "terminated_loss": over.mean(),
         "perfect_next_observation": right.float().mean(),
     }
@@ -116,7 +115,7 @@ def validation(network: ModelNetwork, trajectory: Trajectory) -> dict[str, Tenso
       network: the model.
       trajectory: [T, B] without context rows; filler rows are passed over.
     """
-    real = ~trajectory.first[1:]  # [T, B] → [N] of what follows
+    real = ~trajectory.first[1:]  # [T, B] → [N] whether the next row continues the episode
     obs, after, action = trajectory.obs[:-1][real], trajectory.obs[1:][real], trajectory.action[real]
     guess = network.guess(obs, action)
     _, right = network.errors(guess, obs, after)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import os
 import shlex
 import sys
@@ -95,7 +93,9 @@ def parse(
       what: its arguments, in the usage.
       add_own: adds flags that replace the knobs of the same names.
     """
-    files, _, known = train_flags.find_configs(names, rest)
+    files, _, known, notes = train_flags.find_configs(names, rest)
+    for note in notes:
+        print(f"packtrain: {note}", file=sys.stderr)
     usage = f"packtrain {prog} {' '.join(files) or what} [--KNOB VALUE]... [FLAGS]"
     parser = Parser(prog=f"packtrain {prog}", usage=usage, description=text)
     add_configuration_flags(parser)
@@ -360,8 +360,7 @@ class Checker:
         from packtrain import config
         from packtrain.metrics.sinks import trackers
 
-        with contextlib.redirect_stderr(io.StringIO()):  # which file a name means has been said once
-            paths, values, arguments, _ = train_flags.parse(list(words))
+        paths, values, arguments, _ = train_flags.parse(list(words))
         trackers(train.trackers_of(arguments))
         loaded = config.load(paths, arguments.config, values, arguments.trust_config, seed)
         runtime = train.RUNTIMES[arguments.runtime or config.bound_name("Runner.batch_stepper_class")]

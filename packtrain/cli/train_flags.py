@@ -106,6 +106,19 @@ def _add_run_flags(parser: Parser) -> None:
         metavar="NAME[,NAME]",
         help="send metrics to tensorboard, wandb, mlflow or trackio too; a tracker that fails is a warning",
     )
+    group.add_argument(
+        "--profile",
+        "--write_profiler_trace",
+        action="store_true",
+        help="write a trace of ten updates, and of what acts meanwhile, to RUN/profile for chrome://tracing",
+    )
+    group.add_argument(
+        "--trace",
+        type=int,
+        default=0,
+        metavar="N",
+        help="record the searches of up to N episodes, spread over the run, for `packtrain explore` (default: 0)",
+    )
     add_trust_flag(group, "let a configuration in a run folder import anything")
     group.add_argument(
         "--restarts", type=int, metavar="N", help="start the command again up to N times after a fault (default: 0)"
@@ -122,8 +135,19 @@ def _add_run_flags(parser: Parser) -> None:
 
 def split_configs(argv: list[str]) -> tuple[list[str], list[str]]:
     """Return CONFIG arguments and the rest. A word after a flag is its value, unless it names a configuration."""
-    switches = {"--fresh", "--tensorboard", "--trust-config", "--trust_config", "--video", "--help", "-h"}
-    switches |= {"--mrunner", "--dry_run"}
+    switches = {
+        "--fresh",
+        "--tensorboard",
+        "--profile",
+        "--write_profiler_trace",
+        "--trust-config",
+        "--trust_config",
+        "--video",
+        "--mrunner",
+        "--dry_run",
+        "--help",
+        "-h",
+    }
     takes_path = {
         "--config_file",
         "--config",
@@ -153,8 +177,10 @@ def split_configs(argv: list[str]) -> tuple[list[str], list[str]]:
     return configs, rest
 
 
-def find_configs(names: list[str], rest: list[str]) -> tuple[list[str], list[Path], dict[str, knobs.Knob]]:
-    """Return the configurations of a command line as given, their files, and their knobs.
+def find_configs(
+    names: list[str], rest: list[str]
+) -> tuple[list[str], list[Path], dict[str, knobs.Knob], tuple[str, ...]]:
+    """Return the configurations of a command line as given, their files, their knobs, and lines to print about them.
 
     Args:
       names: CONFIG arguments.
@@ -168,13 +194,14 @@ def find_configs(names: list[str], rest: list[str]) -> tuple[list[str], list[Pat
             files.append(word.partition("=")[2])
     paths: list[Path] = []
     known: dict[str, knobs.Knob] = {}
+    given = {word.partition("=")[0].removeprefix("--") for word in rest if word.startswith("--")}
+    notes = []
     for name in files:
-        path, said = knobs.find_config(name)
-        if said:
-            print(f"packtrain: {said}", file=sys.stderr)
+        path, said = knobs.find_config(name, given)
+        notes += [said] if said else []
         paths.append(path)
         known.update(knobs.read_knobs(path))
-    return files, paths, known
+    return files, paths, known, tuple(notes)
 
 
 def add_knobs(parser: Parser, known: dict[str, knobs.Knob], types: bool = True) -> None:
@@ -199,7 +226,7 @@ def refuse_unknown(unknown: list[str], files: list[str], flags: list[str]) -> No
 def parse(argv: list[str], program: str = "train") -> tuple[list[Path], dict[str, Any], argparse.Namespace, list[str]]:
     """Return files, knob values, flags and configuration names of a `train` or `show-config` command line."""
     names, rest = split_configs(argv)
-    files, paths, known = find_configs(names, rest)
+    files, paths, known, notes = find_configs(names, rest)
     parser = _parser(known, " ".join(files), program)
     arguments, unknown = parser.parse_known_args(rest)
     refuse_unknown(unknown, files, [*known, *knobs.PROGRAM_FLAGS])
@@ -212,6 +239,7 @@ def parse(argv: list[str], program: str = "train") -> tuple[list[Path], dict[str
         for name, knob in known.items()
         if getattr(arguments, name) is not None
     }
+    arguments.notes = notes
     if arguments.env_kwargs is not None:
         arguments.config.append(f"Environment.kwargs = {_env_kwargs(arguments.env_kwargs)!r}")
     return paths, values, arguments, files

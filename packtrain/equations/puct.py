@@ -29,13 +29,31 @@ def rescaled_qualities(qualities: np.ndarray, allowed: np.ndarray | None = None)
     """Return (Q − min Q) / (max Q − min Q) over the allowed actions of each node [M, A]; 0 where all are equal.
 
     With it an exploration weight does not depend on the scale of rewards. MuZero (Schrittwieser et al. 2020, appendix
-    B) takes minimum and maximum over the tree; over the actions of a node, as here, is mctx's
+    B) takes minimum and maximum over the tree, `rescaled_in_range`; over the actions of a node, as here, is mctx's
     `qtransform_by_parent_and_siblings`.
     """
     least = (qualities if allowed is None else np.where(allowed, qualities, np.inf)).min(axis=1, keepdims=True)
     most = (qualities if allowed is None else np.where(allowed, qualities, -np.inf)).max(axis=1, keepdims=True)
     spread = most - least
     rescaled: np.ndarray = np.where(spread > 0, (qualities - least) / np.where(spread > 0, spread, 1.0), 0.0)
+    return rescaled
+
+
+def rescaled_in_range(qualities: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """Return (Q − least) / (most − least) with the bounds of each node's tree, [M] (MuZero); Q where they are equal.
+
+    Args:
+      qualities: [M, A].
+      least: [M] the smallest quality of the tree so far; ∞ before the first.
+      most: [M] the largest.
+    """
+    assert least.shape == most.shape == qualities.shape[:1]
+    wide = (most > least)[:, None]
+    rescaled: np.ndarray = np.where(
+        wide,
+        (qualities - np.where(wide, least[:, None], 0.0)) / np.where(wide, (most - least)[:, None], 1.0),
+        qualities,
+    )
     return rescaled
 
 

@@ -1,12 +1,14 @@
 """Ensembles that predict the next observation, the reward and termination, for planners with discrete actions.
 
-There are two kinds with the same interface: one predicts the change of every coordinate, the other the class of every
-factor.
+There are three kinds with the same interface, `ModelNetwork`: one predicts the change of every coordinate, one the
+class of every factor, and `networks/board_model.py` the class of every cell of a board.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +20,37 @@ from packtrain.envs import categorical_factors as parts
 from packtrain.envs.categorical_factors import Factors
 from packtrain.errors import ConfigError, EnvSetupError
 from packtrain.networks.ensembles import EnsembleMlp, EnsembleNetwork
+
+Predicts = Literal["changes", "classes", "cells"]
+
+
+class ModelNetwork(Protocol):
+    """An ensemble of K members that predicts transitions; also a torch module, whose `forward` answers planners."""
+
+    predicts: Predicts  # which decoder the planners' model uses; without this attribute: "changes"
+    members: int
+
+    def guess(self, obs: Tensor, action: Tensor) -> dict[str, Tensor]:
+        """Return all members' predictions, members first, for obs [N, ...] and action [N], or [K, N, ...] and [K, N].
+
+        "reward" and "terminated" are logits [K, N, 1].
+        """
+
+    def errors(self, guess: dict[str, Tensor], obs: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of each member's next observations [K], and which of them are right [K, N]."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return the parameters of the module by name."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the parameters of the module."""
+
+
+class ModelNetworkSettings(Protocol):
+    """Settings of a model's network."""
+
+    def build(self, observation_space: gym.Space[Any], action_space: gym.Space[Any], factors: Factors) -> nn.Module:
+        """Return the module, a `ModelNetwork`."""
 
 
 @configurable
@@ -63,7 +96,7 @@ class FactoredWorldModel:
 
 def _sizes(owner: str, observation_space: gym.Space, action_space: gym.Space) -> tuple[int, int]:
     if not isinstance(observation_space, gym.spaces.Box) or len(observation_space.shape) != 1:
-        raise EnvSetupError(f"{owner} needs vectors as observations, not {observation_space}")
+        raise EnvSetupError(f"{owner} needs vectors as observations, not {observation_space}; boards need BoardModel")
     if not isinstance(action_space, gym.spaces.Discrete):
         raise EnvSetupError(f"{owner} needs discrete actions, but the action space is {action_space}")
     return observation_space.shape[0], int(action_space.n)
@@ -71,6 +104,8 @@ def _sizes(owner: str, observation_space: gym.Space, action_space: gym.Space) ->
 
 class WorldModelNetwork(nn.Module):
     """Observation and action → {"delta": [N, K, D], "reward": [N, K], "terminated": [N, K]}, the last two logits."""
+
+    predicts: Predicts = "changes"
 
     def __init__(self, sizes: EnsembleMlp, width: int, actions: int):
         super().__init__()
@@ -96,7 +131,7 @@ class WorldModelNetwork(nn.Module):
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Answer a planner's request; the axis of members follows that of rows."""
-        return _rows_first(self.guess(inputs["obs"].float(), inputs["action"]), "delta")
+        return rows_first(self.guess(inputs["obs"].float(), inputs["action"]), "delta")
 
 
 class FactoredWorldModelNetwork(nn.Module):
@@ -109,6 +144,7 @@ class FactoredWorldModelNetwork(nn.Module):
     elsewhere. The random networks have the first two hidden layers' sizes.
     """
 
+    predicts: Predicts = "classes"
     coordinate: Tensor  # [C]
     value: Tensor  # [C]
     padded: Tensor  # [F, S] classes of each factor, padded with C, which is no class
@@ -170,17 +206,15 @@ class FactoredWorldModelNetwork(nn.Module):
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Answer a planner's request; the axis of members follows that of rows."""
-        return _rows_first(self.guess(inputs["obs"].float(), inputs["action"]), "classes")
+        return rows_first(self.guess(inputs["obs"].float(), inputs["action"]), "classes")
 
     def _by_factor(self, classes: Tensor) -> Tensor:
         """[..., C] → [..., F, S], with −∞ for classes that a factor does not have."""
         return nn.functional.pad(classes, (0, 1), value=-torch.inf)[..., self.padded]
 
 
-ModelNetwork = WorldModelNetwork | FactoredWorldModelNetwork
-
-
-def _rows_first(guess: dict[str, Tensor], head: str) -> dict[str, Tensor]:
+def rows_first(guess: dict[str, Tensor], head: str) -> dict[str, Tensor]:
+    """Return predictions with the axis of rows first, as planners receive them."""
     return {
         head: guess[head].transpose(0, 1),
         "reward": guess["reward"][..., 0].T,

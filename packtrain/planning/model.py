@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from packtrain.envs.functional import Core
-from packtrain.planning.nodes import digest
+from packtrain.hashing import digest
 from packtrain.trees import Tree
 from packtrain.types import Request
 
@@ -30,7 +30,7 @@ class Stepped(NamedTuple):
     rewards: np.ndarray  # [N] float32
     terminated: np.ndarray  # [N] bool
     solved: np.ndarray  # [N] bool; False where an environment does not report it
-    bonus: np.ndarray | None = None  # [N] float32, disagreement of an ensemble; None: the model is exact
+    bonus: np.ndarray | None = None  # [N] float32, disagreement of an ensemble; None: exact model
 
 
 class Model(Protocol):
@@ -53,6 +53,42 @@ class Model(Protocol):
 
     def legal(self, states: Tree) -> np.ndarray | None:
         """Return which actions may be taken, bool [N, A]; None: all."""
+
+
+class FittedModel(Model, Protocol):
+    """A model that is made from real transitions of the environments: an ensemble, or a table."""
+
+    verified: Any  # `TransitionTable` of real transitions that replace predictions; None: none do
+
+    def use(self, version: int) -> None:
+        """Use the network's weights of this version from now on."""
+
+    def begin(self, columns: np.ndarray, epoch: int) -> None:
+        """Begin new episodes in these environments."""
+
+    def roots(self, columns: np.ndarray, obs: np.ndarray) -> Tree:
+        """Return the model's states for the observations of environments."""
+
+    def run_of(self, columns: np.ndarray) -> np.ndarray:
+        """Return the run that environments [R] belong to, [R]."""
+
+    def guess(self, states: Tree, actions: Any) -> Asking[Stepped]:
+        """Return the prediction for each state and action, even if the real transition is known."""
+
+
+class FittedModelSettings(Protocol):
+    """Settings of such a model."""
+
+    @property
+    def members(self) -> int:
+        """Return the number of networks that it needs; 0: none, and no trainer."""
+
+    @property
+    def verified_edges(self) -> str:
+        """Return "run" if real transitions replace predictions in all later episodes."""
+
+    def build(self, core: Core, seed: int, predicts: Any = "changes", runs: int = 1, columns: int = 0) -> Any:
+        """Return the `FittedModel` of an environment."""
 
 
 def gives_bonus(model: Model) -> bool:

@@ -26,7 +26,7 @@ from packtrain.types import Request
 class Edge:
     """One action at a node."""
 
-    visits: int  # the rating is the first
+    visits: int  # including the evaluation
     quality_sum: float
     prior: float
     child: PlainNode | None = None
@@ -68,9 +68,9 @@ class PlainChoice:
     visits: list[int]
     qualities: list[float]
     value: float
-    depths: list[int]  # where each pass ended
+    depths: list[int]  # depth at which each pass ended
     model_steps: int
-    tree: dict  # before the root moved
+    tree: dict  # the tree before the root moved
 
 
 class PlainStochasticMCTS:
@@ -92,6 +92,7 @@ class PlainStochasticMCTS:
     def begin(self) -> None:
         """Begin a new episode."""
         self.root, self.root_visits = PlainNode(), 0
+        self.met: list[float] = []  # qualities of all edges of the episode, as they were
 
     def plan(self, state: Tree, decision: int) -> PlainChoice:
         """Make passes from a state [1, ...], and choose an action."""
@@ -123,6 +124,7 @@ class PlainStochasticMCTS:
             was_leaf = not node.edges
             if was_leaf:
                 node.edges = self._rate(state, number, depth)
+                self.met += [edge.quality for edge in node.edges if edge.visits > 0]
                 left -= 1
             if node is self.root and self.root_priors is None:
                 self.root_priors = self._noisy_priors()
@@ -146,6 +148,7 @@ class PlainStochasticMCTS:
             found = reward + agent.discount * found
             node.edges[action].visits += 1
             node.edges[action].quality_sum += found
+            self.met.append(node.edges[action].quality)
         if path:
             self.tried[path[0][1]] += 1
         self.root_visits += 1
@@ -158,7 +161,11 @@ class PlainStochasticMCTS:
         else:
             scores = []
             known = [edge.quality for edge in node.edges if edge.visits > 0]
+            if agent.rescale_over == "tree":
+                known = self.met
             least, spread = (min(known), max(known) - min(known)) if agent.rescale_qualities else (0.0, 1.0)
+            if agent.rescale_over == "tree" and spread == 0:
+                least, spread = 0.0, 1.0
             for action, edge in enumerate(node.edges):
                 bonus = math.sqrt(node_visits) / (edge.visits + 1)
                 if agent.bonus == "puct":
@@ -193,7 +200,7 @@ class PlainStochasticMCTS:
         agent, bent = self.agent, self._bent_logits()
         allowed = sum(edge.visits > 0 for edge in self.root.edges)
         order = considered_visits(min(allowed, agent.max_considered_actions), agent.n_passes - self.spent)
-        if number < self.spent:  # this pass only expands
+        if number < self.spent:  # this pass only expands the root
             return [0.0] * self.actions
         turn = order[number - self.spent]
         return [self.gumbel[a] + bent[a] if self.tried[a] == turn else -math.inf for a in range(self.actions)]
@@ -219,7 +226,7 @@ class PlainStochasticMCTS:
         weight = agent.prior_noise_weight
         return [(1 - weight) * p + weight * float(extra) for p, extra in zip(priors, noise, strict=True)]
 
-    # -- raters
+    # -- leaf evaluators
 
     def _rate(self, state: Tree, number: int, depth: int) -> list[Edge]:
         legal = self.model.legal(state)

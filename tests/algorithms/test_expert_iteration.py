@@ -8,9 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from packtrain.algorithms.expert_iteration import ExpertIteration, head_loss, loss, mask, target
-from packtrain.errors import ConfigError
+from packtrain.algorithms.expert_iteration import (
+    TRANSITION,
+    ExpertIteration,
+    head_loss,
+    loss,
+    mask,
+    target,
+    validation,
+)
+from packtrain.algorithms.optimisers import scheduled_rate
+from packtrain.errors import ConfigError, EnvSetupError
 from packtrain.memory.episodes import Episodes
+from packtrain.networks.planner_inputs import append_action_arrays, input_space
 from packtrain.networks.prediction import EnsemblePrediction, Mlp, Prediction
 from packtrain.types import Row, Sample, Trajectory
 
@@ -316,7 +326,7 @@ def test_values_that_cannot_be_meant_are_refused(values, message):
     assert str(caught.value).startswith(message)
 
 
-def test_networks_and_heads_that_nobody_asks_are_refused():
+def test_networks_and_heads_without_requests_are_refused():
     network = networks(value=[[1.0], [1.0]], logits=[[0.0, 0.0], [0.0, 0.0]])
     for settings, message in (
         (
@@ -348,5 +358,76 @@ def test_a_target_that_the_planner_does_not_say_is_refused_at_the_first_row():
     no = np.zeros(2, bool)
     row = Row(np.zeros((2, 2)), ~no, np.zeros(2, np.int64), {"train": np.zeros(2)}, no, no)
     extras = {"value": np.zeros(2), "depth_mean": np.zeros(2), "solved": no, "weights_version": np.zeros(2)}
-    with pytest.raises(ConfigError, match="'valeu' is to be learned, .* does not say it; it says depth_mean, value$"):
+    with pytest.raises(
+        ConfigError, match="'valeu' is a training target, .* does not report it; it reports depth_mean, value$"
+    ):
         memory.writer(0).add(row, (), extras)
+
+
+# -- what a step itself led to; actions as inputs; held-out steps; the schedule in two steps
+
+
+def test_transition_targets_are_those_of_the_step():
+    """Mutations: the observation that the step began with; its change the wrong way round."""
+    given = batch([[1.0, 2.0], [0.0, 1.0]])._replace(
+        reward=torch.tensor([[3.0, 0.0]]), terminated=torch.tensor([[False, True]])
+    )
+    module = networks(value=[[0.0], [0.0]])["agent"]
+    wanted = {name: target(name, given, module, "value").tolist() for name in TRANSITION}
+    assert wanted == {
+        "next_observation": [[101.0, 102.0], [100.0, 101.0]],
+        "observation_change": [[100.0, 100.0], [100.0, 100.0]],
+        "reward": [[3.0], [0.0]],
+        "terminated": [[0.0], [1.0]],
+    }
+    learns = ExpertIteration(targets={"after": "next_observation", "paid": "reward", "value": "value"})
+    assert learns.wanted() == ("value",), "the memory has the others anyway"
+
+
+def test_the_action_taken_is_an_input():
+    """The head is w · (obs, one-hot action): its output is the weight of the action.
+
+    Mutations: no action; the action of another step; channels in front of those of the observation.
+    """
+    space = input_space(SPACE, gym.spaces.Discrete(3), "observation_and_action")
+    network = nn.ModuleDict({"agent": Prediction(Mlp(())).build(space, {"quality": 1})})
+    network["agent"].actions = 3
+    with torch.no_grad():
+        network["agent"].heads["quality"].weight.copy_(torch.tensor([[0.0, 0.0, 5.0, 7.0, 9.0]]))
+    settings = ExpertIteration(inputs="observation_and_action", targets={"quality": "return"})
+    total, _ = loss(network, batch([[1.0, 2.0], [3.0, 4.0]], (2, 0), **{"return": [9.0, 4.0]}), settings)
+    assert float(total.detach()) == pytest.approx((0 + (5 - 4) ** 2) / 2)
+    boards = append_action_arrays(np.zeros((2, 4, 5, 3), np.float32), np.array([1, 0]), 2)
+    assert boards.shape == (2, 4, 5, 5) and boards[0, ..., 4].all() and not boards[0, ..., :4].any()
+    assert input_space(gym.spaces.Box(0, 1, (4, 5, 3)), gym.spaces.Discrete(2), "observation_and_action").shape == (
+        4,
+        5,
+        5,
+    )
+    with pytest.raises(EnvSetupError, match="needs discrete actions"):
+        input_space(SPACE, SPACE, "observation_and_action")
+    with pytest.raises(ConfigError, match="n-step returns bootstrap from observations"):
+        ExpertIteration(inputs="observation_and_action", targets={"value": "n_step"})
+
+
+def test_held_out_losses_leave_weights_alone():
+    """Of three members the largest multiple of three steps; fewer than three steps give nothing."""
+    settings = ExpertIteration(targets={"value": "return"}, weight_decay=1.0)
+    network = networks(value=[[1.0], [0.0]])
+    held_out = batch([[1.0, 0.0], [4.0, 0.0]], **{"return": [0.0, 0.0]})
+    found = validation(network, held_out, settings)
+    assert set(found) == {"value_loss"} and float(found["value_loss"]) == pytest.approx((1 + 16) / 2)
+    assert not found["value_loss"].requires_grad
+    ensemble = nn.ModuleDict({"agent": EnsemblePrediction(3, (4,)).build(SPACE, {"value": 3})})
+    four = batch([[1.0, 0.0]] * 3 + [[9.0, 9.0]], (0, 0, 0, 0), **{"return": [0.0] * 4})
+    three = batch([[1.0, 0.0]] * 3, (0, 0, 0), **{"return": [0.0] * 3})
+    assert validation(ensemble, four, settings) == validation(ensemble, three, settings)
+    assert validation(ensemble, held_out, settings) == {}
+
+
+def test_the_rate_changes_in_one_step():
+    """Mutation: the straight line."""
+    settings = ExpertIteration(learning_rate=1.0, final_learning_rate=0.1, decay_updates=3, decay="step")
+    assert [scheduled_rate(settings, update) for update in (0, 2, 3, 9)] == [1.0, 1.0, 0.1, 0.1]
+    with pytest.raises(ConfigError, match="decay = 'step' needs"):
+        ExpertIteration(decay="step")

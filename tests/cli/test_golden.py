@@ -1,4 +1,4 @@
-"""What the command line prints, word for word. `make golden` writes the files anew; look at the difference."""
+"""What the command line prints, word for word. `make golden` regenerates the files; look at the difference."""
 
 import os
 import re
@@ -15,7 +15,7 @@ def check(name, text):
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("PACKTRAIN_GOLDEN") == "write":
         path.write_text(text)
-    assert text == path.read_text(), f"{path} differs; `make golden` writes it anew"
+    assert text == path.read_text(), f"{path} differs; `make golden` regenerates it"
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,8 @@ TWINS = [
     (RolloutNewLeafRater(4), {"sampling_temperature": 1.0}),
     (RolloutNewLeafRater(3, "logits"), {"n_leaves_to_expand": 2}),
     (QualityNetworkNewLeafRater(True), {"rescale_qualities": True, "n_leaves_to_expand": 2}),
+    (QualityNetworkNewLeafRater(True), {"rescale_qualities": True, "rescale_over": "tree", "n_leaves_to_expand": 2}),
+    (ValueNetworkNewLeafRater(), {"rescale_qualities": True, "rescale_over": "tree", "bonus": "ucb"}),
     (QualityNetworkNewLeafRater(True), {"root_selection": "gumbel", "max_considered_actions": 2}),
     (QUALITY, {"root_selection": "gumbel", "n_leaves_to_expand": 2, "depth_limit": 3}),
     (
@@ -257,7 +259,7 @@ def test_depth_limit_backs_up_the_value_of_the_node_there():
     np.testing.assert_allclose(plan.extras["qualities"], [[(0.5 + best) / 2, 0]], rtol=1e-6)
 
 
-def test_value_rater_steps_every_action_and_asks_once():
+def test_value_evaluator_steps_every_action_and_sends_one_request():
     """Mutation: a value beyond an end."""
     model = Tree({0: [(1, 1.0), (9, 3.0)], 1: [(9, 0.0), (9, 0.0)]}, values={1: 10.0, 9: 1000.0})
     plan = one(build(model, StochasticMCTSAgent(n_passes=1, discount=0.5, new_leaf_rater=VALUE)), model, 0)
@@ -443,7 +445,7 @@ def test_dead_nodes_are_given_back_and_nothing_changes():
 
 
 class Tape:
-    """A listener that writes down what it hears."""
+    """A listener that records its calls."""
 
     def __init__(self):
         self.heard = []
@@ -458,7 +460,7 @@ class Tape:
         self.heard.append("end")
 
 
-def test_listener_hears_every_step_in_order():
+def test_listener_receives_every_step_in_order():
     """Mutations: steps of a rating told before those that led to the leaf; a pass without its end."""
     model, tape = Tree(CHAIN, values={1: 5.0}), Tape()
     agent = StochasticMCTSAgent(n_passes=2, exploration_weight=0.0, new_leaf_rater=VALUE)
@@ -473,8 +475,8 @@ def test_listener_hears_every_step_in_order():
     assert below.states.tolist() == [2, 9] and below.terminated.tolist() == [False, True]
 
 
-def test_listener_hears_every_step_once():
-    """Mutation: the steps to the first leaf are told again with those to the second."""
+def test_listener_receives_every_step_once():
+    """Mutation: the steps to the first leaf are reported again with those to the second."""
     model, tape = PathHash(3), Tape()
     agent = StochasticMCTSAgent(n_passes=8, new_leaf_rater=QUALITY, n_leaves_to_expand=3)
     made, inside = [], model.step
@@ -749,8 +751,8 @@ def test_options_without_effect_and_unfit_models_are_refused():
     assert agent.heads(gym.spaces.Discrete(4)) == {"agent": {"quality": 4, "logits": 4}}
 
 
-@pytest.mark.parametrize("rescale", [True, False])
-def test_rescaled_qualities_make_a_search_independent_of_the_scale_of_rewards(rescale):
+@pytest.mark.parametrize("rescale, over", [(True, "node"), (True, "tree"), (False, "node")])
+def test_rescaled_qualities_make_a_search_independent_of_the_scale_of_rewards(rescale, over):
     """Mutation: bounds over the whole batch, or of other nodes. Without rescaling the passes go elsewhere."""
     rng = np.random.default_rng(0)
     edges = {s: [(2 * s + 1, r1), (2 * s + 2, r2)] for s, (r1, r2) in enumerate(rng.random((31, 2)).tolist())}
@@ -759,10 +761,22 @@ def test_rescaled_qualities_make_a_search_independent_of_the_scale_of_rewards(re
         scaled = {state: [(after, scale * reward) for after, reward in pairs] for state, pairs in edges.items()}
         qualities = {state: [scale * reward for _, reward in pairs] for state, pairs in edges.items()}
         agent = StochasticMCTSAgent(n_passes=40, new_leaf_rater=QUALITY, exploration_weight=1.0)
-        planner = build(Tree(scaled, qualities), dataclasses.replace(agent, rescale_qualities=rescale))
+        planner = build(
+            Tree(scaled, qualities), dataclasses.replace(agent, rescale_qualities=rescale, rescale_over=over)
+        )
         plan = one(planner, Tree(scaled, qualities), 0)
         found.append(plan.extras["action_histogram_smooth"].tolist())
     assert (found[0] == found[1]) == rescale
+
+
+def test_qualities_in_the_range_of_a_tree():
+    """Before there is a range qualities stay as they are."""
+    got = puct.rescaled_in_range(
+        np.array([[2.0, 4.0], [5.0, 5.0], [3.0, 1.0]]), np.array([0.0, 5.0, np.inf]), np.array([4.0, 5.0, -np.inf])
+    )
+    np.testing.assert_array_equal(got, [[0.5, 1.0], [5.0, 5.0], [3.0, 1.0]])
+    with pytest.raises(ConfigError, match="rescale_over = 'tree' needs"):
+        StochasticMCTSAgent(rescale_over="tree")
 
 
 def test_rescaled_qualities_of_a_node_lie_between_0_and_1():

@@ -29,8 +29,13 @@ class Guess(NamedTuple):
     bonus: np.ndarray  # [N] float32, disagreement of the members
 
 
+MOST_CACHED = 400_000  # predictions
+
+
 class Decoder(Protocol):
     """A decoder of one kind of network's answers."""
+
+    most_cached: int  # number of predictions that a cache should keep at most
 
     def prepare(self, answer: Answer) -> Answer:
         """Return the part of an answer that should be cached, {name: [N, K, ...]}."""
@@ -45,6 +50,8 @@ class DeltaDecoder:
     Reward and termination are 1 where their mean probability is above one half. The disagreement is the standard
     deviation of the members' changes, averaged over coordinates, each divided by its range if `scaled`.
     """
+
+    most_cached = MOST_CACHED
 
     def __init__(self, low: np.ndarray, high: np.ndarray, factors: Factors = (), scaled: bool = False):
         self._low, self._high, self._factors = low.astype(np.float32), high.astype(np.float32), factors
@@ -82,6 +89,8 @@ class ClassDecoder:
     included: Σ H(mean p) − mean H(p).
     """
 
+    most_cached = MOST_CACHED
+
     def __init__(self, factors: Factors):
         self._factors = factors
         self._spans = [slice(a, a + f.size) for a, f in zip(layout(factors).starts, factors, strict=True)]
@@ -105,6 +114,34 @@ class ClassDecoder:
         classes = np.stack([p[:, span].argmax(axis=1) for span in self._spans], axis=1)
         bonus = np.maximum(gained.sum(axis=1), 0)  # below 0 only by rounding
         return Guess(decode(classes, self._factors), *_beliefs(kept, rows, masks), bonus)
+
+
+class CellDecoder:
+    """Decode boards [H, W, C]: in each cell the class with the largest mean probability, as one-hot planes.
+
+    The disagreement is that of `ClassDecoder`, summed over cells.
+    """
+
+    most_cached = 40_000  # a prediction has H · W · C numbers of each member
+
+    def prepare(self, answer: Answer) -> Answer:
+        """Return the probabilities p of classes, reward and termination, and each member's Σ p · ln p."""
+        logits = answer["classes"].astype(np.float32)  # [N, K, H, W, C]
+        p = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        p /= p.sum(axis=-1, keepdims=True)
+        reward, terminated = (_probability(answer[name]).astype(np.float32) for name in ("reward", "terminated"))
+        both = np.stack([reward, 1 - reward, terminated, 1 - terminated], axis=-1)
+        p_log_p = _times_log(p).sum(axis=(2, 3, 4)) + _times_log(both).sum(axis=-1)
+        return {"p": p, "p_log_p": p_log_p, "reward": reward, "terminated": terminated}
+
+    def decode(self, obs: np.ndarray, kept: Answer, rows: np.ndarray, masks: np.ndarray) -> Guess:
+        """Return the joint prediction of the masked members."""
+        p = kept["p"][rows[:, None], masks].mean(axis=1)  # [N, H, W, C]
+        both = [kept[name][rows[:, None], masks].mean(axis=1) for name in ("reward", "terminated")]
+        mixed = _times_log(p).sum(axis=(1, 2, 3)) + sum(_times_log(q) + _times_log(1 - q) for q in both)
+        bonus = np.maximum(kept["p_log_p"][rows[:, None], masks].mean(axis=1) - mixed, 0)
+        planes = np.eye(p.shape[-1], dtype=np.float32)[p.argmax(axis=-1)]
+        return Guess(planes, *_beliefs(kept, rows, masks), bonus.astype(np.float32))
 
 
 def decode_delta(

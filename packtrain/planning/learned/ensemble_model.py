@@ -20,11 +20,21 @@ from packtrain.config import configurable
 from packtrain.envs.categorical_factors import factors_of
 from packtrain.envs.functional import Core
 from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.hashing import observation_keys, state_action_keys
+from packtrain.networks.world_model import Predicts
 from packtrain.planning.counter_rng import chance
-from packtrain.planning.learned.ensemble_decoding import Answer, ClassDecoder, Decoder, DeltaDecoder, Guess
+from packtrain.planning.learned.ensemble_decoding import (
+    MOST_CACHED,
+    Answer,
+    CellDecoder,
+    ClassDecoder,
+    Decoder,
+    DeltaDecoder,
+    Guess,
+)
 from packtrain.planning.learned.transition_table import TransitionTable
 from packtrain.planning.model import Asking, Stepped
-from packtrain.planning.nodes import NO_NODE, HashTable, observation_keys, state_action_keys
+from packtrain.planning.nodes import NO_NODE, HashTable
 from packtrain.trees import Tree
 from packtrain.types import Request
 
@@ -46,8 +56,8 @@ class LearnedModel:
     members: int = 8
     mask_size: int | None = 4  # members that an environment uses in an episode; None: all
     verified_edges: Verified = "graph"
-    cache: bool = True  # keep predictions until the network learns
-    factored: bool = True  # round coordinates that belong together as a whole; False: one by one, as published
+    cache: bool = True  # cache predictions until the network learns
+    factored: bool = True  # round the coordinates of a factor together; False: one by one, as published
     scaled: bool = False  # divide the disagreement about a coordinate by its range; for models of changes
 
     def __post_init__(self) -> None:
@@ -59,32 +69,45 @@ class LearnedModel:
             choices = ", ".join(map(repr, get_args(Verified)))
             raise ConfigError(f"LearnedModel.verified_edges = {self.verified_edges!r} is not one of {choices}")
 
-    def build(self, core: Core, seed: int, classes: bool = False, runs: int = 1, columns: int = 0) -> EnsembleModel:
-        """Return the model; EnvSetupError unless observations are bounded vectors and actions are discrete.
+    def build(
+        self, core: Core, seed: int, predicts: Predicts = "changes", runs: int = 1, columns: int = 0
+    ) -> EnsembleModel:
+        """Return the model; EnvSetupError unless observations fit what the network predicts and actions are discrete.
 
         Args:
           core: the environment that is modelled; only its spaces and factors are used.
           seed: of random choices.
-          classes: the network predicts classes of factors, not changes.
+          predicts: what the network predicts: changes of bounded vectors, classes of factors, or cells of boards.
           runs: number of runs that share the model, each with a network of its own.
           columns: number of environments of all runs together; not needed for one run.
         """
+        if not isinstance(core.action_space, gym.spaces.Discrete):
+            raise EnvSetupError(f"a learned model needs discrete actions, not {core.action_space}")
+        return EnsembleModel(self, core.action_space, self._decoder(core, predicts), seed, runs, columns)
+
+    def _decoder(self, core: Core, predicts: Predicts) -> Decoder:
         space = core.observation_space
-        bounded = isinstance(space, gym.spaces.Box) and len(space.shape) == 1
-        if not bounded or not isinstance(core.action_space, gym.spaces.Discrete):
-            raise EnvSetupError(
-                f"a learned model needs a vector observation and discrete actions, not {space} and {core.action_space}"
-            )
-        assert isinstance(space, gym.spaces.Box)
+        if predicts == "cells":
+            _check_boards(core)
+            return CellDecoder()
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+            raise EnvSetupError(f"this learned model needs vector observations, not {space}; boards need BoardModel")
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
             raise EnvSetupError(f"a learned model guesses whole numbers between bounds, and {space} has none")
-        decoder: Decoder
-        if classes:
-            decoder = ClassDecoder(factors_of(core))
-        else:
-            factors = getattr(core, "factors", ()) if self.factored else ()
-            decoder = DeltaDecoder(space.low, space.high, factors, self.scaled)
-        return EnsembleModel(self, core.action_space, decoder, seed, runs, columns)
+        if predicts == "classes":
+            return ClassDecoder(factors_of(core))
+        factors = getattr(core, "factors", ()) if self.factored else ()
+        return DeltaDecoder(space.low, space.high, factors, self.scaled)
+
+
+def _check_boards(core: Core) -> None:
+    """Raise an EnvSetupError unless each cell of a start observation is of exactly one class."""
+    start = np.asarray(core.observe(core.initial(1, np.random.default_rng(0))))
+    if start.ndim != 4 or not np.isin(start, (0, 1)).all() or (start.sum(axis=-1) != 1).any():
+        raise EnvSetupError(
+            f"a model of boards needs observations [height, width, classes] with a single 1 in each cell, and those of "
+            f"{type(core).__name__} are different"
+        )
 
 
 class EnsembleModel:
@@ -104,13 +127,13 @@ class EnsembleModel:
     ):
         self.action_space: gym.Space[Any] = action_space
         self.runs = runs
-        self._each = columns // runs if runs > 1 else 0  # environments of a run
+        self._each = columns // runs if runs > 1 else 0  # environments per run
         self._decoder = decoder
         self._members = settings.members
         self._size = settings.members if settings.mask_size is None else settings.mask_size
         self._seed = seed
         self._masks = np.zeros((0, self._size), np.int64)
-        self.answers = PredictionCache(decoder.prepare) if settings.cache else None
+        self.answers = PredictionCache(decoder.prepare, decoder.most_cached) if settings.cache else None
         self.clears_bonus = settings.verified_edges != "graph"  # real steps remove the bonus of their edge
         self.verified = TransitionTable() if settings.verified_edges == "run" else None
         self._version = -1
@@ -148,9 +171,8 @@ class EnsembleModel:
         known = None if self.verified is None else self.verified.find(keys)
         if known is None or (known == NO_NODE).all():
             return self._stepped(states, (yield from self._guess(states, actions, keys)))
-        count, width = states["obs"].shape
-        blank = (np.zeros(count, dtype) for dtype in (np.float32, bool, np.float32))
-        guess = Guess(np.empty((count, width), np.float32), *blank)
+        blank = (np.zeros(len(actions), dtype) for dtype in (np.float32, bool, np.float32))
+        guess = Guess(np.empty(states["obs"].shape, np.float32), *blank)
         unknown = (known == NO_NODE).nonzero()[0]
         if len(unknown):
             some = {name: leaf[unknown] for name, leaf in states.items()}
@@ -201,7 +223,7 @@ class EnsembleModel:
 class PredictionCache:
     """The network's predictions by 64-bit keys of their inputs. The owner clears it when the network learns."""
 
-    def __init__(self, prepare: Callable[[Answer], Answer], most: int = 400_000):
+    def __init__(self, prepare: Callable[[Answer], Answer], most: int = MOST_CACHED):
         """Create an empty cache.
 
         Args:
@@ -241,7 +263,7 @@ class PredictionCache:
             try:
                 answer = yield Request(network, trees.map(lambda leaf: leaf.take(made, axis=0), inputs))
                 rows = self._store(self._prepare(answer), len(made))
-            except BaseException:  # without an answer: the keys are in the table and would count as answered
+            except BaseException:  # no answer: the keys are in the table already and would count as answered
                 self.forget()
                 raise
             self._table.give(places.take(made), rows)

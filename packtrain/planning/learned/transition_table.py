@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packtrain.arrays import longer
-from packtrain.planning.nodes import NO_NODE, HashTable, observation_keys, state_action_keys
+from packtrain.hashing import observation_keys, state_action_keys
+from packtrain.planning.nodes import NO_NODE, HashTable
 
 _FIRST_ROOM = 1024
 
@@ -20,9 +21,9 @@ class Transitions(NamedTuple):
     """M transitions between observations."""
 
     run: np.ndarray  # [M] int64, the run they belong to where several runs share a process; else 0
-    obs: np.ndarray  # [M, D] float32
+    obs: np.ndarray  # [M, ...] float32
     action: np.ndarray  # [M]
-    after: np.ndarray  # [M, D]
+    after: np.ndarray  # [M, ...]
     reward: np.ndarray  # [M] float32
     terminated: np.ndarray  # [M] bool
 
@@ -38,7 +39,7 @@ class TransitionTable:
         self._table = HashTable()
         self._count = 0
         self._known: Transitions | None = None
-        self.contradicted: dict[int, int] = {}  # by run: how often a transition differed from the stored one
+        self.contradicted: dict[int, int] = {}  # per run: how often a transition differed from the stored one
 
     def __len__(self) -> int:
         return self._count
@@ -83,7 +84,7 @@ class TransitionTable:
     def _differ(self, numbers: np.ndarray, transitions: Transitions) -> np.ndarray:
         """Return which transitions differ from those stored with these numbers, bool [M]."""
         before = self.take(numbers)
-        changed = (before.after != transitions.after).any(axis=1) | (before.reward != transitions.reward)
+        changed = ~equal_rows(before.after, transitions.after) | (before.reward != transitions.reward)
         different: np.ndarray = changed | (before.terminated != transitions.terminated)
         return different
 
@@ -117,6 +118,12 @@ class TransitionTable:
             edges = {name: np.asarray(leaf) for name, leaf in snapshot["edges"].items()}
             self.add(Transitions(np.full(len(edges["action"]), run), **edges))
         self.contradicted = counts | {run: int(snapshot["contradicted"])}
+
+
+def equal_rows(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return which observations [M, ...] are equal, bool [M]."""
+    equal: np.ndarray = (one == other).reshape(len(one), -1).all(axis=1)
+    return equal
 
 
 def stored_transitions(memories: dict[str, Any]) -> tuple[TransitionTable, bool]:

@@ -8,7 +8,7 @@ import pytest
 
 from packtrain.envs.categorical_factors import Factor, encode
 from packtrain.planning import kernels
-from packtrain.planning.learned.ensemble_decoding import ClassDecoder, DeltaDecoder, decode_delta
+from packtrain.planning.learned.ensemble_decoding import CellDecoder, ClassDecoder, DeltaDecoder, decode_delta
 from packtrain.testing.plain_decoding import decode_classes, mutual_information, scaled_std, std_of_deltas
 
 FACTORS = (Factor.one_hot(0, 3), Factor.whole_number(3, -1, 3), Factor.one_hot(4, 2))  # D = 6, C = 10
@@ -261,3 +261,27 @@ def test_information_against_the_sum() -> None:
     reward, terminated = (rng.normal(size=(2, 100, 3)) * scale[:, 0]).astype(np.float32)
     got = mutual_information(logits, FACTORS, reward, terminated)
     np.testing.assert_allclose(got, slow_information(logits, FACTORS, reward, terminated), atol=2e-6)
+
+
+def test_boards_are_factors_of_one_class_per_cell() -> None:
+    """The decoder of boards gives what that of factors gives for flattened boards: same boards, rewards, disagreement.
+
+    Mutations: the entropy of each member's mean; reward and termination left out of the disagreement; argmax of one
+    member.
+    """
+    rng = np.random.default_rng(0)
+    n, members, cells, classes = 40, 5, 6, 3
+    rows, masks = rng.integers(0, n, 25), np.sort(rng.random((25, members)).argsort(axis=1)[:, :3], axis=1)
+    logits = (rng.normal(size=(n, members, cells * classes)) * rng.choice([0.1, 3, 60], (n, 1, 1))).astype(np.float32)
+    ends = {name: (3 * rng.normal(size=(n, members))).astype(np.float32) for name in ("reward", "terminated")}
+    obs = np.zeros((25, cells * classes), np.float32)
+    flat = ClassDecoder(tuple(Factor.one_hot(classes * cell, classes) for cell in range(cells)))
+    want = flat.decode(obs, flat.prepare({"classes": logits, **ends}), rows, masks)
+    decoder, board = CellDecoder(), (2, 3, classes)
+    kept = decoder.prepare({"classes": logits.reshape(n, members, *board), **ends})
+    got = decoder.decode(obs.reshape(25, *board), kept, rows, masks)
+    np.testing.assert_array_equal(got.obs, want.obs.reshape(25, *board))
+    np.testing.assert_array_equal(got.reward, want.reward)
+    np.testing.assert_array_equal(got.terminated, want.terminated)
+    np.testing.assert_allclose(got.bonus, want.bonus, rtol=1e-4, atol=1e-5)
+    assert want.bonus.max() > 0.5

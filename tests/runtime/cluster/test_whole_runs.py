@@ -56,7 +56,7 @@ def test_lost_nodes_are_awaited_and_then_reported(monkeypatch):
         runs.free_node()
 
 
-def test_a_node_without_the_folder_is_told_apart(tmp_path):
+def test_a_node_without_the_folder_starts_no_run(tmp_path):
     """Mutation: the run starts on a disk of its own, and its results are lost."""
     arguments = (["python", "-c", "1"], {}, str(tmp_path / "log"), str(tmp_path), str(tmp_path / "mark"))
     assert whole_runs.Watcher().run(*arguments) == whole_runs.UNSEEN and not (tmp_path / "log").exists()
