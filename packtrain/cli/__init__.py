@@ -31,6 +31,9 @@ COMMANDS = {
     "sweep": Command(
         "sweep", "CONFIG|SPEC.py", "train over values of knobs and over seeds; runs mrunner's specifications"
     ),
+    "suite": Command(
+        "suite", "NAME CONFIG", "train on the games of atari5, atari10 or atari57, and compare the scores"
+    ),
     "report": Command("report", "RUN...", "one HTML page with the curves of one or more runs"),
     "explore": Command("explore", "RUN", "a page of recorded searches: trees, plans, predictions; see --trace"),
     "watch": Command("watch", "RUN...", "the same page live, in a browser on this machine"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import os
 import shlex
 import sys
@@ -77,18 +75,38 @@ def run_request(request: SweepRequest, arguments: argparse.Namespace) -> int:
 # -- flags
 
 
-def parse(names: list[str], rest: list[str], prog: str = "sweep", text: str = TEXT) -> Parsed:
-    """Parse a command line whose configurations are known; ConfigError for what no flag takes."""
+def parse(
+    names: list[str],
+    rest: list[str],
+    prog: str = "sweep",
+    text: str = TEXT,
+    what: str = "CONFIG...|SPEC.py",
+    add_own: Callable[[Parser], None] | None = None,
+) -> Parsed:
+    """Parse a command line whose configurations are known; ConfigError for what no flag takes.
+
+    Args:
+      names: configurations.
+      rest: all other arguments.
+      prog: name of the command.
+      text: what the command does.
+      what: its arguments, in the usage.
+      add_own: adds flags that replace the knobs of the same names.
+    """
     files, _, known, notes = train_flags.find_configs(names, rest)
     for note in notes:
         print(f"packtrain: {note}", file=sys.stderr)
-    usage = f"packtrain {prog} {' '.join(files) or 'CONFIG...|SPEC.py'} [--KNOB A,B,C]... [FLAGS]"
+    usage = f"packtrain {prog} {' '.join(files) or what} [--KNOB VALUE]... [FLAGS]"
     parser = Parser(prog=f"packtrain {prog}", usage=usage, description=text)
     add_configuration_flags(parser)
     add_sweep_flags(parser)
     _add_where_flags(parser)
     _add_train_flags(parser)
+    before = {action.dest for action in parser._actions}
+    if add_own is not None:
+        add_own(parser)
     own = {action.dest for action in parser._actions}
+    known = {name: knob for name, knob in known.items() if name not in own - before}
     if clash := own & known.keys():
         name = sorted(clash)[0]
         raise ConfigError(
@@ -342,8 +360,7 @@ class Checker:
         from packtrain import config
         from packtrain.metrics.sinks import trackers
 
-        with contextlib.redirect_stderr(io.StringIO()):  # which file a name means has been said once
-            paths, values, arguments, _ = train_flags.parse(list(words))
+        paths, values, arguments, _ = train_flags.parse(list(words))
         trackers(train.trackers_of(arguments))
         loaded = config.load(paths, arguments.config, values, arguments.trust_config, seed)
         runtime = train.RUNTIMES[arguments.runtime or config.bound_name("Runner.batch_stepper_class")]

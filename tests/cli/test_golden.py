@@ -27,6 +27,7 @@ def check(name, text):
         ("convert_help", ["convert", "--help"]),
         ("audit_help", ["audit", "--help"]),
         ("sweep_help", ["sweep", "--help"]),
+        ("suite_help", ["suite", "--help"]),
         ("list", ["list"]),
         ("study_help", ["train", "steve/toy", "--help"]),
         ("show_study", ["show-config", "steve/toy", "--seed", "3", "--noise", "0.2"]),

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from packtrain.errors import ClusterError
 from packtrain.runtime.cluster import engine, plan
 from packtrain.runtime.supervise import launch
 
+NODES_SECS = 120.0  # that lost nodes have to come back
 UNSEEN = 1001  # exit code of a run on a node that does not have the folder
 
 
@@ -81,10 +83,16 @@ class WholeRuns:
         self._ray = cluster.ray
         self._watcher = self._ray.remote(max_concurrency=2)(Watcher)
         self._running: list[WholeRun] = []
+        self._had_room = time.monotonic()
         plan.place_runs(cluster.nodes(), 1, cpus, gpus)  # ClusterError if no node could ever take a run
 
     def free_node(self) -> plan.Node | None:
-        """Return the node for one more run, or None if all are busy; ClusterLostError if the head is lost."""
+        """Return the node for one more run, or None if all are busy.
+
+        Raises:
+          ClusterLostError: the head is lost.
+          ClusterError: nothing runs, and no node could take a run for NODES_SECS.
+        """
         self._cluster.check()
         used = Counter(run.node.id for run in self._running)
         nodes = {node.id: node for node in self._cluster.nodes()}
@@ -96,9 +104,13 @@ class WholeRuns:
             for node in nodes.values()
         ]
         try:
-            return nodes[plan.place_runs(left, 1, self._cpus, self._gpus)[0]]
+            found = nodes[plan.place_runs(left, 1, self._cpus, self._gpus)[0]]
         except ClusterError:
+            if not self._running and time.monotonic() - self._had_room > NODES_SECS:
+                raise
             return None
+        self._had_room = time.monotonic()
+        return found
 
     def start(
         self, node: plan.Node, command: Sequence[str], env: Mapping[str, str], log: Path, home: Path, mark: Path
@@ -124,6 +136,7 @@ class WholeRuns:
         done, _ = self._ray.wait([run.answer], timeout=0)
         if not done:
             return None
+        self._had_room = time.monotonic()
         self._running.remove(run)
         try:
             return int(self._ray.get(run.answer, timeout=engine.GET_SECS))

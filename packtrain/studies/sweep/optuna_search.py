@@ -90,7 +90,7 @@ class Trials:
                 load_if_exists=True,
             )
         except (ValueError, KeyError, TypeError, OSError) as error:
-            raise RunFolderError(f"{path} cannot be read: {one_line(str(error))}; --fresh starts anew") from error
+            raise RunFolderError(f"{path} cannot be read: {one_line(str(error))}; --fresh starts another") from error
 
     def _text(self, name: str, value: Any) -> str:
         return value if isinstance(value, str) else repr(value)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from packtrain import __version__
-from packtrain.errors import RunFolderError
+from packtrain.errors import RunFolderError, SaveError
 from packtrain.files import read_inside, write_inside
 from packtrain.metrics.reading import is_run_folder
 from packtrain.studies.sweep.points import Point, digest
@@ -87,7 +87,7 @@ class Record:
             ) from error
         if schema > SCHEMA:
             raise RunFolderError(f"{self.root / FILE} was written by a newer version of packtrain")
-        for name in ("kind", "name", "configs", "varied_names"):
+        for name in ("kind", "name", "configs", "varied_names", "space"):
             before, now = about.get(name), json.loads(json.dumps(self.about.get(name)))
             if before != now:
                 raise RunFolderError(
@@ -130,7 +130,12 @@ class Record:
             "runs": [self._row(run) for run in self.runs],
             **self.extra,
         }
-        write_inside(self.root, FILE, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+        try:
+            write_inside(self.root, FILE, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+        except OSError as error:
+            raise SaveError(
+                f"{self.root / FILE} cannot be written: {error.strerror}; the same command goes on when it can"
+            ) from error
 
     def _row(self, run: Run) -> dict[str, Any]:
         return {

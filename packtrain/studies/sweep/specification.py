@@ -97,7 +97,9 @@ def _translate(path: Path, experiment: Any) -> Specified:
     environ = {**given, **environ}
     folders = str(getattr(experiment, "python_path", "") or "").split(os.pathsep)
     if absolute := [os.path.abspath(folder) for folder in folders if folder]:
-        environ["PYTHONPATH"] = os.pathsep.join([*absolute, *filter(None, [environ.get("PYTHONPATH", "")])])
+        environ["PYTHONPATH"] = os.pathsep.join(
+            [*absolute, *filter(None, [environ.get("PYTHONPATH") or os.environ.get("PYTHONPATH")])]
+        )
     parameters = dict(experiment.parameters)
     neptune = bool(getattr(experiment, "with_neptune", "NEPTUNE_API_TOKEN" in environ))
     environ.pop("NEPTUNE_API_TOKEN", None)

@@ -45,7 +45,18 @@ def test_runs_go_to_the_nodes_with_the_most_room_and_wait_when_all_are_busy():
         whole_runs.WholeRuns(Cluster(2, 5), cpus=6, gpus=0)
 
 
-def test_a_node_without_the_folder_is_told_apart(tmp_path):
+def test_lost_nodes_are_awaited_and_then_reported(monkeypatch):
+    """Mutation: a sweep that waits for ever."""
+    cluster = Cluster(2)
+    runs = whole_runs.WholeRuns(cluster, cpus=2, gpus=0)
+    cluster.alive = []
+    assert runs.free_node() is None
+    monkeypatch.setattr(whole_runs, "NODES_SECS", -1.0)
+    with pytest.raises(ClusterError, match="no node has 2 processors"):
+        runs.free_node()
+
+
+def test_a_node_without_the_folder_starts_no_run(tmp_path):
     """Mutation: the run starts on a disk of its own, and its results are lost."""
     arguments = (["python", "-c", "1"], {}, str(tmp_path / "log"), str(tmp_path), str(tmp_path / "mark"))
     assert whole_runs.Watcher().run(*arguments) == whole_runs.UNSEEN and not (tmp_path / "log").exists()

@@ -95,7 +95,7 @@ def test_a_search_goes_on_with_trials_under_way(root, monkeypatch):
     assert code == 0 and len(content["points"]) == 4
 
 
-def test_failed_and_impossible_trials_are_told_and_the_others_go_on(root, monkeypatch):
+def test_failed_and_impossible_trials_are_reported_to_optuna_and_the_others_go_on(root, monkeypatch):
     """Mutation: a failed trial that counts with the seeds that are left."""
     (root / scripted.PLAN).write_text(json.dumps({"trial_001/seed_0": ["exit1"]}))
     monkeypatch.setattr(optuna.trial.Trial, "suggest_float", lambda self, *_, **__: [1.0, 2.0, 9.9][self.number])

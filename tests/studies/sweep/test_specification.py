@@ -131,13 +131,15 @@ def test_scripts_are_understood(tmp_path, script, words):
     assert made(tmp_path, script=script)[0].words == words
 
 
-def test_variables_and_folders_go_to_the_processes(tmp_path):
+def test_variables_and_folders_go_to_the_processes(tmp_path, monkeypatch):
+    """Mutation: the user's own PYTHONPATH is lost."""
+    monkeypatch.setenv("PYTHONPATH", "before")
     found = made(
         tmp_path, script="A=1 B='x y' python -m alpacka.runner", python_path="one:two", env={"A": "0", "C": "3"}
     )[0]
     folders = found.env.pop("PYTHONPATH").split(":")
     assert found.env == {"A": "1", "B": "x y", "C": "3"}
-    assert [folder.rpartition("/")[2] for folder in folders] == ["one", "two"] and folders[0].startswith("/")
+    assert [folder.rpartition("/")[2] for folder in folders] == ["one", "two", "before"] and folders[0].startswith("/")
 
 
 @pytest.mark.parametrize(
