@@ -71,7 +71,10 @@ def test_model_predictive_control_writes_sequences(tmp_path, capsys):
 @pytest.mark.parametrize(
     "argv, message",
     [
-        (["train", "ppo/cartpole", "--trace", "2"], "--trace 2 records searches, and the policy (ActorCritic"),
+        (
+            ["train", "ppo/cartpole", "--trace", "2"],
+            "--trace 2 records searches, and the policy of this configuration (ActorCritic",
+        ),
         (["train", "planning/mcts_hanoi", "--trace", "-1"], "--trace -1 must not be negative"),
         (["eval", "missing", "--trace", "101"], "--trace 101 must lie between 0 and --num_episodes 100"),
     ],

@@ -4,7 +4,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from packtrain.planning.frontier import FrontierAgent
 from torch import nn
 
 from packtrain.acting.planner_policy import PlannerPolicy
@@ -20,6 +19,7 @@ from packtrain.planning.leaf_evaluators import RolloutNewLeafRater
 from packtrain.planning.search_records import Table, keep, most_visited, table_record
 from packtrain.planning.shooting import ShootingAgent
 from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
+from packtrain.planning.tabular_search import FrontierAgent
 
 MCTS = StochasticMCTSAgent(n_passes=30, new_leaf_rater=RolloutNewLeafRater(rollout_time_limit=3))
 GRAPH = DeterministicMCTSAgent(n_passes=12, use_value_network=False)
