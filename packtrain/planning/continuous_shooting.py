@@ -26,6 +26,7 @@ from packtrain.planning.rollouts import open_loop, repeat
 from packtrain.planning.schedules import Schedule, check_schedules, scheduled
 from packtrain.trees import Tree
 
+NETWORK = "agent"
 CHUNK = 1 << 14  # sequences that are evaluated at once
 
 
@@ -76,6 +77,7 @@ class CEMAgent:
     warm_start: bool = True
     execute: Literal["best", "mean"] = "best"  # the first action of the best sequence seen, or of the final mean
     discount: float = 1.0
+    terminal_value: bool = False  # add discount^horizon times the network's value of the last state
     parameter_schedules: dict[str, Schedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -91,8 +93,8 @@ class CEMAgent:
             raise ConfigError(f"CEMAgent.keep_elites = {self.keep_elites} must be at most elites = {self.elites}")
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Return no heads: no network is used."""
-        return {}
+        """Return the value's head, if the last state of a sequence is rated."""
+        return {NETWORK: {"value": 1}} if self.terminal_value else {}
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> CEMPlanner:
         """Return a planner over a bounded Box."""
@@ -112,6 +114,7 @@ class MPPIAgent:
     noise_correlation: float = 0.5  # of neighbours in time; 0: white noise
     warm_start: bool = True
     discount: float = 1.0
+    terminal_value: bool = False  # add discount^horizon times the network's value of the last state
     parameter_schedules: dict[str, Schedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,8 +125,8 @@ class MPPIAgent:
                 raise ConfigError(f"MPPIAgent.{name} = {getattr(self, name)} must be above 0")
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Return no heads: no network is used."""
-        return {}
+        """Return the value's head, if the last state of a sequence is rated."""
+        return {NETWORK: {"value": 1}} if self.terminal_value else {}
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> MPPIPlanner:
         """Return a planner over a bounded Box."""
@@ -188,6 +191,7 @@ class _Planner:
                 discount=self._now.discount,
                 rng=self.rng,
                 listener=self._listener,
+                value_network=NETWORK if getattr(self._now, "terminal_value", False) else None,
             )
             scores[:, low : low + at_once] = returns.reshape(rows, count)
             steps += made.reshape(rows, count).sum(axis=1)
