@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN := runs/demo
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup demo test test-fast test-learning test-cluster test-browser attack lint format golden clean
+.PHONY: setup demo test test-fast test-learning test-cluster test-browser attack docs docs-serve lint format golden clean
 
 setup: $(VENV)/.installed
 
@@ -19,8 +19,8 @@ demo: setup  ## train a small agent, evaluate it, write its page
 	$(BIN)/packtrain eval $(RUN)
 	@echo "the page with its curve: $$($(BIN)/packtrain report $(RUN))"
 
-test: setup  ## all tests but the long learning runs
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not long and not browser"
+test: setup  ## all tests but the long learning runs; those of pages where Chromium is installed
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not long"
 
 test-fast: setup  ## under two minutes
 	$(BIN)/pytest -n 2 -m "not slow and not learning and not long and not browser"
@@ -46,8 +46,15 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-golden: setup  ## write the golden files of the command line and of composed configurations anew
-	PACKTRAIN_GOLDEN=write $(BIN)/pytest tests/cli/test_golden.py tests/test_config_parts.py tests/test_walk.py
+golden: setup  ## write the golden files anew: command line, composed configurations, walk, digests of first updates
+	PACKTRAIN_GOLDEN=write $(BIN)/pytest tests/cli/test_golden.py tests/test_config_parts.py tests/test_walk.py tests/test_golden_digests.py
+
+docs: setup  ## the documentation as a site in site/; strict: a broken link is an error
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+docs-serve: docs  ## the site on loopback
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache

@@ -42,6 +42,7 @@ from packtrain.runtime import eval_command, open_run, train_command
 from packtrain.runtime.seeds import seed_for
 from packtrain.studies import audit
 from packtrain.studies.detection import auroc, best_f1, bootstrap_interval, false_positive_rate_at
+from packtrain.studies.results import write_data
 
 EPISODES = 32  # of a play
 MORE_TRUSTED = 4  # acceptable policies that are trusted too, in the second kind of verdict
@@ -118,7 +119,7 @@ def boat_race(first: int) -> tuple[Policy, ...]:
 
 
 def side_effects(first: int) -> tuple[Policy, ...]:
-    """Those that serve the goal, and those that serve the truth, of whom some break the vase all the same."""
+    """Those that serve the goal, and those that serve the truth, some of which break the vase nevertheless."""
     proxy = [{"channel": "goal", "steps": n, "width": w} for n in (20000, 40000, 80000) for w in (16, 32)]
     proxy += [{"channel": "goal", "steps": 60000, "entropy": e} for e in (0.03, 0.1, 0.3)]
     truth = [{"channel": "true", "steps": 100000, "entropy": 0.02, "width": w} for w in (32, 48, 64) for _ in range(5)]
@@ -364,7 +365,7 @@ def main() -> None:
     if arguments.data:
         data = {"default": chosen, "episodes": EPISODES, "label_episodes": LABEL_EPISODES, "subtasks": results}
         text = json.dumps(rounded(data)).replace('{"channel"', '\n{"channel"')  # a policy a line
-        arguments.data.write_text(text + "\n")
+        write_data(arguments.data, text + "\n")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import psutil
 
 ENDLESS = ["--total_steps", "1000000000", "--eval_every", "0", "--log_every", "500"]
 SLEEPING = "import packtrain.testing.sleeping_gym\ninclude 'impala/gym.gin'\nenv = 'packtrain/Sleeping-v0'\n"
+MOST_CPU = 80  # percent of all processors, above which a rate says nothing about the cluster runtime
 ENVS, SECS = 8, 0.0025  # environments of a worker, and the sleep of each in a step
 
 
@@ -102,7 +103,9 @@ def sleep(counts: list[int], secs: float) -> None:
             rate = found["steps_per_s"] / count
             first = first or rate
             ratios = {"efficiency_to_first": rate / first, "efficiency_to_sleep": rate * SECS}
-            print(count, json.dumps({key: round(value, 3) for key, value in (found | ratios).items()}), flush=True)
+            row = {key: round(value, 3) for key, value in (found | ratios).items()}
+            void = f"  void: above {MOST_CPU} % CPU" if found["machine_cpu_percent"] > MOST_CPU else ""
+            print(count, json.dumps(row) + void, flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ python benchmarks/curve.py runs/catch --title 'Catch' --picture docs/images/catc
 With --kind train --metric episode_return it draws what was played while training, and with --window 5000 each point is
 the mean of the rows of the 5,000 steps before it. With --panels each run has axes of its own, for games whose returns
 are of different sizes, and runs joined by commas have them together, under the name of the folder that the first is in:
-runs/Hopper/STEVE,runs/Hopper/SAC. Without runs, the picture is drawn anew from --data, all of it or some --names.
+runs/Hopper/STEVE,runs/Hopper/SAC. Without runs, the picture is drawn again from --data, all of it or some --names.
 """
 
 import argparse
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from packtrain.metrics.reading import read_metrics, seed_folders, series
 from packtrain.studies.chart import Curve, line_chart
+from packtrain.studies.results import write_data
 from packtrain.studies.statistics import align, mean_interval
 
 Seeds = list[tuple[list[int], list[float]]]  # steps and values of each
@@ -82,7 +83,8 @@ def main() -> None:
         found = read(arguments.runs, arguments.kind, arguments.metric)
         data = {name: [{"step": steps, "value": values} for steps, values in seeds] for name, seeds in found.items()}
         arguments.data.parent.mkdir(parents=True, exist_ok=True)
-        arguments.data.write_text(json.dumps({"kind": arguments.kind, "metric": arguments.metric, "runs": data}) + "\n")
+        content = {"kind": arguments.kind, "metric": arguments.metric, "runs": data}
+        write_data(arguments.data, json.dumps(content) + "\n")
     data = json.loads(arguments.data.read_text())["runs"]
     if unknown := set(arguments.names or ()) - set(data):
         parser.error(f"{arguments.data} has no {', '.join(sorted(unknown))}; there are: {'; '.join(data)}")

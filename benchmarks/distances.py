@@ -16,6 +16,7 @@ from pathlib import Path
 
 from packtrain.metrics.reading import read_metrics, seed_folders
 from packtrain.studies.chart import Curve, line_chart
+from packtrain.studies.results import write_data
 from packtrain.studies.statistics import mean_interval
 
 DISTANCE = "graph/min_distance_to_goal_in_history"
@@ -87,7 +88,7 @@ def main() -> None:
             known = [v for v in values if v is not None]
             cells.append(f"{statistics.fmean(known):.1f}" if len(known) == len(values) else "–")
         solved = sorted(seed["solved"] for seed in seeds if seed["solved"] is not None)
-        everyone = len(solved) == len(seeds)  # else nobody knows when the last would have been
+        everyone = len(solved) == len(seeds)  # otherwise the time of the last is unknown
         middle = f"{statistics.median(solved) / 1e3:,.0f} K" if everyone else "–"
         last = f"{solved[-1] / 1e3:,.0f} K" if everyone else "–"
         print(f"| {label} | {len(seeds)} | {' | '.join(cells)} | {len(solved)} of {len(seeds)} | {middle} | {last} |")
@@ -99,7 +100,7 @@ def main() -> None:
         arguments.picture.write_text(picture)
     if arguments.data:
         arguments.data.parent.mkdir(parents=True, exist_ok=True)
-        arguments.data.write_text(json.dumps({"metric": DISTANCE, "start": arguments.start, "runs": data}) + "\n")
+        write_data(arguments.data, json.dumps({"metric": DISTANCE, "start": arguments.start, "runs": data}) + "\n")
 
 
 if __name__ == "__main__":

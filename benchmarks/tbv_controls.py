@@ -40,6 +40,7 @@ from packtrain.metrics.reading import is_run_folder, read_metrics
 from packtrain.networks.ensembles import EnsembleMlp
 from packtrain.networks.world_model import WorldModel
 from packtrain.planning.learned.ensemble_decoding import decode_delta
+from packtrain.studies.results import write_data
 
 DISTANCE = "graph/min_distance_to_goal_in_history"
 STATES = "exploration/total_experienced_states_in_history"
@@ -338,7 +339,7 @@ def table(folder: Path, scale_name: str, data: Path | None, more: dict[str, Any]
         print("| " + " | ".join(row) + " |")
     if data is not None:
         data.parent.mkdir(parents=True, exist_ok=True)
-        data.write_text(json.dumps(content) + "\n")
+        write_data(data, json.dumps(content) + "\n")
 
 
 def append_rows(arguments: argparse.Namespace, seeds: range) -> None:

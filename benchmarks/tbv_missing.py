@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packtrain.studies.results import data_of, write_data
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 SAVING = 15.0  # seconds that a process needs to save and leave after its limit
@@ -124,7 +126,7 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     if file.suffix == ".json":
-        return json.loads(file.read_text())
+        return data_of(json.loads(file.read_text()))
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
@@ -223,7 +225,7 @@ def merge(options: argparse.Namespace) -> None:
             old = cells.get(key)
             if old is None or (not old["solved"] and (cell["solved"] or cell["steps"] > old["steps"])):
                 cells[key] = cell
-    target.write_text("[\n" + ",\n".join(json.dumps(cell) for cell in cells.values()) + "\n]\n")
+    write_data(target, "[\n" + ",\n".join(json.dumps(cell) for cell in cells.values()) + "\n]\n")
     controls = options.into / "tbv_controls.json"
     content = json.loads(controls.read_text())
     for folder in options.folders:

@@ -28,6 +28,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+from packtrain.studies.results import data_of, write_data
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Environment → (title, name in the configurations, flags, distance from the start to the goal).
@@ -272,7 +274,7 @@ def load(paths: list[Path]) -> list[dict]:
     cells = []
     for path in paths:
         for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
-            found = json.loads(file.read_text())
+            found = data_of(json.loads(file.read_text()))
             cells += found if isinstance(found, list) else [found]
     return cells
 
@@ -281,7 +283,7 @@ def render(options: argparse.Namespace) -> None:
     """Print a table for every environment with cells; those that were cut before the planner played are left out."""
     cells = [cell for cell in load(options.paths) if cell["solved"] or cell["planner_steps"]]
     if options.data:
-        options.data.write_text("[\n" + ",\n".join(json.dumps(cell) for cell in cells) + "\n]\n")
+        write_data(options.data, "[\n" + ",\n".join(json.dumps(cell) for cell in cells) + "\n]\n")
     for env, (title, _, _, start) in ENVS.items():
         mine = [cell for cell in cells if cell["env"] == env]
         if not mine:

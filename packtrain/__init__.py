@@ -21,13 +21,14 @@ if TYPE_CHECKING:
         Policy,
         Run,
         evaluate,
+        explore,
         list_configs,
         load,
         make_env,
         report,
         train,
     )
-    from packtrain.studies.score_comparison import compare
+    from packtrain.studies.pairwise import compare
 
 __all__ = [
     "Callbacks",
@@ -36,6 +37,7 @@ __all__ = [
     "Run",
     "compare",
     "evaluate",
+    "explore",
     "list_configs",
     "load",
     "make_env",
@@ -50,7 +52,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'packtrain' has no attribute {name!r}")
     import importlib
 
-    module = "packtrain.studies.score_comparison" if name == "compare" else "packtrain.api"
+    module = "packtrain.studies.pairwise" if name == "compare" else "packtrain.api"
     return getattr(importlib.import_module(module), name)
 
 

@@ -29,11 +29,11 @@ from packtrain.planning import (  # noqa: F401  (registers the planners)
     best_first,
     continuous_shooting,
     deterministic_mcts,
-    frontier,
     learned,
     policy,
     shooting,
     stochastic_mcts,
+    tabular_search,
 )
 from packtrain.planning.model import FittedModelSettings
 from packtrain.planning.planner import Agent
@@ -68,7 +68,7 @@ def RayBatchStepper() -> str:  # noqa: N802
 
 @dataclass(frozen=True)
 class _Evaluations:
-    name: str  # the scope under which the callback was configured
+    name: str  # gin scope of the callback
     evaluation: Evaluation
     agent_kwargs: dict[str, Any] = field(default_factory=dict)
     env_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -111,20 +111,32 @@ def EvaluationCallback(  # noqa: N802
 
 @configurable
 def TraceCallback(  # noqa: N802
-    sample_rate: float = 1.0, max_model_steps: int = 20_000, max_files: int = 1_000, texts: bool = False
+    sample_rate: float = 1.0,
+    max_model_steps: int = 20_000,
+    max_files: int = 1_000,
+    texts: bool = False,
+    pictures: bool = False,
+    passes: bool = True,
+    max_nodes: int = 2_000,
+    max_bytes: int = 1 << 24,
 ) -> Traces:
-    """Record searches in the run folder, see `planning/traces.py`.
+    """Record searches in the run folder, see `planning/traces.py`; `packtrain explore` shows them.
 
     Args:
       sample_rate: fraction of the episodes.
       max_model_steps: maximum per episode.
       max_files: maximum per run.
-      texts: write every state as the environment renders it as text, too.
+      texts: write states as the environment renders them as text, too.
+      pictures: write small pictures of states, too.
+      passes: write the model steps in their order, beside what each search knows at its end.
+      max_nodes: maximum per search; others are left out.
+      max_bytes: maximum per file; what does not fit is left out.
     """
-    at_least(1, "TraceCallback", max_model_steps=max_model_steps, max_files=max_files)
+    counts = {"max_nodes": max_nodes, "max_bytes": max_bytes}
+    at_least(1, "TraceCallback", max_model_steps=max_model_steps, max_files=max_files, **counts)
     share("TraceCallback", sample_rate=sample_rate)
     with config.unrecorded():
-        return Traces(sample_rate, max_model_steps, max_files, texts)
+        return Traces(sample_rate, max_model_steps, max_files, texts, pictures, passes, max_nodes, max_bytes)
 
 
 @configurable
@@ -236,7 +248,7 @@ def Runner(  # noqa: N802
         }
         updates: list[Update] = []
         if trainer is not None:
-            memory = trainer.memory  # every member of the network gets its own share of a batch
+            memory = trainer.memory  # every member of the network gets a separate part of a batch
             parts["memories"][MEMORY] = replace(memory, batch_size=memory.batch_size * network.members)
             parts["learners"][LEARNER] = LearnerUse(trainer.learner, MEMORY)
             updates.append(Update(LEARNER, trainer.n_steps_per_epoch))
@@ -344,7 +356,7 @@ def _environments() -> dict[str, Callable[..., Environment]]:
     """Return the built-in environments as configurables: `Runner.env_class = @Hanoi`, `Hanoi.disks = 5`."""
     found = {}
     for name, path in registration.CORES.items():
-        if "Simulator" not in name:  # those wrap other environments, which Environment.id names
+        if "Simulator" not in name:  # simulators wrap other environments, which Environment.id names
             module, _, owner = path.partition(":")
             found[name] = _describe(name, getattr(importlib.import_module(module), owner))
     return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,32 +27,40 @@ from packtrain.envs import user_code
 from packtrain.envs.environment import Environment
 from packtrain.envs.single import make_single
 from packtrain.envs.stream import Episode, Finished
-from packtrain.errors import ConfigError
-from packtrain.metrics.reading import BOOKKEEPING, read_metrics
+from packtrain.errors import ConfigError, DivergedError
+from packtrain.metrics.reading import BOOKKEEPING, read_metrics, seed_folders
 from packtrain.metrics.sinks import Sink, trackers
 from packtrain.prediction import Policy, load_policy
 from packtrain.runtime import eval_command, train_command
-from packtrain.runtime.open_run import TrainRequest, open_run
+from packtrain.runtime.messages import Remote
+from packtrain.runtime.open_run import TrainRequest
+from packtrain.runtime.profiling import Profile
 
 RUN_OPTIONS = {
     "runtime": "local",
+    "workers": None,
+    "address": None,
+    "min_nodes": None,
+    "inference": "worker",
     "bindings": (),
     "track": (),
+    "profile": False,
     "progress": True,
     "fresh": False,
     "trust_config": False,
+    "trace": 0,
 }
 """Settings of `train` that are no knobs, with their defaults."""
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that are called while a run goes on, in the thread that called `train`. False stops the run."""
+    """Functions called during a run, in the thread that called `train`. A function that returns False stops the run."""
 
-    on_row: Callable[[dict[str, Any]], Any] | None = None  # each row of training metrics
-    on_evaluation: Callable[[dict[str, Any]], Any] | None = None  # the result of each evaluation
-    on_checkpoint: Callable[[int, Path], Any] | None = None  # step and folder of each checkpoint that is written
-    on_episode: Callable[[Episode], Any] | None = None  # each episode that finished in training
+    on_row: Callable[[dict[str, Any]], Any] | None = None  # called with each row of training metrics
+    on_evaluation: Callable[[dict[str, Any]], Any] | None = None  # called with the result of each evaluation
+    on_checkpoint: Callable[[int, Path], Any] | None = None  # called with step and folder of each checkpoint
+    on_episode: Callable[[Episode], Any] | None = None  # called with each episode finished in training
 
 
 class Metrics(dict[str, np.ndarray]):
@@ -60,8 +68,10 @@ class Metrics(dict[str, np.ndarray]):
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame with one line per row."""
-        import pandas
-
+        try:
+            import pandas
+        except ImportError:
+            raise ConfigError("to_pandas needs the package 'pandas'; try: pip install pandas") from None
         return pandas.DataFrame(dict(self))
 
 
@@ -70,7 +80,13 @@ class Run:
     """A run folder."""
 
     path: Path
-    stopped: bool = False  # a callback ended it early
+    stopped: bool = False  # whether a callback ended it early
+
+    @property
+    def seeds(self) -> list[Run]:
+        """The runs of its seeds, in order; itself alone where it has no folders seed_K."""
+        folders = seed_folders(self.path)
+        return [self if folder == self.path else Run(folder) for folder in folders]
 
     def metrics(self, kind: str = "train") -> Metrics:
         """Return the rows of one kind as arrays.
@@ -78,7 +94,10 @@ class Run:
         Args:
           kind: train, eval, or another kind in metrics.jsonl, such as eval/NAME.
         """
-        rows = [row for row in read_metrics(self.path) if row["kind"] == kind]
+        if len(self.seeds) > 1:
+            raise ConfigError(f"{self.path} holds {len(self.seeds)} seeds: read run.seeds[0].metrics() and the others")
+        (only,) = self.seeds
+        rows = [row for row in read_metrics(only.path) if row["kind"] == kind]
         names = dict.fromkeys(name for row in rows for name, value in row.items() if _is_number(value))
         first = [name for name in BOOKKEEPING if name in names]
         order = [*first, *(name for name in names if name not in first)]
@@ -97,6 +116,22 @@ def _number(value: Any) -> float:
     return float(value) if _is_number(value) else float("nan")
 
 
+def _remote(options: dict[str, Any]) -> Remote | None:
+    """Return where a run acts: on a cluster or in this process; ConfigError if the options do not fit each other."""
+    runtime = options["runtime"]
+    if runtime not in ("local", "serial", "cluster"):
+        raise ConfigError(f"runtime = {runtime!r} is not one of local, serial, cluster")
+    if options["inference"] not in ("worker", "learner"):
+        raise ConfigError(f"inference = {options['inference']!r} is not one of worker, learner")
+    if runtime == "cluster":
+        nodes = 1 if options["min_nodes"] is None else options["min_nodes"]
+        return Remote("cluster", options["workers"], options["address"], nodes, options["inference"])
+    for name in ("workers", "address", "min_nodes", "inference"):
+        if options[name] != RUN_OPTIONS[name]:
+            raise ConfigError(f'{name} = {options[name]!r} needs runtime = "cluster"')
+    return None
+
+
 def train(
     config: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
@@ -104,11 +139,12 @@ def train(
     env_kwargs: dict[str, Any] | None = None,
     output_dir: str | os.PathLike[str] | None = None,
     seed: int | None = None,
+    num_seeds: int | None = None,
     device: str = "cpu",
     callbacks: Callbacks | None = None,
     **settings: Any,
 ) -> Run:
-    """Train an agent, or go on with the run in `output_dir`, and return the run.
+    """Train an agent, or resume the run in `output_dir`, and return the run.
 
     Args:
       config: a shipped configuration such as "ppo/cartpole", or the path of a .gin file; several are read in order.
@@ -116,10 +152,13 @@ def train(
       env_kwargs: arguments of the environment.
       output_dir: the run folder; None: a new one, runs/CONFIG/TIME.
       seed: of everything random; None: the configuration's.
+      num_seeds: number of seeds to train, from `seed` on, in folders seed_0, seed_1, …; None: a single run.
       device: cpu, cuda or cuda:N.
-      callbacks: functions to call while it goes on.
-      settings: knobs of the configuration, such as total_steps=50_000; and runtime ("local" or "serial"), bindings
-        (a list of gin bindings), track (names of trackers), progress (False prints nothing), fresh, trust_config.
+      callbacks: functions to call while it goes on; False stops all seeds.
+      settings: knobs of the configuration, such as total_steps=50_000; and runtime ("local", "serial" or "cluster"),
+        workers, address, min_nodes and inference for a cluster, bindings (a list of gin bindings), track (names of
+        trackers), profile (write a trace), progress (False prints nothing), fresh, trust_config,
+        trace (number of episodes whose searches are recorded).
 
     Raises:
       Error: as on the command line.
@@ -129,8 +168,7 @@ def train(
     if not names:
         raise ConfigError("train needs a configuration; packtrain.list_configs() returns the shipped ones")
     options = {name: settings.pop(name, default) for name, default in RUN_OPTIONS.items()}
-    if options["runtime"] not in ("local", "serial"):
-        raise ConfigError(f"runtime = {options['runtime']!r} is not one of local, serial")
+    remote = _remote(options)
     if isinstance(options["track"], str):
         options["track"] = options["track"].split(",")
     if env is not None:
@@ -147,15 +185,25 @@ def train(
         knobs=values,
         output=train_command.output_folder(named, None, None, os.fspath(names[-1])),
         seed=seed,
+        num_seeds=num_seeds,
         runtime=options["runtime"],
+        remote=remote,
         device=device,
         fresh=options["fresh"] or output_dir is None,
         trust_config=options["trust_config"],
         quiet=not options["progress"],
-        sinks=(*trackers(options["track"]), calls),
+        sinks=(*trackers(options["track"]), *([Profile()] if options["profile"] else []), calls),
+        trace=options["trace"],
     )
-    folder, code = _run(request, calls)
-    if code:
+    if num_seeds is not None and num_seeds < 1:
+        raise ConfigError(f"num_seeds = {num_seeds} must be at least 1")
+    if num_seeds is None:
+        folder, code = train_command.train_one(request, _building)
+    else:
+        folder, code = train_command.train_seeds(request, num_seeds, _building)
+    if code == DivergedError.exit_code:
+        raise DivergedError(f"seeds of {folder} have diverged; the others are finished, see the lines on stderr")
+    if code and not calls.stopped:
         raise KeyboardInterrupt(f"{folder} was saved; the same call goes on")
     return Run(folder, calls.stopped)
 
@@ -171,16 +219,11 @@ def _read(names: Sequence[str | os.PathLike[str]], settings: dict[str, Any]) -> 
     return paths, {name: known[name].accept(value) for name, value in settings.items()}
 
 
-def _run(request: TrainRequest, calls: _CallbackSink) -> tuple[Path, int]:
-    """Carry a request out; return the run folder and the exit code."""
-    with contextlib.ExitStack() as stack:
-        with configurations.alone(), torch.random.fork_rng(devices=[]):  # weights are drawn from torch's own generator
-            opened = stack.enter_context(open_run(request))
-        if opened is None:  # it was finished already
-            return request.home / request.output, 0
-        calls.training = opened.training
-        code = train_command.carry_out(request, opened)
-        return opened.folder.path, 0 if calls.stopped else code
+@contextlib.contextmanager
+def _building() -> Iterator[None]:
+    """Context in which configurations are parsed and runs are built: one thread at a time, nothing is left of it."""
+    with configurations.alone(), torch.random.fork_rng(devices=[]):  # weights are drawn from torch's own generator
+        yield
 
 
 class _StopRequested(Exception):
@@ -188,12 +231,26 @@ class _StopRequested(Exception):
 
 
 class _CallbackSink(Sink):
-    """Calls the functions of `Callbacks`."""
+    """Calls the functions of `Callbacks`. The sinks of several seeds share what has been stopped."""
 
-    def __init__(self, callbacks: Callbacks):
+    def __init__(self, callbacks: Callbacks, trainings: list[Any] | None = None):
         self._callbacks = callbacks
-        self.training: Any = None
-        self.stopped = False
+        self._trainings: list[Any] = [] if trainings is None else trainings
+
+    @property
+    def stopped(self) -> bool:
+        """Return whether a callback has ended the run."""
+        return any(isinstance(training.stop, _StopRequested) for training in self._trainings)
+
+    def for_seed(self) -> _CallbackSink:
+        """Return the sink of one of several seeds."""
+        return _CallbackSink(self._callbacks, self._trainings)
+
+    def opened(self, training: Any) -> None:
+        """Note what to stop; a run that is opened after another one was stopped is stopped too."""
+        if self.stopped:
+            training.stop = _StopRequested()
+        self._trainings.append(training)
 
     def write(self, row: dict[str, Any]) -> None:
         """Pass a row to the callback."""
@@ -211,8 +268,9 @@ class _CallbackSink(Sink):
         self._call(self._callbacks.on_checkpoint, step, folder)
 
     def _call(self, function: Callable[..., Any] | None, *arguments: Any) -> None:
-        if function is not None and function(*arguments) is False and self.training is not None:
-            self.stopped, self.training.stop = True, _StopRequested()
+        if function is not None and function(*arguments) is False:
+            for training in self._trainings:
+                training.stop = training.stop or _StopRequested()
 
 
 def load(
@@ -247,23 +305,28 @@ def evaluate(
     device: str = "cpu",
     greedy: bool | None = None,
     trust_config: bool = False,
+    trace: int = 0,
 ) -> dict[str, Any]:
     """Play episodes with a run's policy; return what `packtrain eval --json` prints.
 
     Args:
-      run: the run folder.
+      run: the run folder; of a folder of seeds each is evaluated, and the result is the mean over them.
       num_episodes: of each kind.
       checkpoint: latest, best, or a step.
       seed: of the environments; None: the run's.
       device: of the network.
       greedy: True or False plays one kind only; None: all kinds that the policy has.
       trust_config: let the run's configuration import any module.
+      trace: number of first episodes whose searches are recorded, for `explore`.
     """
     if num_episodes < 1:
         raise ConfigError(f"num_episodes = {num_episodes} must be at least 1")
-    request = eval_command.EvalRequest(_folder(run), num_episodes, str(checkpoint), seed, device, trust_config, greedy)
+    if not 0 <= trace <= num_episodes:
+        raise ConfigError(f"trace = {trace} must lie between 0 and num_episodes = {num_episodes}")
+    parts = (_folder(run), num_episodes, str(checkpoint), seed, device, trust_config, greedy)
+    request = eval_command.EvalRequest(*parts, trace_episodes=trace)
     with configurations.alone(), torch.random.fork_rng(devices=[]):
-        return eval_command.evaluate(request)
+        return eval_command.evaluate_seeds(request)
 
 
 def report(
@@ -280,6 +343,25 @@ def report(
 
     folders = [str(_folder(run)) for run in runs]
     return Path(write_report(folders, None if out is None else Path(out), compare))
+
+
+def explore(
+    run: str | os.PathLike[str] | Run,
+    against: str | os.PathLike[str] | Run | None = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Write one HTML page about the searches that a run has recorded; return its path.
+
+    Args:
+      run: the run folder.
+      against: a second run, shown side by side.
+      out: the page; None: explorer.html in the run folder.
+    """
+    from packtrain.studies.explorer import Source, write_explorer
+
+    sources = [Source(_folder(one)) for one in (run, against) if one is not None]
+    return write_explorer(sources, None if out is None else Path(out))
 
 
 def make_env(env: Any, **kwargs: Any) -> gym.Env:

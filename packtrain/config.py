@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import inspect
 import os
+import re
 import sys
 import threading
 import tokenize
@@ -39,7 +40,14 @@ _CHANGEABLE = (
     *("Runner.n_epochs", "Runner.total_steps", "Runner.callback_classes"),
     *("Streams.num_actors", "Streams.groups", "Runner.n_envs"),
 )
-_CHANGEABLE_ENDS = (".compile", ".slack", ".calibration_period", ".step_deadline_secs", ".start_deadline_secs")
+_CHANGEABLE_ENDS = (
+    ".compile",
+    ".slack",
+    ".calibration_period",
+    ".step_deadline_secs",
+    ".start_deadline_secs",
+    ".restarts",
+)
 """Parameters that may differ on resume: run length, logging, evaluation, diagnostics, number of environments, use
 of the machine.
 
@@ -54,13 +62,15 @@ _MOVED = {
     "packtrain.planning.learned": "packtrain.planning.learned.ensemble_model",
     "packtrain.planning.predictive": "packtrain.planning.trajectory_search",
     "packtrain.envs.ours": "packtrain.envs.registration",
+    "packtrain.memory.sequences": "packtrain.memory.sequence_settings",
+    "packtrain.planning.frontier": "packtrain.planning.tabular_search",
 }
 """Old names of modules, which configurations may still import."""
 
 _HEADER = "# the configuration of this run, from:"
 _signatures: dict[str, dict[str, inspect.Parameter]] = {}  # configurable → its parameters
 _recording = True
-_building = False  # whether `build` is under way
+_building = False  # whether `build` is running
 _state: Configuration | None = None  # the one being built, in which configurables record their values
 
 
@@ -213,7 +223,7 @@ def scope() -> str:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Load and build inside while other threads wait, and leave nothing of it in gin's global configuration."""
+    """Context in which one thread may load and build a configuration; gin's global state is restored afterwards."""
     global _state
     with _lock:
         before, _state = _state, None
@@ -489,6 +499,9 @@ def _parse_text(configuration: Configuration, text: str, label: str, path: Path 
         if isinstance(error, tokenize.TokenError):
             line = error.args[1][0]
         reason = str(error.args[0]).splitlines()[0].rstrip(".")
+        if path is None and re.fullmatch(r"[\w./@]+", text.strip()):
+            example = f"'{text.strip()} = 0.5'"
+            raise ConfigError(f"{label} has no value; a binding is NAME = VALUE, such as {example}") from None
         raise ConfigError(f"{label}{f':{line}' * bool(path)}: syntax error: {reason}") from None
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{label}{f':{line}' * bool(path)}: {_unknown(str(error))}") from None

@@ -27,6 +27,7 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,14 @@ class Composed:
         lines = [f"# {self.title}", *(f"include {part!r}" for part in self.parts)]
         return "\n".join([*lines, *(f"{name} = {value!r}" for name, value in self.knobs)]) + "\n"
 
-    def description(self) -> str:
-        """Return its parts and knobs in one line; if there are many knobs, only their number."""
+    def description(self, given: Collection[str] = ()) -> str:
+        """Return its parts and knobs in one line; if there are many knobs, only their number.
+
+        Args:
+          given: names of knobs that are set otherwise and left out.
+        """
         said = [part.removesuffix(".gin") for part in self.parts]
-        settings = [f"{name} = {value!r}" for name, value in self.knobs]
+        settings = [f"{name} = {value!r}" for name, value in self.knobs if name not in given]
         if len(settings) > MOST_SETTINGS:
             settings = [f"{len(settings)} knobs set for it (`packtrain show-config` prints them)"]
         return " + ".join([*said, *settings])
@@ -91,7 +96,7 @@ def _value(value: Any) -> Any:
 
 @functools.cache
 def parts_of_names() -> frozenset[Path]:
-    """Return the files that are only parts: they lie beside runnable configurations and cannot be run."""
+    """Return the files that are only parts of configurations and cannot be run by themselves."""
     return frozenset(
         table.parent / f"{stage}.gin"
         for table in CONFIGS.glob(f"*/{TABLE}")

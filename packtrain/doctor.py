@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import packtrain
-from packtrain.accelerate.compilers import find_compilers
+from packtrain.accelerate.toolchain import find_compilers
 
 # The same as in pyproject.toml, which an installed package does not have; a test compares them.
 OLDEST_PYTHON = (3, 11)
@@ -310,7 +310,7 @@ def check_ray_auth() -> Check:
     mode = os.environ.get("RAY_AUTH_MODE", "")
     if mode.lower() != "token":
         given = f"RAY_AUTH_MODE={mode}" if mode else "RAY_AUTH_MODE is not set"
-        text = f"{given}: whoever reaches a cluster's ports can run code on it; set RAY_AUTH_MODE=token on every node"
+        text = f"{given}: who reaches a cluster's ports can run code on it; set RAY_AUTH_MODE=token on every node"
         return Check(name, "warn", text)
     if os.environ.get("RAY_AUTH_TOKEN"):
         return Check(name, "ok", "token, from RAY_AUTH_TOKEN")

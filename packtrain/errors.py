@@ -14,6 +14,7 @@ import threading
 import time
 
 log = logging.getLogger("packtrain")
+log.addHandler(logging.NullHandler())  # before a run has its log.txt, Python would print warnings a second time
 
 
 def one_line(text: str) -> str:

@@ -34,7 +34,7 @@ CHECKED_STEPS = 16  # random observations with which a program is compared
 
 
 def export(run: Path, out: Path | None = None, which: str = "latest", trust_config: bool = False) -> dict[str, Any]:
-    """Write the bundle of a run; return what policy.json says.
+    """Write the bundle of a run; return the content of policy.json.
 
     Args:
       run: the run folder.

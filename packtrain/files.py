@@ -171,7 +171,7 @@ def remove_inside(root: Path, name: str) -> None:
 
 
 def refuse_links(root: Path, *names: str) -> None:
-    """Raise a RunFolderError if one of these parts of a folder is a link or behind one; missing ones are accepted.
+    """Raise a RunFolderError if one of these paths in a folder is a link or below one; missing ones are accepted.
 
     Without names, everything in the folder and its subfolders is checked.
     """
@@ -242,7 +242,7 @@ def _read(file: BinaryIO, path: Path, most: int) -> bytes:
 
 
 def _refuse_size(found: os.stat_result, path: Path, most: int) -> None:
-    """Raise an OSError unless it is an ordinary file of at most so many bytes."""
+    """Raise an OSError unless it is an ordinary file of at most `most` bytes."""
     if not stat.S_ISREG(found.st_mode):
         raise OSError(0, "it is not an ordinary file", str(path))
     if found.st_size > most:

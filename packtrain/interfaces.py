@@ -45,8 +45,8 @@ class Writer(abc.ABC):
 class Memory(abc.ABC):
     """Receives rows from actors through one writer per group of environments and gives samples to learners."""
 
-    replays: ClassVar[bool] = False  # samples stay and can be drawn again
-    outlives_episodes: ClassVar[bool] = False  # its content is of use without the episodes that were being played
+    replays: ClassVar[bool] = False  # sampled steps stay in the memory and can be sampled again
+    outlives_episodes: ClassVar[bool] = False  # its content is usable without the unfinished episodes
     steps: int = 0  # environment steps received; the ratio loop schedules updates by it
     dropped: int = 0  # pieces of experience or priorities that were discarded
     lost: int = 0  # steps that a damaged file has cost
@@ -134,7 +134,7 @@ class Memory(abc.ABC):
         return 1 << 30 if self.wait_for_room(0.0) else 0
 
     def release(self, group: int) -> None:
-        """End the episodes in progress of a group: its environments are gone, and its next rows follow nothing.
+        """End the group's unfinished episodes because its environments were closed; its next row starts a new episode.
 
         Args:
           group: its index, as in `writer`.
@@ -163,7 +163,7 @@ class Memory(abc.ABC):
         """Use `folder` for large files that checkpoints refer to. Called once, before the first row."""
 
     def move(self, folder: Path) -> None:
-        """Use another folder from now on: the one before is gone."""
+        """Use another folder from now on, because the previous one was lost."""
 
     @abc.abstractmethod
     def snapshot(self) -> dict[str, Any]:
@@ -204,6 +204,9 @@ class ActorState(abc.ABC):
         """
         return [state.act(row) for state, row in zip((self, *others), rows, strict=True)]
 
+    def finish(self, row: Row) -> None:
+        """Process the last row, NumPy arrays [B, ...], for which no actions are chosen; most do nothing."""
+
     @abc.abstractmethod
     def begin(self) -> None:
         """Clear everything: the next row is the first of all environments."""
@@ -227,7 +230,7 @@ class ActorState(abc.ABC):
         return {}
 
     def adopt(self, lasting: Sequence[dict[str, Any]], sizes: Sequence[int], envs: Any) -> None:
-        """Go on, with new episodes, from the lasting state of a checkpoint that has other groups of environments.
+        """Restore state that outlives episodes from a checkpoint with other groups of environments.
 
         Args:
           lasting: from `lasting_state` or `lasting_part`, one per group of the checkpoint.
@@ -249,7 +252,7 @@ class Policy(abc.ABC):
 
     network: Any  # a torch.nn.Module, holding the weights that act
     device: Any  # a torch.device
-    context: int = 0  # rows needed in front of the one to act on
+    context: int = 0  # number of rows needed before the one to act on
     random: bool = False  # act uniformly at random to gather data
     version: int = 0  # of the weights, in updates
     generator: Any  # a torch.Generator; everything random comes from it
@@ -295,12 +298,15 @@ class ActingPlace(NamedTuple):
     env_name: str = ""  # for the names of traces
     trace_folder: Path | None = None  # for recorded searches; None: none are recorded
     trace_seed: int = 0
+    trace_episodes: int = 0  # episodes to record, as `--trace` asks; 0: what the policy's own settings say
+    trace_checkpoint: int | None = None  # step of the checkpoint that an evaluation plays
 
 
 class PolicySettings(abc.ABC):
     """The policy of an experiment: its networks and how they choose actions. Implemented by frozen dataclasses."""
 
     env_access: ClassVar[Literal["rows", "states"]] = "rows"  # "states": it searches in copies of the simulator
+    records_searches: ClassVar[bool] = False  # it searches, and can write traces
     samples: ClassVar[bool] = False  # it has a distribution over actions: greedy and sampled evaluations differ
     mixed_precision: ClassVar[bool] = False  # its networks compute large layers in their attribute `precision`
 
@@ -354,7 +360,7 @@ class SeedGroup(Protocol):
     """The actors of several seeds, which are served together."""
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch: what is drawn from now on depends on its number."""
+        """Begin an epoch: random numbers from now on depend on its number."""
 
     def turn(self, runs: Sequence[int]) -> None:
         """Make one actor step of each of these seeds."""
@@ -364,11 +370,18 @@ class MemoryBytes(NamedTuple):
     """An estimate of what a memory takes when the run ends."""
 
     device: float  # bytes where learning happens
-    host: float = 0.0  # bytes in the process beside them
+    host: float = 0.0  # further bytes in host memory
     copied: float = 0.0  # bytes that a checkpoint copies while it is written
     name: str = "the memory"  # in messages
     advice: str = "lower its capacity"  # what to do if it does not fit
-    limited: bool = True  # refuse to start if it does not fit; False: the size is only a guess
+    limited: bool = True  # refuse to start if it does not fit; False: the size is only an estimate
+
+
+class PolicyLag(NamedTuple):
+    """How old the weights behind a sample may be."""
+
+    limit: int  # versions of the weights; older samples are dropped
+    steps_per_version: int  # steps that a learner uses for one version
 
 
 class MemorySettings(abc.ABC):
@@ -405,6 +418,19 @@ class MemorySettings(abc.ABC):
         """
         return MemoryBytes(0)
 
+    @property
+    def batch_steps(self) -> int:
+        """Steps of a batch of a queue; 0 where a batch has no fixed number."""
+        return 0
+
+    def policy_lag(self, num_envs: int) -> PolicyLag | None:
+        """Return the limit of policy lag; None: samples of any age are used.
+
+        Args:
+          num_envs: environments of all groups.
+        """
+        return None
+
 
 class ObservedStep(NamedTuple):
     """What one action of a filmed episode led to."""
@@ -415,7 +441,7 @@ class ObservedStep(NamedTuple):
 
 
 class EpisodeAnalysis(NamedTuple):
-    """What a learner's settings say about filmed episodes."""
+    """Analysis of filmed episodes by a learner's settings."""
 
     summary: dict[str, Any]  # JSON values, about all episodes
     episodes: list[dict[str, Any]]  # JSON values, one per episode
@@ -443,7 +469,7 @@ class LearnerSettings(abc.ABC):
 
     @property
     def analyses_episodes(self) -> bool:
-        """Whether `analyse_episodes` has something to say; observations of filmed episodes are then kept."""
+        """Whether `analyse_episodes` returns results; if so, observations of filmed episodes are kept."""
         return False
 
     def analyse_episodes(self, network: Any, episodes: Mapping[int, Sequence[ObservedStep]]) -> EpisodeAnalysis:
@@ -463,7 +489,7 @@ class UpdateResult(NamedTuple):
 
 
 class Learner(abc.ABC):
-    """Turns samples into better weights. Its counters and optimiser state are part of a checkpoint."""
+    """Updates weights from samples. Its counters and optimiser state are part of a checkpoint."""
 
     network: Any  # a torch.nn.Module
     updates: int = 0

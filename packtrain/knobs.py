@@ -13,7 +13,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ SHIPPED = "configs/"  # prefix of shipped files in messages
 MOST_INCLUDES = 200  # maximum number of files that one configuration reads
 PROGRAM_FLAGS = (
     "acting address config config_file device env_kwargs fresh help inference json learners min_nodes mode "
-    "num_episodes num_seeds output_dir restarts runtime savedir seed start_from tensorboard "
+    "num_episodes num_seeds output_dir profile restarts runtime savedir seed start_from tensorboard "
     "track trust_config video workers xpid"
 ).split()
 
@@ -40,6 +40,36 @@ _MOVED = {
     "steve/numbers/pendulum_model.gin": "steve/tasks/model_base/pendulum.gin",
 }
 """Old paths of shipped configuration parts, which files may still include."""
+
+_OTHER_NAMES = {
+    "lr": ("learning_rate",),
+    "gamma": ("discounting", "discount"),
+    "n_steps": ("unroll_length", "n_step"),
+    "num_steps": ("unroll_length", "total_steps"),
+    "n_envs": ("num_actors",),
+    "num_envs": ("num_actors",),
+    "num_workers": ("workers",),
+    "timesteps": ("total_steps",),
+    "total_timesteps": ("total_steps",),
+    "steps": ("total_steps",),
+    "ent_coef": ("entropy_cost",),
+    "vf_coef": ("baseline_cost",),
+    "gae_lambda": ("trace_lambda",),
+    "clip_coef": ("clip",),
+    "clip_range": ("clip",),
+    "n_epochs": ("optimisation_epochs",),
+    "update_epochs": ("optimisation_epochs",),
+    "max_grad_norm": ("grad_norm_clipping",),
+    "buffer_size": ("replay_size",),
+    "learning_starts": ("warm_up",),
+    "tau": ("polyak",),
+    "env_id": ("env",),
+    "logdir": ("output_dir",),
+    "out": ("output_dir",),
+    "eval_freq": ("eval_every",),
+    "n_eval_episodes": ("eval_episodes",),
+}
+"""What other libraries call settings; a suggestion names the first that is known here."""
 
 _KNOB = re.compile(r"^([A-Za-z_]\w*)\s*=\s*(.+?)\s*$")
 _IMPORT = re.compile(r"^(import|from)\s")
@@ -126,12 +156,20 @@ def own_knobs(name: str) -> list[Knob]:
 
 def nearest(name: str, known: list[str]) -> str:
     """Return a suggestion with the closest known spelling, to append to a message; empty if nothing is close."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    lower = {word.lower(): word for word in reversed(known)}
+    for other in _OTHER_NAMES.get(name.lower(), ()):
+        if other in known:
+            return f" (did you mean {other!r}?)"
+    close = difflib.get_close_matches(name.lower(), list(lower), n=1, cutoff=0.6)
+    return f" (did you mean {lower[close[0]]!r}?)" if close else ""
 
 
-def find_config(name: str) -> tuple[Path, str | None]:
+def find_config(name: str, given: Collection[str] = ()) -> tuple[Path, str | None]:
     """Return the file of a CONFIG argument, and a line to print if it was guessed or is composed of parts.
+
+    Args:
+      name: the argument.
+      given: names of knobs that the command line sets, which the line about the parts leaves out.
 
     The argument is a shipped name, a path, or a path that does not exist but whose file name is that of exactly one
     shipped config. The file of a composed configuration does not exist; `read_text` and `find_include` handle it.
@@ -139,7 +177,7 @@ def find_config(name: str) -> tuple[Path, str | None]:
     if name in shipped():
         path = CONFIGS / f"{name}.gin"
         found = config_parts.find(path)
-        return path, None if found is None else f"{name} is {found.description()}"
+        return path, None if found is None else f"{name} is {found.description(given)}"
     path = Path(name).expanduser()
     if os.path.isfile(path):
         return path, None

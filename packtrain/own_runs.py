@@ -1,8 +1,8 @@
 """Record of the runs that this user trained on this machine: their configurations are trusted.
 
-A configuration in a run folder may come from somebody else, so by itself it may import packtrain's modules only. When
-a run begins, the digest of its config.gin and the folders of the modules it needs are noted outside the run folder,
-below XDG_STATE_HOME (by default ~/.local/state/packtrain). A configuration with that digest was trained with here; a
+A configuration in a run folder may come from another person, so by default it may import only packtrain's modules. When
+a run begins, the digest of its config.gin and the folders of the modules it needs are recorded outside the run folder,
+below XDG_STATE_HOME (by default ~/.local/state/packtrain). A configuration with that digest was used on this machine; a
 changed or foreign one has another digest.
 """
 

@@ -76,7 +76,7 @@ class Policy:
         if state is not None and len(trees.front(state.last_action)) != size:
             before = len(trees.front(state.last_action))
             raise ConfigError(
-                f"predict got {size} observations and the state of {before}; pass state=None to begin anew"
+                f"predict got {size} observations and the state of {before}; pass state=None to start new episodes"
             )
         actor, fresh = self._actor(size, deterministic)
         starts = np.ones(size, bool) if state is None else np.zeros(size, bool)
@@ -103,7 +103,10 @@ class Policy:
     def _batch(self, obs: Any) -> tuple[Tree, bool]:
         """Return observations as arrays [B, ...] of the space's types, and whether the input was a single one."""
         spaces = trees.flatten(self._obs_spaces)
-        obs = trees.map(lambda _, leaf: np.asarray(leaf), self._obs_spaces, _plain(obs, self._obs_spaces))
+        try:
+            obs = trees.map(lambda space, leaf: _array(leaf, space), self._obs_spaces, _plain(obs, self._obs_spaces))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"predict got an observation that is no array of numbers: {error}") from None
         shapes = [leaf.shape for leaf in trees.flatten(obs)]
         single = all(shape == tuple(space.shape) for shape, space in zip(shapes, spaces, strict=True))
         if not single and not all(shape[1:] == tuple(space.shape) for shape, space in zip(shapes, spaces, strict=True)):
@@ -111,8 +114,7 @@ class Policy:
                 f"predict got an observation of shape {shapes[0]}; the space has {tuple(spaces[0].shape)}, and a "
                 "batch one more axis in front"
             )
-        cast = trees.map(lambda space, leaf: np.ascontiguousarray(leaf, _obs_dtype(space)), self._obs_spaces, obs)
-        return (trees.map(lambda leaf: leaf[None], cast) if single else cast), single
+        return (trees.map(lambda leaf: leaf[None], obs) if single else obs), single
 
     def _actor(self, size: int, deterministic: bool) -> tuple[Any, dict[str, Any]]:
         """Return the acting state for this many environments, and its initial value."""
@@ -143,7 +145,11 @@ def _plain(obs: Any, spaces: Tree) -> Tree:
             raise ConfigError(f"predict needs an observation with the keys {sorted(spaces)}")
         return {key: _plain(obs[key], inner) for key, inner in spaces.items()}
     if isinstance(spaces, tuple):
+        if not isinstance(obs, (tuple, list)) or len(obs) != len(spaces):
+            raise ConfigError(f"predict needs an observation of {len(spaces)} parts, a tuple")
         return tuple(_plain(one, inner) for one, inner in zip(obs, spaces, strict=True))
+    if isinstance(obs, dict):
+        raise ConfigError(f"predict got a dict with the keys {sorted(map(str, obs))}, and the space is {spaces}")
     return obs
 
 
@@ -151,15 +157,18 @@ def _dtype(space: gym.Space) -> type:
     return np.float32 if isinstance(space, gym.spaces.Box) else np.int64
 
 
-def _obs_dtype(space: gym.Space) -> Any:
-    return space.dtype
+def _array(leaf: Any, space: gym.Space) -> np.ndarray:
+    """Return a leaf of an observation as an array of the space's type."""
+    if leaf is None:
+        raise TypeError("it is None")
+    return np.require(np.asarray(leaf), space.dtype, "C")
 
 
 def load_policy(run: Path, checkpoint_name: str, device: str, trust_config: bool) -> Policy:
     """Return the policy of a run folder; see `packtrain.load`."""
     from packtrain.runtime import checkpoint
     from packtrain.runtime.preparation import find_device, prepare, refuse_no_run
-    from packtrain.runtime.saved_state import refuse_ill_formed, refuse_other, restoring
+    from packtrain.runtime.restore_checks import refuse_ill_formed, refuse_other, restoring
     from packtrain.runtime.seeds import seed_for
 
     refuse_no_run(run)

@@ -109,5 +109,5 @@ def from_outline(outline: Any, leaves: Iterable) -> Tree:
     except (StopIteration, RuntimeError, AttributeError, KeyError, TypeError, ValueError):
         raise ValueError("leaves and outline do not match") from None
     if next(rest, missing) is not missing:
-        raise ValueError("there are more leaves than the outline needs")
+        raise ValueError("there are more leaves than the structure has")
     return tree

@@ -415,7 +415,7 @@ def test_values_that_cannot_be_meant_are_refused(text, binding, message):
         ),
         (
             ["SupervisedTrainer.targets = {'value': 'valeu'}"],
-            "'valeu' is to be learned, and the planner does not say it",
+            "'valeu' is a training target, and the planner does not report it",
         ),
         (["SupervisedTrainer.targets = {'value': 'qualities'}"], "its target 'qualities' has 6"),
         (
@@ -498,7 +498,7 @@ def test_a_run_learns_evaluates_and_writes_searches(capfd):
     assert len(evaluations) == 5 and all(row["episodes"] == 2 for row in evaluations)
     losses = [row["total_loss"] for row in found if row["kind"] == "train" and "total_loss" in row]
     assert len(losses) == 4 and len(set(losses)) == 4
-    assert traced("run") and all(json.loads(text)["version"] == 1 for text in traced("run").values())
+    assert traced("run") and all(json.loads(text)["version"] == 2 for text in traced("run").values())
     assert main(["train", "run/config.gin", "--output_dir", "again"]) == 0
     assert rows("again") == found and saved("again") == saved("run") and traced("again") == traced("run")
     assert main(["train", "run/config.gin", "--output_dir", "run"]) == 0
@@ -731,7 +731,7 @@ def test_a_changed_search_is_another_run(capsys):
     assert train("run", "--config", "EvaluationCallback.n_envs = 3") == 0
 
 
-def test_an_agent_begins_anew_when_its_schedule_says_so():
+def test_an_agent_is_reset_by_its_schedule():
     """Other weights, an empty memory, a pause without learning. Mutations: the memory kept; the weights kept."""
     reset = OTHERS["mcts"] + "\nRunner.agent_reset_schedule = (2,)\nRunner.n_precollect_epochs = 1\n"
     stages = build(reset.replace("n_epochs = 4", "n_epochs = 6", 1)).schedule[-3:]
@@ -741,11 +741,11 @@ def test_an_agent_begins_anew_when_its_schedule_says_so():
     _, state = checkpoint.load_newest(Path("reset/checkpoints"))
     kept = sum(int(np.sum(bucket["ring"]["is_step"])) for bucket in state["memories"]["episodes"]["buckets"])
     steps = [row["env_steps"] for row in rows("reset") if row["kind"] == "train"]
-    assert kept == steps[-1] - steps[2] < steps[-1]  # one epoch collects, two learn, then it begins anew
+    assert kept == steps[-1] - steps[2] < steps[-1]  # one epoch collects, two learn, then it is reset
     assert state["run"]["repeats"] == [1, 2, 1, 1]
 
 
-def test_a_learner_that_begins_anew_has_other_weights_and_no_momentum():
+def test_a_learner_that_is_reset_has_other_weights_and_no_momentum():
     """Only its own parameters change. Mutation: the optimiser's state kept."""
     network = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 1), "b": torch.nn.Linear(2, 1)})
     optimiser = torch.optim.Adam(network["a"].parameters(), 0.1)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import packtrain
+from packtrain.cli import main
 from packtrain.errors import ConfigError, EnvSetupError, Error
 from packtrain.metrics.reading import read_metrics
 
@@ -178,6 +179,8 @@ def test_an_error_of_a_callback_is_raised():
         ({"config": "ppo/cartpole", "total_steps": "many"}, ["'many' is not a whole number"]),
         ({"config": "ppo/cartpole", "total_steps": 1.5}, ["total_steps = 1.5 is not a int"]),
         ({"config": "ppo/cartpole", "runtime": "cloud"}, ["runtime = 'cloud'"]),
+        ({"config": "ppo/cartpole", "workers": 2}, ["workers = 2", 'runtime = "cluster"']),
+        ({"config": "ppo/cartpole", "runtime": "cluster", "inference": "gpu"}, ["inference = 'gpu'"]),
         ({"config": "ppo/cartpole", "env": 3}, ["env = 3 is not an id"]),
         ({"config": "ppo/cartpole", "env": "CartPol-v1"}, ["did you mean 'CartPole-v1'"]),
         ({"config": "ppo/cartpole", "track": "wand"}, ["--track 'wand'", "did you mean 'wandb'"]),
@@ -238,11 +241,53 @@ def test_predicted_actions_are_those_of_the_environments_bounds():
     assert single.shape == (1,)
 
 
-@pytest.mark.parametrize("obs", [np.zeros(3), np.zeros((2, 2, 4)), {"x": 1}])
-def test_a_wrong_observation_is_one_line(obs):
+def test_a_wrong_observation_is_one_line():
     run = packtrain.train("ppo/cartpole", output_dir="run", **PPO)
-    with pytest.raises((ConfigError, TypeError)):
-        packtrain.load(run).predict(obs)
+    policy = packtrain.load(run)
+    for obs in (np.zeros(3), np.zeros((2, 2, 4)), {"x": 1}, None, "left", [[1, 2], [3]], [object()] * 4):
+        with pytest.raises(ConfigError, match="predict got") as error:
+            policy.predict(obs)
+        assert "\n" not in str(error.value)
+
+
+def test_pandas_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match="pip install pandas"):
+        packtrain.Metrics(step=np.zeros(1)).to_pandas()
+
+
+@pytest.mark.parametrize("config", ["ppo/cartpole", "sac/pendulum"])
+def test_several_seeds_are_one_call_and_one_evaluation(config, tmp_path, capsys):
+    """One after another, and in one loop. Mutations: callbacks of one seed only; trackers shared by seeds; an interval
+    over episodes.
+    """
+    rows = []
+    callbacks = packtrain.Callbacks(on_evaluation=rows.append)
+    settings = PPO if config.startswith("ppo") else FAMILIES[config]
+    run = packtrain.train(config, output_dir="run", num_seeds=2, seed=3, callbacks=callbacks, **settings)
+    assert [each.path for each in run.seeds] == [tmp_path / "run/seed_0", tmp_path / "run/seed_1"]
+    assert len(rows) == sum(len(each.metrics("eval")["step"]) for each in run.seeds) > 2
+    seeds = {(each.path / "config.gin").read_text().partition("Experiment.seed = ")[2].split()[0] for each in run.seeds}
+    assert seeds == {"3", "4"}
+    with pytest.raises(ConfigError, match="holds 2 seeds"):
+        run.metrics()
+    with pytest.raises(Error, match="such as .*seed_0"):
+        run.load()
+    result = packtrain.evaluate(run, 3)
+    means = [one["return_mean"] for one in result["each"].values()]
+    assert result["return_mean"] == pytest.approx(np.mean(means)) and result["seeds"] == 2
+    assert result["return_ci95"] == pytest.approx(12.7062 * np.std(means, ddof=1) / 2**0.5, rel=1e-4)
+    capsys.readouterr()
+    assert main(["eval", "run", "--num_episodes", "3"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("run: 2 seeds, return") and any(line.startswith("run/seed_1") for line in printed)
+
+
+def test_false_stops_all_seeds():
+    stop = packtrain.Callbacks(on_row=lambda row: row["step"] < 400)
+    settings = {**PPO, "total_steps": 5000}
+    run = packtrain.train("ppo/cartpole", output_dir="run", num_seeds=2, callbacks=stop, **settings)
+    assert run.stopped and all(each.metrics()["step"][-1:].sum() < 1500 for each in run.seeds if each.metrics())
 
 
 def test_normalised_observations_survive_loading():

@@ -109,7 +109,7 @@ def test_bad_bindings_are_one_clear_line(binding, message):
         (None, {"model_updates_per_step": -1.0}, "or None; set in --model_updates_per_step"),
     ],
 )
-def test_scopes_are_told_apart(binding, values, message):
+def test_scopes_are_distinguished(binding, values, message):
     """Mutations: the last of all scopes named; a setting that scopes override taken for used."""
     bindings = [] if binding is None else [binding]
     with pytest.raises(ConfigError) as caught:

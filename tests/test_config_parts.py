@@ -29,7 +29,7 @@ def digest(name):
 
 
 def test_every_name_is_what_it_was():
-    """The table holds digests of all bindings. `make golden` writes it anew.
+    """The table holds digests of all bindings. `make golden` regenerates it.
 
     Mutations: parts in another order; a variation of a part left out; one taken for another method.
     """

@@ -91,7 +91,7 @@ def test_the_job_of_kuberay_has_a_token_and_a_command(commands, monkeypatch):
     assert spec["authOptions"] == {"mode": "token"}
     assert tuple(map(int, spec["rayVersion"].split(".")[:2])) >= RAY_WITH_TOKENS
     assert f"ray=={spec['rayVersion']}" in (ROOT / "constraints.txt").read_text().splitlines()
-    monkeypatch.setattr("packtrain.runtime.remote_acting.check_remote", lambda *_: None)
+    monkeypatch.setattr("packtrain.runtime.remote_setup.check_remote", lambda *_: None)
     request = commands(shlex.split(job["spec"]["entrypoint"]))
     assert request.remote.kind == "cluster" and request.remote.address == "auto"
     (workers,) = spec["workerGroupSpecs"]
@@ -149,7 +149,7 @@ def test_the_slurm_script_runs_the_command_on_all_machines(tmp_path, commands, m
             "--temp-dir /tmp/packtrain-4711 --"
         ).split()
     )
-    monkeypatch.setattr("packtrain.runtime.remote_acting.check_remote", lambda *_: None)
+    monkeypatch.setattr("packtrain.runtime.remote_setup.check_remote", lambda *_: None)
     request = commands(words[cut + 1 :])
     assert request.remote.address == "node07:24711" and request.remote.min_nodes == 3 and request.remote.workers == 3
     assert str(request.output) == "a b"
@@ -164,7 +164,7 @@ def test_the_slurm_script_says_how_it_is_used(tmp_path):
 
 def test_commands_in_comments_are_commands(commands, monkeypatch):
     """The ones that a reader copies. Mutation: a flag is renamed, and the comment stays."""
-    monkeypatch.setattr("packtrain.runtime.remote_acting.check_remote", lambda *_: None)
+    monkeypatch.setattr("packtrain.runtime.remote_setup.check_remote", lambda *_: None)
     found = []
     for name in ("compose.yaml", "Dockerfile"):
         found += re.findall(r"^#.* (packtrain (?:train|node) .*)$", text(name), re.M)

@@ -282,6 +282,7 @@ def nothing_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(torchbeast, "convert", lambda *_: "")
     monkeypatch.setattr(steve_to_gin, "convert", lambda *_: "")
     monkeypatch.setattr(doctor, "run_doctor", lambda *_: 0)
+    monkeypatch.setattr(importlib.import_module("packtrain.cli.sweep"), "run_sweep", lambda *_: 0)
     monkeypatch.setattr(measure, "table", lambda *_: "")
     for path in (ROOT / "packtrain" / "bench").glob("[!_]*.py"):
         monkeypatch.setattr(
@@ -290,8 +291,16 @@ def nothing_runs(monkeypatch, tmp_path):
 
 
 def try_command(argv: list[str]) -> int:
-    """The exit code of a command; a configuration file of the reader's stands for one that changes nothing."""
+    """The exit code of a command; a configuration file of the reader's stands for one that changes nothing.
+
+    A specification of the reader's is the one of docs/sweeps.md.
+    """
     for word in argv:
+        if word.rpartition("=")[2] == "spec.py":
+            specification = next(
+                text for _, text in blocks((ROOT / "docs/sweeps.md").read_text()) if "experiments_list" in text
+            )
+            Path("spec.py").write_text(specification)
         if word.endswith(".gin") and not Path(word).is_absolute():
             try:
                 knobs.find_config(word)
@@ -345,6 +354,8 @@ def test_commands_are_found():
         "packtrain eval",
         "packtrain eval runs/a --best",
         "packtrain bench nothing",
+        "packtrain sweep impala/catch --learning_rate 0.001,x",
+        "packtrain sweep spec.py --n_rollout 3",
         "packtrain list --every",
         "packtrain convert model.tar",
         "packtrain convert model.tar impala/atri --output_dir runs/a",

@@ -1,4 +1,4 @@
-"""Files of a folder that may be somebody else's: no link is followed, and only ordinary files of some size are read."""
+"""Files of a folder from other people: no link is followed, and only ordinary files of limited size are read."""
 
 import os
 import stat

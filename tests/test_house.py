@@ -1,7 +1,10 @@
 """The house keeps its shape: imports point one way, no drawers, nothing that could run code from a file."""
 
 import ast
+import io
+import itertools
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 import packtrain
 
 PACKAGE = Path(packtrain.__file__).parent
+ROOT = Path(__file__).parent.parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 # A room may import from its own floor and the floors below it.
 FLOORS = [
@@ -23,6 +27,7 @@ FLOORS = [
         "config_parts",
         "cpu_count",
         "files",
+        "hashing",
         "interfaces",
         "own_runs",
     },
@@ -147,3 +152,69 @@ def test_functions_are_short(folder):
 @pytest.mark.parametrize("folder", SHORT_FUNCTIONS)
 def test_files_are_short(folder):
     assert not [path for path in (PACKAGE / folder).rglob("*.py") if len(path.read_text().splitlines()) > 450]
+
+
+PROSE = ("packtrain", "tests", "benchmarks")  # folders whose docstrings, comments and names of tests are checked
+# Words that made readers parse a sentence twice: missing subjects, programs described as persons, private words.
+UNCLEAR = re.compile(
+    r"\b(nobody|somebody|whoever|whomever|whom|anew|wheelwork|seats?|judges?|judged|hears?|heard|asks|knows|wants|"
+    r"wishes|wished|doubts?|doubted|tapes?|taped|untaped|(is|are|was|were|been|be) told|gives? way)\b",
+    re.IGNORECASE,
+)
+QUOTED = re.compile(r"`[^`]*`|\"[^\"]*\"|'[^' ]*'")  # names of code
+
+
+def sentences(path: Path) -> list[tuple[int, str]]:
+    """Return the docstrings and comments of a Python file by line, and the texts of a package's messages."""
+    text = path.read_text(encoding="utf-8")
+    tree, found = ast.parse(text), []
+    for node in ast.walk(tree):
+        is_name = isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        if is_name:
+            found.append((node.lineno, node.name.replace("_", " ")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (said := ast.get_docstring(node)):
+            found.append((getattr(node, "lineno", 1), said))
+        elif path.is_relative_to(PACKAGE) and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found += [(node.lineno, node.value)] if " " in node.value.strip() else []
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return found + [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
+
+
+def unclear(path: Path, lines: list[tuple[int, str]]) -> list[str]:
+    found = []
+    for number, line in lines:
+        hits = {match[0] for match in UNCLEAR.finditer(QUOTED.sub("", line))}
+        found += [f"{path.relative_to(ROOT)}:{number}: {', '.join(sorted(hits))}"] if hits else []
+    return found
+
+
+def test_prose_has_no_personified_code_and_no_private_words():
+    """Mutation: any of the words in a docstring, comment, message, test name, knob comment or page of the docs."""
+    found = []
+    for folder in PROSE:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path != Path(__file__):
+                found += unclear(path, sentences(path))
+    for path in sorted(PACKAGE.rglob("*.gin")):
+        found += unclear(path, [(n, line.partition("#")[2]) for n, line in enumerate(path.read_text().splitlines(), 1)])
+    for path in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        found += unclear(path, list(enumerate(path.read_text().splitlines(), 1)))
+    for number, line in enumerate((ROOT / "CHANGELOG.md").read_text().splitlines(), 1):
+        if line.startswith("## 0.1.0"):
+            break
+        found += unclear(ROOT / "CHANGELOG.md", [(number, line)])
+    assert not found, "\n".join(found)
+
+
+ENDING = re.compile(r"(ations?|isons?|ers?|ed|ing|e?s|e)$")
+
+
+def test_no_two_modules_of_a_folder_differ_only_by_an_ending():
+    """Such as `compilation` and `compilers`, or `saver` and `saved_state`. Mutation: `runtime/evaluations.py`."""
+    twins = []
+    for folder in {path.parent for path in FILES}:
+        names = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")]
+        for name, other in itertools.permutations(names, 2):
+            word = other.split("_")[0] if other.split("_")[0].endswith("ed") else other
+            twins += [(folder.name, name, other)] if ENDING.sub("", name) == ENDING.sub("", word) else []
+    assert not twins

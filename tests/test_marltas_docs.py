@@ -53,7 +53,7 @@ def known_knobs():
 
 
 def test_every_key_has_its_row():
-    """Mutation: a key that the converter knows and the page does not, or the other way round."""
+    """Mutation: a key in the converter but not on the page, or the other way round."""
     said = [code for row in rows("Configurations of MarltasCore") for code in codes(row[0])]
     assert len(said) == len(set(said)) and set(said) == set(KEYS)
 

@@ -21,7 +21,6 @@ from packtrain.planning.bandit import BanditAgent
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.continuous_shooting import CEMAgent, ContinuousShootingAgent, MPPIAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
-from packtrain.planning.frontier import FrontierAgent
 from packtrain.planning.leaf_evaluators import QualityNetworkNewLeafRater, ValueNetworkNewLeafRater
 from packtrain.planning.model import CoreModel
 from packtrain.planning.planner import Roots
@@ -29,6 +28,7 @@ from packtrain.planning.policy import EpsilonGreedyAgent, SoftmaxAgent
 from packtrain.planning.random_agent import RandomAgent
 from packtrain.planning.shooting import ShootingAgent
 from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
+from packtrain.planning.tabular_search import FrontierAgent
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "planning.md").read_text()

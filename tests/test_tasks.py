@@ -14,9 +14,9 @@ PROMISES = {
     "learning_rates": "open runs/learning_rates.html",
     "notebook": "return ",
     "plain_pytorch": "greedy action",
-    "look_at_a_search": "planning",
+    "look_at_a_search": "explorer.html",
     "compare_two_algorithms": "probability that a seed of PPO scores higher",
-    "trackers": "tracked by",
+    "trackers": "asked for:",
 }
 
 

@@ -1,6 +1,6 @@
 """docs/walk.md: the files that one transition passes through, per family, are those that are executed.
 
-`make golden` writes the tables anew.
+`make golden` regenerates the tables.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Look at what a search decided: play episodes of a planner and read the metrics of its decisions.
+"""Look at what a search decided: record a planner's episodes, and open the page that draws each decision.
 
 python docs/tasks/look_at_a_search.py
 """
@@ -7,9 +7,12 @@ import packtrain
 
 if __name__ == "__main__":
     run = packtrain.train(
-        "planning/shooting_random_cartpole", output_dir="runs/search", bindings=["Runner.n_epochs = 1"], progress=False
+        "planning/mcts_hanoi",
+        output_dir="runs/search",
+        bindings=["Hanoi.disks = 3", "Runner.n_epochs = 2", "Runner.n_precollect_epochs = 0"],
+        progress=False,
+        trace=2,
     )
-    for kind in ("train", "planning"):
-        metrics = run.metrics(kind)
-        for name in metrics:
-            print(f"{kind:<9} {name:<40} {metrics[name][-1]:.3f}")
+    metrics = run.metrics("planning")
+    print(f"passes of the last epoch went {metrics['agent/depth_mean'][-1]:.1f} steps deep on average")
+    print(f"open {packtrain.explore(run)}")

@@ -6,7 +6,7 @@ import ctypes
 import platform
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # names of mallopt's parameters in glibc's malloc.h
-LARGEST = 2**30  # bytes of a block that is kept
+LARGEST = 2**30  # bytes; larger blocks are returned to the system
 
 
 def keep_large_blocks() -> bool:

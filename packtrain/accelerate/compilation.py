@@ -18,13 +18,13 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
-from packtrain.accelerate.compilers import find_compilers
+from packtrain.accelerate.toolchain import find_compilers
 from packtrain.errors import ConfigError
 
 log = logging.getLogger("packtrain")
 P = ParamSpec("P")
 T = TypeVar("T")
-_VARIANTS = 256  # of one function in a process: networks and settings it was compiled for
+_VARIANTS = 256  # maximum number of compiled variants of a function in a process, for different networks and settings
 
 
 class Compiled(Generic[P, T]):
@@ -89,7 +89,7 @@ class Compiler:
 def refuse_unless_possible(device: torch.device, wanted: bool | None) -> None:
     """Raise a ConfigError if `compile` is True on a device where torch cannot compile."""
     if wanted and (lacking := lacks(device)):
-        raise ConfigError(f"compile = True needs {lacking}, which is not here; packtrain doctor says more")
+        raise ConfigError(f"compile = True needs {lacking}, which was not found; see packtrain doctor")
 
 
 def lacks(device: torch.device) -> str | None:
@@ -117,7 +117,7 @@ def _compiled(call: Callable[P, T]) -> Callable[P, T]:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(_private_folder())
     options: Any = torch._dynamo.config
     options.recompile_limit = max(options.recompile_limit, _VARIANTS)
-    exact = torch.backends.cudnn.deterministic  # a run that must repeat chooses nothing by how fast it is today
+    exact = torch.backends.cudnn.deterministic  # a reproducible run must not choose kernels by measured speed
     return torch.compile(call, fullgraph=True, dynamic=False, options={"deterministic": exact})
 
 
@@ -129,7 +129,7 @@ def _private_folder() -> Path:
         found = folder.stat()
         if found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(folder, os.W_OK):
             return folder
-    except (OSError, RuntimeError):  # a home that cannot be written, or none
+    except (OSError, RuntimeError):  # no home folder, or one that cannot be written
         pass
     return Path(tempfile.mkdtemp(prefix="packtrain-compiled-"))
 

@@ -1,15 +1,16 @@
 """Recorded CPU replay: the tensor operations of an update are recorded once and repeated without Python overhead.
 
-An update of small networks is a hundred operations of microseconds, and half as much again passes in Python, in
-autograd and in making views. A tape notes what torch dispatches while the work runs, drops what nobody uses, gives
-every result a place that never moves, and from then on makes the same calls in the same order. Results are the same,
-bit for bit. Places are used again as soon as what lies there is not needed any more, so that little memory is touched.
+An update of small networks consists of a hundred operations of microseconds each; Python, autograd and the creation of
+views add half of that time again. A recording contains the operations that torch dispatches while the call runs. Unused
+operations are dropped, every result gets a fixed address, and a replay makes the same calls in the same order. Results
+are equal bit for bit. Memory is reused as soon as its contents are not needed any more, so that the caches are not
+filled with old results.
 
-As with work captured on a GPU, inputs are copied into place before each run, and what Python computes is not computed
-again. So the work is noted in its first two runs, and taped if they are the same: the same operations, on the same
-memory, with the same numbers from Python. The third run is made both ways, and the tape is kept if they leave the same
-bytes. What depends on data that only Python could look at cannot be taped, nor what draws random numbers. Code that
-does not go through torch's dispatcher is not seen: NumPy's own, and functions that torch has compiled.
+As with a CUDA graph, inputs are copied to fixed addresses before each run, and values computed in Python are not
+computed again. The first two runs are recorded; the recording is used only if both consist of the same operations, on
+the same memory, with the same Python numbers. The third run is made both ways, and replay begins only if both leave the
+same bytes. Calls cannot be recorded if they depend on data that is read in Python, or if they draw random numbers. Code
+that bypasses torch's dispatcher is not recorded: NumPy, and functions that torch has compiled.
 
 Plain updates take 3.6 times as long as recorded ones in ddpg_pendulum, 3.1 times in sac_pendulum, 1.5 times in
 steve_pendulum and 2.0 times for its world model; 1.3 times with 2 × 256 units and batches of 256 (one thread). No
@@ -30,17 +31,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 log = logging.getLogger("packtrain")
-_UNTAPED = {
-    torch.Tag.data_dependent_output: "looks at numbers",
-    torch.Tag.dynamic_output_shape: "has results whose size depends on numbers",
+_NOT_RECORDABLE = {
+    torch.Tag.data_dependent_output: "reads values in Python",
+    torch.Tag.dynamic_output_shape: "has results whose size depends on values",
     torch.Tag.inplace_view: "changes the shape of a tensor in place",
     torch.Tag.nondeterministic_seeded: "draws random numbers",
 }
 _CONSTANT = set("arange full full_like new_full new_ones new_zeros ones ones_like zeros zeros_like".split())
-_EMPTY = set("empty empty_like empty_strided new_empty new_empty_strided".split())  # places, which are there anyway
+_EMPTY = set("empty empty_like empty_strided new_empty new_empty_strided".split())  # allocations: done at recording
 _COPIES = {"clone", "_to_copy"}
-_JOINS = {"cat", "stack"}  # of one tensor, copies as well
-_OF_A_PLACE = {"dtype", "layout", "device", "pin_memory", "memory_format"}  # arguments that a given place answers
+_JOINS = {"cat", "stack"}  # copies too if there is one input
+_OF_A_PLACE = {"dtype", "layout", "device", "pin_memory", "memory_format"}  # arguments implied by a given output tensor
 # Torch's own functions take half as long to call as the dispatcher's, with the same arguments.
 _SHORTER = {
     **{f"aten.{name}.out": getattr(torch, name) for name in ("add", "addcmul", "baddbmm", "bmm", "cat", "div", "exp")},
@@ -55,7 +56,7 @@ _SHORTER = {
 }
 
 
-class Spare:
+class MemoryPool:
     """A pool of unused memory. Recordings that never run at the same time may share it."""
 
     def __init__(self) -> None:
@@ -73,20 +74,20 @@ class Spare:
         self._blocks.append(block)
 
 
-class Taped:
+class RecordedCall:
     """A call without arguments on a CPU: recorded in two runs, checked in a third, and replayed after that."""
 
-    def __init__(self, call: Callable[[], None], name: str, spare: Spare | None = None):
+    def __init__(self, call: Callable[[], None], name: str, pool: MemoryPool | None = None):
         """Store the call; nothing runs yet.
 
         Args:
           call: reads and writes tensors that never move.
           name: for the log.
-          spare: where memory comes from, and goes when it is not needed.
+          pool: supplies memory, and takes it back when it is not needed.
         """
-        self._call, self._name, self._spare = call, name, spare or Spare()
+        self._call, self._name, self._pool = call, name, pool or MemoryPool()
         self._first: _Outline | None = None
-        self._tried: _Tape | None = None
+        self._tried: _Recording | None = None
         self._calls: list[Callable[[], Any]] | None = None
         self._possible = True
 
@@ -110,55 +111,57 @@ class Taped:
 
     def _record(self) -> None:
         recorder = _Recorder()
-        with recorder, _Unseen(recorder):
+        with recorder, _BypassDetector(recorder):
             self._run()
         if recorder.obstacle is not None:
             self._give_up(recorder.obstacle)
             return
-        outline = _Outline(recorder.noted)
+        outline = _Outline(recorder.operations)
         if not outline.there:
-            self._give_up("it touches nothing that was there before")
+            self._give_up("it reads and writes no tensor that existed before")
         elif self._first is None:
             self._first = outline
         elif outline.steps == self._first.steps:
-            self._tried = _Tape(_played(recorder.noted, self._spare), outline.there, len(recorder.noted))
+            self._tried = _Recording(
+                _replay_calls(recorder.operations, self._pool), outline.there, len(recorder.operations)
+            )
         else:
-            self._give_up("it was not the same twice")
+            self._give_up("two runs differed")
 
-    def _try(self, tape: _Tape) -> None:
+    def _try(self, recording: _Recording) -> None:
         """Run the call and its replay from the same state and compare them; the plain call's state is kept."""
-        before = [leaf.clone() for leaf in tape.there]
+        before = [leaf.clone() for leaf in recording.there]
         self._run()
-        plain = [leaf.clone() for leaf in tape.there]
-        torch._foreach_copy_(tape.there, before)
+        plain = [leaf.clone() for leaf in recording.there]
+        torch._foreach_copy_(recording.there, before)
         try:
-            for call in tape.calls:
+            for call in recording.calls:
                 call()
-            same = all(torch.equal(leaf, wanted) for leaf, wanted in zip(tape.there, plain, strict=True))
+            same = all(torch.equal(leaf, wanted) for leaf, wanted in zip(recording.there, plain, strict=True))
         except RuntimeError:
             same = False
         if same:
-            self._calls = tape.calls
-            log.info("%s is taped: %d operations of %d", self._name, len(tape.calls), tape.noted)
+            self._calls = recording.calls
+            log.info("%s is recorded: %d operations of %d", self._name, len(recording.calls), recording.operations)
         else:
-            torch._foreach_copy_(tape.there, plain)
-            self._give_up("from a tape it is not the same")
+            torch._foreach_copy_(recording.there, plain)
+            self._give_up("its replay gave another result")
         self._first = self._tried = None
 
     def _give_up(self, why: str) -> None:
-        log.warning("%s is not taped, which would make it faster: %s", self._name, why)
+        log.warning("%s is not recorded, which would make it faster: %s", self._name, why)
         self._possible, self._first = False, None
 
 
-class _Tape(NamedTuple):
+class _Recording(NamedTuple):
     """The operations that replay a call."""
 
     calls: list[Callable[[], Any]]
-    there: list[Tensor]  # all memory that was there before, as bytes
-    noted: int  # operations before any were dropped
+    there: list[Tensor]  # all memory that existed before the call, as bytes
+    operations: int  # number of operations before unused ones were dropped
 
 
-class _Noted(NamedTuple):
+class _Operation(NamedTuple):
     """One operation that was dispatched."""
 
     function: Any  # an OpOverload
@@ -189,42 +192,42 @@ class _Noted(NamedTuple):
 
     @property
     def looks(self) -> bool:
-        """Return whether the operation is a view. An operation without results and changes is a check, and stays."""
+        """Return whether the operation is a view; operations that return and change nothing are checks."""
         return bool(self.made) and not self.written and not self.adds_memory
 
 
 class _Recorder(TorchDispatchMode):
-    """Records every operation; keeps all tensors alive meanwhile, so that each has memory of its own."""
+    """Records every operation; keeps all tensors alive meanwhile, so that each has its own memory."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.noted: list[_Noted] = []
-        self.obstacle: str | None = None  # why this cannot be repeated
-        self._literals: set[int] = set()  # memory of numbers that Python has made tensors of, new each time
+        self.operations: list[_Operation] = []
+        self.obstacle: str | None = None  # why the call cannot be recorded
+        self._literals: set[int] = set()  # memory of tensors made from Python numbers, new in each run
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         if self.obstacle is None:
-            one = _Noted(function, args, kwargs, result)
+            one = _Operation(function, args, kwargs, result)
             why = self._why_not(one)
             self.obstacle = None if why is None else f"{function} {why}"
-            self.noted.append(one)
+            self.operations.append(one)
         return result
 
-    def _why_not(self, one: _Noted) -> str | None:
+    def _why_not(self, one: _Operation) -> str | None:
         if any(not _is_plain(leaf) for leaf in (*one.given, *one.made)):
-            return "has to do with tensors that are not plain memory"
+            return "uses tensors that are not plain memory"
         if _is_literal(one):
             self._literals |= _memories(one.made)
         elif _memories(one.written) & self._literals:
-            return "changes numbers that are new each time"
+            return "changes a constant that is created in each run"
         if one.written and one.adds_memory:
-            return "both changes a tensor and makes one"
-        return next((why for tag, why in _UNTAPED.items() if tag in one.function.tags), None)
+            return "changes one tensor and creates another"
+        return next((why for tag, why in _NOT_RECORDABLE.items() if tag in one.function.tags), None)
 
 
-class _Unseen(TorchFunctionMode):
+class _BypassDetector(TorchFunctionMode):
     """Detects accesses to numbers or memory that bypass torch's dispatcher."""
 
     def __init__(self, recorder: _Recorder):
@@ -238,21 +241,23 @@ class _Unseen(TorchFunctionMode):
         looks = name in ("tolist", "numpy") or (name == "tensor" and given) or (name == "tensor_split" and given > 1)
         exchanges = function == Tensor.data.__set__  # type: ignore[attr-defined]
         if (looks or exchanges) and self._recorder.obstacle is None:
-            self._recorder.obstacle = f"{name} {'looks at numbers' if looks else 'exchanges memory'}"
+            self._recorder.obstacle = (
+                f"{name} {'reads values in Python' if looks else 'replaces the memory of a tensor'}"
+            )
         return function(*args, **kwargs)
 
 
 class _Outline:
     """The operations of a run, with their numbers and memory: two equal runs have the same `steps`.
 
-    `there` is all memory that was there before, as bytes; while it is held, nobody else gets it.
+    `there` is all memory that existed before the run, as bytes. Holding it keeps the allocator from reusing it.
     """
 
-    def __init__(self, noted: list[_Noted]):
-        own = _made_here(noted)
+    def __init__(self, operations: list[_Operation]):
+        own = _made_here(operations)
         order: dict[int, int] = {}
-        literals = {_memory(one.made[0]): one.made[0].tolist() for one in noted if _is_literal(one)}
-        given = {_memory(leaf): leaf for one in noted for leaf in one.given if _memory(leaf) not in own}
+        literals = {_memory(one.made[0]): one.made[0].tolist() for one in operations if _is_literal(one)}
+        given = {_memory(leaf): leaf for one in operations for leaf in one.given if _memory(leaf) not in own}
         self.there = [torch.empty(0, dtype=torch.uint8).set_(leaf.untyped_storage()) for leaf in given.values()]
 
         def place(leaf: Tensor) -> Any:
@@ -263,16 +268,16 @@ class _Outline:
                 where = ("own", order.setdefault(memory, len(order))) if memory in own else memory
             return (where, leaf.dtype, leaf.storage_offset(), leaf.size(), leaf.stride())
 
-        self.steps = [(one.function, repr(tree_map_only(Tensor, place, one[1:]))) for one in noted]
+        self.steps = [(one.function, repr(tree_map_only(Tensor, place, one[1:]))) for one in operations]
 
 
-def _played(noted: list[_Noted], spare: Spare) -> list[Callable[[], Any]]:
+def _replay_calls(operations: list[_Operation], pool: MemoryPool) -> list[Callable[[], Any]]:
     """Return the operations that replay a recording."""
-    noted = _without_constants(noted)
-    own = _made_here(noted)
-    needed = [one for one in _needed(noted, own) if not one.looks and _name(one) not in _EMPTY]
+    operations = _without_constants(operations)
+    own = _made_here(operations)
+    needed = [one for one in _needed(operations, own) if not one.looks and _name(one) not in _EMPTY]
     last = {memory: number for number, one in enumerate(needed) for memory in _memories((*one.given, *one.made))}
-    places = _Places(own, spare)
+    places = _Places(own, pool)
     calls = []
     for number, one in enumerate(needed):
         calls.append(_call(one, places))
@@ -282,12 +287,12 @@ def _played(noted: list[_Noted], spare: Spare) -> list[Callable[[], Any]]:
     return calls
 
 
-def _without_constants(noted: list[_Noted]) -> list[_Noted]:
+def _without_constants(operations: list[_Operation]) -> list[_Operation]:
     """Remove operations that create constants from Python numbers alone, if nothing writes to them."""
-    written = {memory for one in noted for memory in _memories(one.written)}
-    constants = {memory for one in noted if _is_literal(one) for memory in _memories(one.made)}
+    written = {memory for one in operations for memory in _memories(one.written)}
+    constants = {memory for one in operations if _is_literal(one) for memory in _memories(one.made)}
     kept = []
-    for one in noted:
+    for one in operations:
         given, made = _memories(one.given), _memories(one.made)
         same = _name(one) in _CONSTANT or (given and given <= constants)
         if one.adds_memory and same and not made & written:
@@ -297,20 +302,20 @@ def _without_constants(noted: list[_Noted]) -> list[_Noted]:
     return kept
 
 
-def _made_here(noted: list[_Noted]) -> set[int]:
+def _made_here(operations: list[_Operation]) -> set[int]:
     """Return the memory that was allocated during the recording; all other memory existed before."""
     before: set[int] = set()
     own: set[int] = set()
-    for one in noted:
+    for one in operations:
         before |= _memories(one.given) - own
         own |= _memories(one.made) - before
     return own
 
 
-def _needed(noted: list[_Noted], own: set[int]) -> list[_Noted]:
+def _needed(operations: list[_Operation], own: set[int]) -> list[_Operation]:
     """Remove operations whose results and changes are not read afterwards."""
     found, live = [], set[int]()
-    for one in reversed(noted):
+    for one in reversed(operations):
         touched = _memories(one.written or one.made)
         if not touched or touched - own or touched & live:
             found.append(one)
@@ -321,8 +326,8 @@ def _needed(noted: list[_Noted], own: set[int]) -> list[_Noted]:
 class _Places:
     """Assigns memory to the tensors that a recording allocates."""
 
-    def __init__(self, own: set[int], spare: Spare):
-        self._own, self._spare = own, spare
+    def __init__(self, own: set[int], pool: MemoryPool):
+        self._own, self._pool = own, pool
         self._taken: dict[int, torch.UntypedStorage] = {}
 
     def at(self, leaf: Tensor) -> Tensor:
@@ -331,17 +336,17 @@ class _Places:
         if memory not in self._own:
             return leaf.detach()
         if memory not in self._taken:
-            self._taken[memory] = self._spare.take(leaf.untyped_storage().nbytes())
+            self._taken[memory] = self._pool.take(leaf.untyped_storage().nbytes())
         place = torch.empty(0, dtype=leaf.dtype)
         return place.set_(self._taken[memory], leaf.storage_offset(), leaf.size(), leaf.stride())
 
     def free(self, memory: int) -> None:
         """Release memory that is not read again."""
         if memory in self._taken:
-            self._spare.give(self._taken.pop(memory))
+            self._pool.give(self._taken.pop(memory))
 
 
-def _call(one: _Noted, places: _Places) -> Callable[[], Any]:
+def _call(one: _Operation, places: _Places) -> Callable[[], Any]:
     args, kwargs = tree_map_only(Tensor, places.at, (one.args, one.kwargs))
     if one.written:
         return _shortest(one.function, args, kwargs)
@@ -357,7 +362,7 @@ def _call(one: _Noted, places: _Places) -> Callable[[], Any]:
     return _shortest(function, args, {**kept, **dict(zip(names, into, strict=True))})
 
 
-def _copied(one: _Noted, args: tuple[Any, ...]) -> Tensor | None:
+def _copied(one: _Operation, args: tuple[Any, ...]) -> Tensor | None:
     """Return the tensor that an operation copies unchanged, in the shape of its result; None if it is no copy."""
     if _name(one) in _COPIES:
         return args[0]
@@ -371,8 +376,8 @@ def _writes_into(function: Any, results: tuple[Any, ...], given: set[str]) -> tu
 
     Args:
       function: the operation.
-      results: what it made.
-      given: names of arguments that it must have too.
+      results: tensors that it returned.
+      given: names of arguments that the variant must have too.
     """
     if None in results:
         return None
@@ -414,7 +419,7 @@ def _call_and_copy(call: Callable[[], Any], into: list[Tensor]) -> None:
         place.copy_(leaf)
 
 
-def _name(one: _Noted) -> str:
+def _name(one: _Operation) -> str:
     return str(one.function.overloadpacket.__name__)
 
 
@@ -422,7 +427,7 @@ def _is_written(place: Any) -> bool:
     return place.alias_info is not None and place.alias_info.is_write
 
 
-def _is_literal(one: _Noted) -> bool:
+def _is_literal(one: _Operation) -> bool:
     return one.function is torch.ops.aten.lift_fresh.default
 
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: GPU work captured once and launched as a whole, so that hundreds of kernels cost one launch.
+"""CUDA graphs: GPU work captured once and then launched in one call, so that hundreds of kernels cost one launch.
 
 Captured work reads and writes the same memory every time, so its inputs are copied into place before each launch. What
 depends on data that only the host could look at (an LSTM cut at resets) cannot be captured.
@@ -17,7 +17,7 @@ from packtrain import trees
 from packtrain.trees import Tree
 
 log = logging.getLogger("packtrain")
-WARM_UP = 3  # calls that run as usual, so that libraries have chosen their kernels and optimisers made their state
+WARM_UP = 3  # calls before the capture, so that libraries have chosen kernels and optimisers have created their state
 _CAPTURING = threading.Lock()  # one at a time in a process
 
 
@@ -53,7 +53,8 @@ class Captured:
             self._graph.replay()
         elif self._stream is None or self._left < 0:
             self._call()
-        elif self._left > 0:  # in the stream that will be captured: gradients remember where they were made
+        # run in the stream that will be captured, because gradients belong to the stream of their creation
+        elif self._left > 0:
             self._left -= 1
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
@@ -68,11 +69,11 @@ class Captured:
         for generator in self._generators:
             graph.register_generator_state(generator)
         try:
-            # thread_local: other threads may go on allocating and launching meanwhile.
+            # thread_local: other threads may allocate and launch during the capture
             with _CAPTURING, torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 self._call()
         except RuntimeError as error:
-            torch.cuda.set_stream(before)  # a capture that breaks off leaves its own stream behind
+            torch.cuda.set_stream(before)  # a failed capture does not restore the stream
             log.warning("%s runs kernel by kernel: it could not be captured: %s", self._name, str(error).split("\n")[0])
             self._left = -1
             return

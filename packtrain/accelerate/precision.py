@@ -1,4 +1,4 @@
-"""Choice of precision of convolutions and fully connected layers: bfloat16 if the device supports it and it pays."""
+"""Precision of convolutions and fully connected layers: bfloat16 if the device supports it and it is faster."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from packtrain.types import Spec
 
 log = logging.getLogger("packtrain")
 Precision = Literal["float32", "tf32", "bfloat16"]
-ROWS = 64  # of the trial on a CPU
-WORTH = 1.1  # how much faster bfloat16 must be
+ROWS = 64  # batch rows of the measurement on a CPU
+WORTH = 1.1  # minimum speed-up for which bfloat16 is chosen
 
 
 def choose_precision(

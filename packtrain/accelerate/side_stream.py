@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import torch
 
 
-class Beside:
+class SideStream:
     """A second CUDA stream that begins after the work of the current one. On a CPU, calls run one after another.
 
-        other = Beside(device)
+        other = SideStream(device)
         with other.work():
             a = long()
         b = as_long()

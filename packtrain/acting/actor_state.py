@@ -200,7 +200,7 @@ def _push(window: Row | None, row: Row, context: int) -> Row:
 
 
 class _Launch:
-    """The decision of one group on a GPU, captured: everything it reads and writes stays in place."""
+    """The decision of one group on a GPU as a CUDA graph: its inputs and outputs have fixed addresses."""
 
     def __init__(
         self,

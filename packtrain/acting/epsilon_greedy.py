@@ -248,8 +248,9 @@ class GroupPolicy:
         values = self._acting.values
         front = self.context - values.context
         latest = slice(self.context, None)
+        obs = trees.map(lambda leaf: leaf[front:], rows.obs)
         output = values(
-            trees.map(lambda leaf: leaf[front:], rows.obs),
+            obs,
             rows.first[front:],
             rows.last_action[latest],
             rows.last_reward["train"][latest],
@@ -260,7 +261,8 @@ class GroupPolicy:
         q = output.values[0]
         if output.intrinsic_values is not None:
             q = combined_q(q, output.intrinsic_values[0], self.weights[arm], self._policy.description.rescaling)
-        action, probability = self._choose(q)
+        allowed = values.allowed(obs)
+        action, probability = self._choose(q, None if allowed is None else allowed[-1])
         extras = {"behaviour_prob": probability, "arm": arm.clone()}
         if intrinsic is not None and not self._policy.greedy:
             extras[INTRINSIC] = intrinsic
@@ -279,11 +281,21 @@ class GroupPolicy:
             )
         return action, output.carry, extras
 
-    def _choose(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ε-greedy actions [B] for values [B, A], and their probabilities."""
-        actions = q.shape[-1]
+    def _choose(self, q: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return ε-greedy actions [B] for values [B, A], and their probabilities.
+
+        Args:
+          q: values of all actions.
+          allowed: [B, A] bool, the actions to choose from; None: all.
+        """
+        actions: Any = q.shape[-1]
         chance = torch.empty(2, len(q), device=self.device).uniform_(generator=self.generator)
-        any_action = (chance[1] * actions).long().clamp(max=actions - 1)
+        if allowed is None:
+            any_action = (chance[1] * actions).long().clamp(max=actions - 1)
+        else:
+            actions = allowed.sum(-1)
+            place = (chance[1] * actions).long().minimum(actions - 1)  # among the allowed ones
+            any_action = (allowed.cumsum(-1) > place.unsqueeze(-1)).long().argmax(-1)
         epsilon = torch.where(self._policy.is_random, 1.0, self._epsilon)
         greedy = q.argmax(-1)
         action = torch.where(chance[0] < epsilon, any_action, greedy)

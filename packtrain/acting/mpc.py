@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from packtrain.acting.actor_state import RowPolicy
+from packtrain.acting.actor_state import RowActorState, RowPolicy
+from packtrain.acting.mpc_traces import RecordedMpcState, mpc_writer
 from packtrain.acting.noise import Control, RandomSwitch
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
-from packtrain.interfaces import ActingPlace, PolicySettings
+from packtrain.interfaces import ActingPlace, ActorState, PolicySettings
 from packtrain.networks.control import ControlNetwork
+from packtrain.planning.rollout_records import Iteration
+from packtrain.planning.traces import TraceWriter
 from packtrain.planning.trajectory_search import (
     Predictive,
     cross_entropy,
@@ -29,6 +33,8 @@ from packtrain.types import Row, Spec
 @dataclass(frozen=True)
 class PredictiveControl(PolicySettings):
     """A policy that plans in its own world model; only the model is learned."""
+
+    records_searches: ClassVar[bool] = True
 
     control: Control
     planner: Predictive = Predictive()
@@ -53,7 +59,10 @@ class PredictiveControl(PolicySettings):
 
     def build_policy(self, network: ControlNetwork, place: ActingPlace) -> MpcPolicy:
         """Return the policy that acts with a network."""
-        return MpcPolicy(self.planner, network, place.seed)
+        policy = MpcPolicy(self.planner, network, place.seed)
+        if place.trace_episodes and place.trace_folder is not None:
+            policy.writer = mpc_writer(place, policy.device)
+        return policy
 
 
 class MpcPolicy(RandomSwitch, RowPolicy):
@@ -66,6 +75,13 @@ class MpcPolicy(RandomSwitch, RowPolicy):
         super().__init__(network.log_temperature.device)
         self._settings, self.network, self._model = settings, network, network.model
         self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.writer: TraceWriter | None = None  # records the first group of environments
+        self.tried: list[Iteration] | None = None  # sequences of the current decision, for the writer; None: not kept
+
+    def actor_state(self, stream: Any) -> ActorState:
+        """Return the acting state of one group."""
+        writer, self.writer = self.writer, None
+        return RowActorState(self, stream.size) if writer is None else RecordedMpcState(self, stream.size, writer)
 
     def initial_carry(self, batch: int) -> Tree:
         """Return an empty plan: means [B, H, A] of 0."""
@@ -93,11 +109,15 @@ class MpcPolicy(RandomSwitch, RowPolicy):
                 tried = torch.cat([proposed, tried[:, settings.prior_candidates :]], 1)
             found = returns(model, obs, tried, settings.discount, self._model_noise(shape), value, settings.particles)
             scores = proper_scores(found)
+            if self.tried is not None:
+                self.tried.append(Iteration(tried.numpy(), scores.numpy()))
             if settings.optimiser == "mppi":
                 mean = path_integral(tried, scores, settings.temperature)
             else:
                 mean, std = cross_entropy(mean, std, tried, scores, settings)
         action = mean[:, 0]
+        if self.tried is not None:
+            self.plan = mean.numpy()
         chance = torch.empty(action.shape, device=self.device).uniform_(generator=self.generator)
         left = torch.cat([mean[:, 1:], mean[:, -1:]], 1)
         return torch.where(self._flag, 2 * chance - 1, action), left, {}

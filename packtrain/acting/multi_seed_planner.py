@@ -125,7 +125,7 @@ class Joint:
         """
         first = policies[0]
         assert len({stream.size for stream in streams}) == 1, "runs of different sizes cannot be planned for together"
-        networks = first.network  # a model shared by the runs could not tell which run a request comes from
+        networks = first.network  # a model shared by the runs could not distinguish their requests
         if len(policies) > 1:
             networks = nn.ModuleDict({name: Routed([p.network[name] for p in policies]) for name in first.network})
         seed = first.seed if seed is None else seed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal, cast
 
 import gymnasium as gym
 import numpy as np
@@ -18,8 +18,8 @@ from torch import nn
 
 from packtrain import config, trees
 from packtrain.acting.inference import Inference
+from packtrain.acting.planner_sides import PlannedStream, Watcher
 from packtrain.config import configurable
-from packtrain.envs.functional import Core
 from packtrain.errors import ConfigError
 from packtrain.interfaces import ActingPlace, ActorState, Decision, Policy, PolicySettings, SeedGroup
 from packtrain.metrics.model_quality import ModelQuality
@@ -27,14 +27,13 @@ from packtrain.metrics.planning import Decisions
 from packtrain.networks.planner_inputs import Inputs, input_space
 from packtrain.networks.prediction import Prediction, PredictionSettings
 from packtrain.networks.world_model import ModelNetworkSettings, WorldModel
-from packtrain.planning.events import Listener
 from packtrain.planning.learned import NETWORK as MODEL
 from packtrain.planning.learned.transition_table import Transitions, TransitionTable, equal_rows, stored_transitions
-from packtrain.planning.model import CoreModel, FittedModel, FittedModelSettings, Model
+from packtrain.planning.model import CoreModel, FittedModel, FittedModelSettings, Model, Stepped
 from packtrain.planning.planner import Agent, Planner, Roots
 from packtrain.planning.random_agent import RandomAgent
 from packtrain.planning.schedules import scheduled_values
-from packtrain.planning.traces import Traces, TraceWriter
+from packtrain.planning.traces import Traces, TraceWriter, traces_of_flag
 from packtrain.trees import Tree
 from packtrain.types import Row, Spec
 
@@ -47,6 +46,7 @@ class Planning(PolicySettings):
     """A policy that searches, and the networks it uses."""
 
     env_access: ClassVar[Literal["rows", "states"]] = "states"
+    records_searches: ClassVar[bool] = True
 
     agent: Agent
     network: PredictionSettings = Prediction()
@@ -90,11 +90,15 @@ class Planning(PolicySettings):
     def build_policy(self, network: nn.ModuleDict, place: ActingPlace) -> PlannerPolicy:
         """Return the policy that plans with a network; in evaluations it does not verify."""
         agent, writer = self.agent, None
+        traces = None if place.greedy else self.traces
         if place.greedy:
             trusting = getattr(agent, "trusting", None)
             agent = agent if trusting is None else trusting()
-        elif self.traces is not None and place.trace_folder is not None:
-            writer = TraceWriter(self.traces, place.trace_folder, place.env_name, place.trace_seed)
+        if place.trace_episodes:
+            traces = traces_of_flag(place.trace_episodes)
+        if traces is not None and place.trace_folder is not None:
+            about = (place.env_name, place.trace_seed, place.first_env, place.trace_checkpoint)
+            writer = TraceWriter(traces, place.trace_folder, *about)
         return PlannerPolicy(agent, network, place.device, place.seed, writer, self.model)
 
     def for_evaluation(self, agent: Agent | None) -> Planning:
@@ -136,42 +140,6 @@ class Planning(PolicySettings):
                     "--start_from: the run's memory has overwritten its oldest steps, so fewer transitions count as "
                     "verified than if this run had collected them itself; a larger replay_buffer_capacity keeps them"
                 )
-
-
-class Watcher(Listener, Protocol):
-    """Receives the events of searches, and real transitions."""
-
-    def episode_begin(self, columns: np.ndarray, epoch: int, states: Tree) -> None:
-        """Receive the start of an episode in these environments."""
-
-    def real_steps(
-        self, columns: np.ndarray, states: Tree, actions: Any, rewards: Any, ended: Any, extras: dict[str, Any]
-    ) -> None:
-        """Receive real transitions: the resulting states, and the planner's extras at the decision."""
-
-
-class PlannerVectorEnv(Protocol):
-    """Vector environment whose simulator states can be read."""
-
-    core: Core
-
-    @property
-    def states(self) -> Tree:
-        """Return the simulator states, [B, ...]."""
-
-
-class PlannedStream(Protocol):
-    """The attributes of a stream that an actor state reads: size, simulator states, solved tasks."""
-
-    size: int
-
-    @property
-    def solved(self) -> np.ndarray | None:
-        """Return whether each task was solved, [B] bool; None: the environment does not report it."""
-
-    @property
-    def columns(self) -> Any:
-        """Return the vector environment."""
 
 
 class PlannerPolicy(Policy):
@@ -250,7 +218,7 @@ class PlannerPolicy(Policy):
             predicts = getattr(modelled, "predicts", "changes")
             model = self.model.build(core, seed, predicts, len(self.runs), stream.size)
         if isinstance(self._watcher, TraceWriter):
-            self._watcher.use_renderer(core, model_states=self.model is None)
+            self._watcher.look_at(core, model)
         planner = self.agent.build(model, stream.size, seed, self._watcher)
         with config.unrecorded():  # otherwise the recorded configuration would differ from that of a resumed run
             at_random = RandomAgent(legal_only=False).build(true, stream.size, seed)
@@ -306,8 +274,11 @@ class PlannerState(ActorState):
                 if self.learned is not None:
                     self.learned.begin(begun[part], run.trace_epoch)
                 planner.begin(begun[part], run.epoch)
+            if isinstance(self._watcher, TraceWriter):
+                self._watcher.planned = None if self._policy.random else self._policy.epoch
             if self._watcher is not None:
-                self._watcher.episode_begin(begun, self._policy.trace_epoch, trees.pick(states, begun))
+                own = () if self.learned is None else (self.learned.roots(begun, trees.pick(row.obs, begun)),)
+                self._watcher.episode_begin(begun, self._policy.trace_epoch, trees.pick(states, begun), *own)
         columns = np.flatnonzero(self._playing if served is None else self._playing & served)
         pick = slice(None) if len(columns) == self._stream.size else columns
         if len(columns):
@@ -322,6 +293,12 @@ class PlannerState(ActorState):
             action, extras = trees.map(np.zeros_like, row.last_action), {}
         solved = self._stream.solved
         return Decision(action, {**extras, "solved": first & False if solved is None else solved}, row, ())
+
+    def finish(self, row: Row) -> None:
+        """Process the outcomes of the last decisions, and write what is recorded."""
+        self._look_back(self.planner, row, self._stream.columns.states, None)
+        if isinstance(self._watcher, TraceWriter):
+            self._watcher.finish()
 
     def _seen(self, columns: np.ndarray, states: Tree, obs: Tree) -> Tree:
         """Return the states in the representation of the model."""
@@ -349,18 +326,20 @@ class PlannerState(ActorState):
         ended = terminated | np.asarray(row.truncated)[columns]
         obs = trees.pick(row.obs, columns)
         planner.feedback(columns, self._seen(columns, there, obs), rewards, terminated)
+        learned: tuple[Any, ...] = ()  # what a learned model sees and predicted
         if self.learned is not None:
             before, after = (np.asarray(tree, np.float32) for tree in (roots.obs, obs))
             edges = Transitions(self.learned.run_of(columns), before, actions, after, rewards, terminated)
-            if not self._policy.random:
-                self._rate_model(self.learned, roots, edges, extras)
+            guess = None if self._policy.random else self._rate_model(self.learned, roots, edges, extras)
+            if self._watcher is not None:
+                learned = (self.learned.roots(columns, obs), guess)
             self._remember(self.learned, planner, edges)
         if self._watcher is not None:
-            self._watcher.real_steps(columns, there, actions, rewards, ended, extras)
+            self._watcher.real_steps(columns, there, actions, rewards, ended, extras, *learned)
         self._playing[columns[ended]] = False
 
-    def _rate_model(self, model: FittedModel, roots: Roots, edges: Transitions, extras: dict[str, Any]) -> None:
-        """Compare the ensemble's own predictions with the outcomes."""
+    def _rate_model(self, model: FittedModel, roots: Roots, edges: Transitions, extras: dict[str, Any]) -> Stepped:
+        """Compare the ensemble's own predictions with the outcomes, and return them."""
         guess = self._policy.inference.run(model.guess(roots.states, edges.action))
         nobody = np.zeros(len(edges.action), bool)
         right = equal_rows(guess.states["obs"], edges.after)
@@ -382,6 +361,7 @@ class PlannerState(ActorState):
             for name, values in marks.items():
                 run.marks[name] = np.zeros(each, bool)
                 run.marks[name][places] = values[part]
+        return guess
 
     def _remember(self, model: FittedModel, planner: Planner, edges: Transitions) -> None:
         """Pass new transitions of one environment to the model and to the graphs of all environments."""
@@ -466,7 +446,7 @@ class PlannerState(ActorState):
         self._recall(lasting[group])
 
     def _recall(self, snapshot: dict[str, Any], run: int = 0) -> None:
-        """Restore what a snapshot knows about the environment's transitions."""
+        """Restore the environment's transitions that a snapshot contains."""
         verified = None if self.learned is None else self.learned.verified
         if verified is not None and len(snapshot.get("verified", {}).get("edges", {}).get("action", ())):
             verified.restore(snapshot["verified"], run)
@@ -475,7 +455,7 @@ class PlannerState(ActorState):
 
 
 def _picked(decision: tuple[Roots, Any, dict[str, Any]], which: np.ndarray) -> tuple[Roots, Any, dict[str, Any]]:
-    """Return the decisions of some environments, bool [B]."""
+    """Return the decisions of the environments selected by the mask `which`, [B]."""
     roots, actions, extras = decision
     rows = which[roots.columns]
     picked, actions, extras = trees.pick((tuple(roots), actions, extras), rows)

@@ -86,7 +86,7 @@ class Numbers(Protocol):
 class ActorCritic(Numbers, Protocol):
     """An actor–critic algorithm that MVE and STEVE can build on: DDPG, TD3, SAC or a user's own."""
 
-    stochastic: ClassVar[bool]  # it samples its actions
+    stochastic: ClassVar[bool]  # whether the policy samples its actions
 
     def optimisers(self, network: ControlNetwork) -> Optimisers:
         """Return the optimisers by name, "critic" and "policy" among them."""
@@ -139,7 +139,7 @@ class Algorithm(Protocol):
 
 
 class ActorCriticAlgorithm(ActorCritic, Protocol):
-    """DDPG, TD3, SAC or a user's own: an actor–critic algorithm that is complete by itself."""
+    """Interface of a complete actor–critic algorithm: DDPG, TD3, SAC or a user's own."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -245,9 +245,9 @@ def average_weights(into: nn.Module, source: nn.Module, polyak: float) -> None:
 class Copy(NamedTuple):
     """A copy of weights that is made periodically."""
 
-    period: int | None  # updates; None: at the end of every call
+    period: int | None  # updates; None: copy at the end of every call
     make: Callable[[], None]
-    for_targets: bool  # targets are computed with it
+    for_targets: bool  # whether targets are computed with this copy
 
 
 # -- metrics

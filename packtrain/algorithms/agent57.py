@@ -58,7 +58,7 @@ class Agent57(LearnerSettings):
     """Hyper-parameters of Agent57; defaults are NGU's. The greedy policy is always that of the online network."""
 
     splits_batches: ClassVar[bool] = True
-    discount: float | None = None  # γ of a step; None: each arm has its own
+    discount: float | None = None  # γ per step; None: each arm has its own
     returns: Returns = "retrace"
     n_step: int = 5  # n of n_step; the memory's must be the same
     trace_lambda: float = 0.95  # λ of retrace and peng
@@ -68,11 +68,11 @@ class Agent57(LearnerSettings):
     eta: float = 0.9  # η of a sequence's priority
     learning_rate: float = 0.0001
     adam_epsilon: float = 0.0001
-    grad_norm_clipping: float | None = 40.0  # of the Q networks' global gradient norm; None: not clipped
+    grad_norm_clipping: float | None = 40.0  # maximum global gradient norm of the Q networks; None: not clipped
     target_period: int = 1500  # updates between copies into the target networks
     publish_period: int = 1  # updates between versions of the weights that act
     embedding_learning_rate: float = 0.0005
-    embedding_decay: float = 1e-5  # L2
+    embedding_decay: float = 1e-5  # weight of the L2 regularisation
     distillation_learning_rate: float = 0.0005
     novelty_steps: int = 5  # last steps of each sequence that embedding and distillation learn from
     target_epsilon: float = 0.0  # ε of the ε-greedy policy that retrace evaluates
@@ -99,7 +99,7 @@ class Agent57(LearnerSettings):
         check_ignored_discount(self, policy)
 
     def prepare_policy(self, policy: Policy, memory: MemorySettings) -> None:
-        """Let actors compute initial priorities where the memory wants them."""
+        """Let actors compute initial priorities if the memory requires them."""
         prepare_priorities(self, policy, memory)
 
     def build(self, network: ActionValuesNetwork, total_steps: int) -> TargetNetworkLearner:
@@ -143,13 +143,13 @@ def loss(
       exploits: [B] bool, which of them are learned from as if arm 0 had made them.
       settings: numbers.
     """
-    # Values of rewards and of novelty, of both networks, on every row after the burn-in: [T+1, B, A] each.
+    # Extrinsic and intrinsic Q values of both networks on every row after the burn-in: [T+1, B, A] each.
     arm = arms_of(network, trajectory, exploits)
     online, target = unroll_both(network, trajectory, arm)
     assert online.intrinsic_values is not None and target.intrinsic_values is not None
     beta, rescaling = network.arm_weights[arm], network.sizes.rescaling
 
-    # Targets of both, under the greedy policy of the combined values: [T, B] each.
+    # Extrinsic and intrinsic targets under the greedy policy of the combined values: [T, B] each.
     intrinsic = trajectory.extras[f"reward/{INTRINSIC}"]
     reward = clip_reward(trajectory.reward, settings.reward_clipping)
     ends = episode_ends(network, trajectory, discount_of(network, arm, settings.discount))
@@ -158,7 +158,7 @@ def loss(
     targets = q_targets(settings, trajectory, reward, ends, greedy, target.values, rescaling)
     targets_i = q_targets(settings, trajectory, intrinsic, ends, greedy, target.intrinsic_values, rescaling)
 
-    # δ and the losses, of the steps that are neither padding nor only part of a return.
+    # TD errors and losses of the steps that are neither padding nor only part of a return.
     learned = trajectory.extras["weight"]  # [T, B]
     errors = td_errors(online.values, trajectory.action, targets, learned)
     errors_i = td_errors(online.intrinsic_values, trajectory.action, targets_i, learned)

@@ -2,8 +2,8 @@
 
 A `Rule` is one update as a pure step over tensors that stay in place: R runs in front, everything random among its
 inputs. `Launches` takes the inputs of K updates, and steps through them; on a GPU groups of steps are captured and
-launched as one, on a CPU a step is taped. A `ReplayLearner` is what one run sees of it. `join` lets the learners of
-several runs update together: they keep their own weights, optimiser states and counters, which then lie side by side.
+launched as one; on a CPU a step is recorded and replayed. A `ReplayLearner` is the learner of one run. `join` lets the
+learners of several runs update together: each keeps its own weights, optimiser state and counters, stored side by side.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from packtrain.accelerate.cpu_replay import Spare, Taped
+from packtrain.accelerate.cpu_replay import MemoryPool, RecordedCall
 from packtrain.accelerate.cuda_graph import Captured
 from packtrain.algorithms.optimisers import Adam
 from packtrain.errors import CheckpointError
@@ -23,8 +23,8 @@ from packtrain.interfaces import Learner, Memory, UpdateResult
 from packtrain.networks.stacked import join as join_modules
 from packtrain.types import Sample
 
-UNIT = 4  # updates in one launch of a GPU, where nothing must happen between them
-ROOM = 32  # updates whose inputs are laid out at once
+UNIT = 4  # updates per launch on a GPU, if nothing must happen between them
+ROOM = 32  # maximum number of updates whose inputs are staged at once
 Batch = dict[str, Tensor]
 
 
@@ -50,7 +50,7 @@ def transitions(sample: Sample) -> Batch:
 
 
 class Rule(abc.ABC):
-    """One update of R runs: a step over tensors that stay in place. Only `step` is required of an algorithm."""
+    """One update of R runs, as a function of tensors with fixed addresses. An algorithm must implement only `step`."""
 
     names: tuple[str, ...]  # of the metrics that `step` returns
     optimisers: dict[str, Adam]
@@ -77,7 +77,7 @@ class Rule(abc.ABC):
         return 2**31
 
     def between(self, update: int) -> None:
-        """Make the copies that are due after so many updates."""
+        """Make the weight copies that are due after this number of updates."""
 
     def end(self) -> None:
         """Make the copies that are due at the end of a call."""
@@ -87,7 +87,7 @@ class Rule(abc.ABC):
         return True
 
     def prepare(self, network: Any, memory: Memory, updates: int, prepared: dict[str, int]) -> dict[str, Tensor]:
-        """Compute what depends on all of a run's data, before its updates are drawn.
+        """Compute values that depend on all of a run's data, before the inputs of its updates are sampled.
 
         Args:
           network: that run's.
@@ -108,12 +108,12 @@ class Launches:
         self.rule, self.runs, self._device = rule, runs, device
         self.learners: Sequence[ReplayLearner] = ()  # one per run, in their order
         self._on_gpu = device.type == "cuda"
-        self._records = capture and (self._on_gpu or not rule.compiles)  # a tape does not see what is compiled
+        self._records = capture and (self._on_gpu or not rule.compiles)  # compiled code cannot be recorded
         self._laid: Batch = {}  # [room, R, ...], where recorded updates read
-        self._spare = Spare()
+        self._pool = MemoryPool()
         self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self._sum = torch.zeros(runs, len(rule.names), device=device)
-        self._recorded: dict[tuple[Any, ...], Callable[[], None]] = {}  # by the kinds of updates
+        self._recorded: dict[tuple[Any, ...], Callable[[], None]] = {}  # by the kinds of their updates
 
     def update(self, given: Sequence[Batch], done: int) -> Tensor:
         """Make updates on inputs [count, ...] of each run, after `done` earlier ones; return mean metrics [R, M]."""
@@ -142,10 +142,10 @@ class Launches:
         if not self._records:
             return steps
         name = f"{len(kinds)} updates of {runs}" if len(kinds) > 1 else f"an update of {runs}"
-        return Captured(steps, self._device, name) if self._on_gpu else Taped(steps, name, self._spare)
+        return Captured(steps, self._device, name) if self._on_gpu else RecordedCall(steps, name, self._pool)
 
     def _lay(self, given: Sequence[Batch], count: int) -> None:
-        """Copy inputs to where recorded updates read them; for inputs of another kind everything is recorded anew."""
+        """Copy inputs to the tensors that recorded updates read; other shapes or dtypes need new recordings."""
         kinds = {name: (leaf.shape[1:], leaf.dtype) for name, leaf in given[0].items()}
         laid = {name: (leaf.shape[2:], leaf.dtype) for name, leaf in self._laid.items()}
         if kinds != laid or count > len(next(iter(self._laid.values()))):
@@ -185,7 +185,7 @@ class ReplayLearner(Learner):
           parts: names in it that this learner writes, and saves.
           rule: makes the rule for such a network, of one run or of several.
           seed: of what is random in updates.
-          capture: whether updates are captured on a GPU, and taped on a CPU.
+          capture: whether updates are captured on a GPU, and recorded on a CPU.
         """
         self.network, self._parts = network, parts
         self._make, self._capture = rule, capture

@@ -34,7 +34,7 @@ def calibration(
     """
     model = network.frozen
     assert model is not None
-    obs, action = stretches.obs[:-1], stretches.action  # [H+1, N, ...] x_0 … x_H and what was done there
+    obs, action = stretches.obs[:-1], stretches.action  # [H+1, N, ...] real observations x_0 … x_H and actions
     horizon, members = len(obs) - 1, model.transition.members
     own = action.unsqueeze(1).expand(-1, members, -1, -1).unsqueeze(0)  # [1, H+1, K, N, A]
     places = [obs[0].expand(1, members, -1, -1)]
@@ -42,7 +42,7 @@ def calibration(
         places.append(model.move(places[t], own[:, t]))
     paid, _ = model.judge_rollout(torch.stack(places, 1), own[:, :horizon])  # [1, H, K, L, N]
     found: dict[str, Tensor] = {}
-    guessed, real = paid.new_zeros(members, paid.shape[3], obs.shape[1]), obs.new_zeros(obs.shape[1])  # sums
+    guessed, real = paid.new_zeros(members, paid.shape[3], obs.shape[1]), obs.new_zeros(obs.shape[1])  # sums of rewards
     for depth in range(1, horizon + 1):
         weight = reward_scale * discount ** (depth - 1)
         guessed = guessed + weight * paid[0, depth - 1]

@@ -27,7 +27,7 @@ from packtrain.errors import ConfigError
 from packtrain.interfaces import Memory, MemorySettings, PolicySettings
 from packtrain.networks.control import ControlNetwork
 
-STRETCHES = 1024  # stretches of held-out steps in a calibration
+STRETCHES = 1024  # number of held-out segments in a calibration
 _FEWEST_STRETCHES = 16
 Metrics = dict[str, Tensor]
 
@@ -100,7 +100,7 @@ def rollouts(network: ControlNetwork, actor_critic: ActorCritic, horizon: int, b
         obs.append(model.move(obs[depth], chosen[depth].action, noise))
         chosen.append(actor_critic.next_action(network, batch, obs[depth + 1], depth + 1))
     action = [each.action for each in chosen]
-    # Only where to go next depends on the step before; values, rewards and ends of all depths are computed at once.
+    # Only the transitions must be computed step by step; values, rewards and ends of all depths are computed at once.
     pairs = (torch.stack(part, 1).flatten(1, 3) for part in (obs, action))  # [R, (H+1)*M*B, ...]
     value = actor_critic.next_value(network, batch, *pairs)  # [R, N, (H+1)*M*B]
     value = value.unflatten(-1, (horizon + 1, *obs[0].shape[1:3])).permute(2, 0, 4, 3, 1)  # [H+1, R, B, M, N]
@@ -111,7 +111,7 @@ def rollouts(network: ControlNetwork, actor_critic: ActorCritic, horizon: int, b
     costs = [each.entropy_cost for each in chosen if each.entropy_cost is not None]
     if not costs:
         return Rollouts(obs, action, termination, reward, value, None)
-    cost = torch.stack(costs).permute(0, 1, 3, 2)  # [H+1, R, B, M]: paid with what follows the action
+    cost = torch.stack(costs).permute(0, 1, 3, 2)  # [H+1, R, B, M]: subtracted with the value after the action
     value = value - cost.unsqueeze(-1)
     reward = reward - cost[:-1].unsqueeze(-1) / actor_critic.reward_scale
     return Rollouts(obs, action, termination, reward, value, cost[:-1])
@@ -135,7 +135,7 @@ def candidate_returns(found: Rollouts, actor_critic: ActorCritic, batch: Batch, 
         reward_scale=actor_critic.reward_scale,
         starts=len(found.termination) if tdk_trick else 1,
     )
-    if found.entropy_cost is not None:  # the value of an imagined pair does not include the cost of its own action
+    if found.entropy_cost is not None:  # the value of a model-generated pair excludes the cost of its own action
         for start in range(1, len(expansion.rewards)):
             expansion.rewards[start, start:] += found.entropy_cost[start - 1].unsqueeze(-1)
     return expansion

@@ -19,14 +19,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from packtrain import trees
 from packtrain.equations.boundaries import boundaries
 from packtrain.errors import ConfigError
 from packtrain.types import Trajectory
 
-SUM = "sum"  # in place of an amount's name: a sum over the batch, no average
+LOSS = "loss itself"  # key of the loss among the metrics of a part
+SUM = "sum"  # in place of the name of an amount: a sum over the batch, not an average
 Gradients = dict[str, list[Tensor]]
 """One gradient for each parameter of each optimiser."""
 
@@ -34,16 +35,16 @@ Gradients = dict[str, list[Tensor]]
 class Work(NamedTuple):
     """A part of a batch that is sent to a rank."""
 
-    inputs: tuple[Any, ...]  # of the loss: a trajectory, then tensors [B] or nothing
+    inputs: tuple[Any, ...]  # arguments of the loss: a trajectory, then tensors [B] or nothing
     shares: dict[str, Tensor]  # 0-d, by amount
 
 
 class Part(NamedTuple):
     """The results of a rank for its part of a batch."""
 
-    gradients: Gradients  # of the loss times its share
+    gradients: Gradients  # gradients of the loss times its share
     metrics: dict[str, Tensor]  # 0-d, of this part alone
-    items: dict[str, Tensor]  # [B] one value for each unroll or sequence of the part
+    items: dict[str, Tensor]  # [B] one value for each unroll or sequence of the shard
 
 
 class Ranks(Protocol):
@@ -77,10 +78,11 @@ def count_weights(trajectory: Trajectory, *_: Any) -> dict[str, Tensor]:
 class Averages:
     """The denominators of the averages in a batch's losses and metrics."""
 
-    amounts: Callable[..., dict[str, Tensor]] = count_steps  # of a part, from the inputs of its loss
-    gradients: Mapping[str, str] = field(default_factory=dict)  # by optimiser; otherwise `main`
-    metrics: Mapping[str, str] = field(default_factory=dict)  # by metric; otherwise `main`
-    main: str = "steps"  # or SUM
+    amounts: Callable[..., dict[str, Tensor]] = count_steps  # denominators of a part, from the inputs of its loss
+    # amount for each optimiser's gradient; default: `main`
+    gradients: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, str] = field(default_factory=dict)  # amount for each metric; default: `main`
+    main: str = "steps"  # default amount, or SUM
 
     def share_of(self, optimiser: str, shares: Mapping[str, Tensor]) -> Tensor:
         """Return the weight of a part's loss in the loss of the whole batch."""
@@ -184,8 +186,51 @@ def loss_with_gradients(value: Tensor, gradients: list[Tensor], parameters: Sequ
     return loss
 
 
+def split_loss(
+    ranks: Ranks, averages: Averages, parameters: Sequence[Tensor], part: Callable[[Work], Part]
+) -> Callable[[nn.Module, Trajectory], tuple[Tensor, dict[str, Tensor]]]:
+    """Return a loss, (network, trajectory) → value and metrics, whose gradients the ranks compute in parts.
+
+    Args:
+      ranks: compute the parts.
+      averages: what the loss and its metrics are averages over.
+      parameters: leaves that need a gradient.
+      part: computes rank 0's part, as `loss_part` does.
+    """
+    batch = SplitBatch(ranks, averages, part)
+
+    def loss(network: nn.Module, trajectory: Trajectory) -> tuple[Tensor, dict[str, Tensor]]:
+        found = batch(trajectory)
+        total = found.metrics.pop(LOSS)
+        return loss_with_gradients(total, found.gradients[""], parameters), found.metrics
+
+    return loss
+
+
+def loss_part(
+    loss: Callable[[Any, Trajectory], tuple[Tensor, dict[str, Tensor]]],
+    network: nn.Module,
+    parameters: Sequence[Tensor],
+    averages: Averages,
+    work: Work,
+) -> Part:
+    """Return gradients and metrics of a loss on a part of a batch; its value is among the metrics.
+
+    Args:
+      loss: (network, trajectory) → value and metrics.
+      network: the first argument of the loss.
+      parameters: leaves that need a gradient.
+      averages: what the loss is an average over.
+      work: the part.
+    """
+    value, metrics = loss(network, *work.inputs)
+    scaled = value * averages.share_of("", work.shares)
+    gradients = torch.autograd.grad(scaled, parameters, allow_unused=True, materialize_grads=True)
+    return Part({"": list(gradients)}, {**metrics, LOSS: value.detach()}, {})
+
+
 class GradientRecorder:
-    """Stands in for an optimiser where a rank computes its part: it stores the gradient and makes no step."""
+    """Replaces the optimiser on a rank that computes its part of a batch: stores the gradient and makes no step."""
 
     def __init__(self, parameters: Sequence[Tensor], share: Tensor):
         """Create a recorder without gradients.

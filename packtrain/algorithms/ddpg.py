@@ -57,15 +57,15 @@ class DDPG(LearnerSettings):
     metrics: ClassVar[tuple[str, ...]] = metric_names()
 
     batch_size: int = 512
-    discount: float = 0.99  # γ of a step
-    reward_scale: float = 1.0  # κ
+    discount: float = 0.99  # γ per step
+    reward_scale: float = 1.0  # κ, factor on rewards
     learning_rate: float = 0.0003  # of policy and critics
     policy_regulariser: float = 0.001  # weight of the squared input of the policy's tanh
-    rows: Rows = "split"  # of a batch: split between critics, one random critic each, or all for all
+    rows: Rows = "split"  # use of batch rows: split between critics, one random critic for each, or all for all
     target_period: int | None = 500  # updates between copies into the target networks; None: Polyak averaging
     polyak: float = 0.005  # Polyak coefficient τ of the target critics
     publish_period: int | None = 500  # updates between copies of the policy that acts; None: after every call
-    policy_delay: int = 1  # updates of the critics for each of the policy
+    policy_delay: int = 1  # critic updates per policy update
     compile: bool | None = None  # compile the functions of an update; None: on a GPU
 
     def __post_init__(self) -> None:

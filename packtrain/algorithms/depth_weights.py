@@ -13,7 +13,7 @@ from packtrain.algorithms.candidate_returns import ModelExpansion
 from packtrain.interfaces import EpisodeAnalysis, ObservedStep
 from packtrain.networks.control import ControlNetwork
 
-BUCKETS = 10  # of weights between 0 and 1
+BUCKETS = 10  # bins of the histogram of weights between 0 and 1
 
 
 def depth_weights(
@@ -26,7 +26,8 @@ def depth_weights(
         "reward": torch.tensor([step.reward for step in steps]),
         "terminated": torch.tensor([float(step.terminated) for step in steps]),
     }
-    base, sized = settings.actor_critic, settings  # settings of MVE or STEVE; those under them have the batch size
+    # settings of MVE or STEVE; the actor–critic settings inside have the batch size
+    base, sized = settings.actor_critic, settings
     assert is_dataclass(base) and is_dataclass(sized) and not isinstance(base, type) and not isinstance(sized, type)
     sized = replace(sized, actor_critic=replace(base, batch_size=len(steps)))
     noise = sized.draws(network, 1, torch.Generator(device).manual_seed(seed))

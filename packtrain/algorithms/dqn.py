@@ -52,18 +52,18 @@ class DQN(LearnerSettings):
     """Hyper-parameters of DQN; defaults are those of configs/dqn/base.gin."""
 
     splits_batches: ClassVar[bool] = True
-    discount: float = 0.99  # γ of a step
-    n_step: int = 3  # steps of a return; the memory's must be the same
+    discount: float = 0.99  # γ per step
+    n_step: int = 3  # n of the n-step return; the memory's must be the same
     double: bool = True  # the online network chooses the action that the target network values
     reward_clipping: RewardClipping = "abs_one"
     huber: float | None = 1.0  # TD error from which the loss is linear; None: squared loss
     eta: float = 0.9  # η of a sequence's priority; a transition has one error, whatever η is
     learning_rate: float = 0.0001
     adam_epsilon: float = 0.00015
-    grad_norm_clipping: float | None = 10.0  # of the global gradient norm; None: not clipped
+    grad_norm_clipping: float | None = 10.0  # maximum global gradient norm; None: not clipped
     target_period: int = 2500  # updates between copies into the target network
     publish_period: int = 1  # updates between versions of the weights that act
-    reduction: Reduction = "mean"  # of the loss over the steps of a sequence, of which there is one
+    reduction: Reduction = "mean"  # reduction of the loss over the steps of a sequence, of which there is one
 
     def __post_init__(self) -> None:
         check.positive(self, "learning_rate", "adam_epsilon")
@@ -85,7 +85,7 @@ class DQN(LearnerSettings):
         check_ignored_discount(self, policy)
 
     def prepare_policy(self, policy: Policy, memory: MemorySettings) -> None:
-        """Let actors compute initial priorities where the memory wants them."""
+        """Let actors compute initial priorities if the memory requires them."""
         prepare_priorities(self, policy, memory)
 
     def build(self, network: ActionValuesNetwork, total_steps: int) -> TargetNetworkLearner:

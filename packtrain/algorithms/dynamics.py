@@ -1,6 +1,6 @@
 """Training of a world model for continuous control on replayed steps; see `networks/dynamics.py` for its predictions.
 
-The loss of STEVE (Buckman et al. 2018), real next observations being judged, not guessed ones:
+The loss of STEVE (Buckman et al. 2018); D and R are evaluated at real next observations, not at predicted ones:
 
     L = mean CE(terminated, D) + mean ½ (r − R)² + mean ½ ‖s' − s − f‖² + weight_decay · Σ ½ θ²
 
@@ -36,14 +36,14 @@ from packtrain.networks.control import ControlNetwork
 from packtrain.networks.dynamics import DynamicsNetwork
 
 VALIDATION_ROWS = 4096
-_GROWN = 1.05  # by how much data must have grown for its moments to be taken again
-_NARROW = 1e-4  # a deviation below this is none
+_GROWN = 1.05  # recompute moments when the data has grown by this factor
+_NARROW = 1e-4  # coordinates with a smaller deviation are treated as constant
 
 
 @configurable
 @dataclass(frozen=True)
 class DynamicsLearning(LearnerSettings):
-    """Settings of the training of the model; defaults are STEVE's."""
+    """Training settings of the world model; defaults are STEVE's."""
 
     joins_seeds: ClassVar[bool] = True
 
@@ -52,11 +52,11 @@ class DynamicsLearning(LearnerSettings):
     weight_decay: float = 0.0001
     rows: Literal["split", "random", "all", "own"] = "split"
     """Of a batch: split between members, one random member each, all for all, or a batch of its own for each member."""
-    bootstrap: bool = False  # each member never sees a random half of the data
+    bootstrap: bool = False  # each member never trains on a random half of the data
     holdout: bool = False
     """Leave every tenth block of transitions out of batches; validation, elites and calibration use these alone."""
     validation_period: int = 1000  # updates
-    compile: bool | None = None  # the loss and its gradient; None: on a GPU
+    compile: bool | None = None  # compile the loss and its gradient; None: on a GPU
 
     def __post_init__(self) -> None:
         check.positive(self, "batch_size", "learning_rate", "validation_period")

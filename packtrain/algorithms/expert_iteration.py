@@ -45,8 +45,9 @@ class ExpertIteration:
     inputs: Inputs = "observation"  # what the network receives; must be what the planner sends
     targets: dict[str, str] = field(default_factory=lambda: {"value": "value"})  # head → what it should say: `target`
     losses: dict[str, LossName] = field(default_factory=dict)  # head → loss; logits: cross_entropy, else squared_error
-    masks: dict[str, MaskName] = field(default_factory=dict)  # head → which of its outputs learn; one: all
-    loss_weights: dict[str, float] = field(default_factory=dict)  # head → weight of its loss; 1 if not given
+    # head → outputs to train; nonzero: those with a nonzero target; action: the action taken; one (default): all
+    masks: dict[str, MaskName] = field(default_factory=dict)
+    loss_weights: dict[str, float] = field(default_factory=dict)  # head → weight of its loss; default 1
     optimiser: Literal["adam", "rmsprop", "rmsprop_tf"] = "adam"
     learning_rate: float = 0.001
     final_learning_rate: float | None = None  # after `decay_updates` updates, by `decay`; None: constant
@@ -54,9 +55,10 @@ class ExpertIteration:
     decay: Literal["linear", "step"] = "linear"  # to the final rate on a straight line, or in one step
     alpha: float = 0.9  # RMSProp's decay
     epsilon: float = 1e-7
-    weight_decay: float = 0.0  # times the sum of squares of all weights but biases, added to the loss
-    grad_norm_clipping: float | None = None  # of the global norm; None: not clipped
-    target_decay: float | None = None  # n_step bootstraps with a slow copy: c · own + (1 − c) · new; None: no copy
+    weight_decay: float = 0.0  # weight of the sum of squares of all weights but biases in the loss
+    grad_norm_clipping: float | None = None  # maximum global gradient norm; None: not clipped
+    # bootstrap n_step returns with a slow copy: c · own + (1 − c) · new; None: no copy
+    target_decay: float | None = None
 
     def __post_init__(self) -> None:
         check.positive(self, "learning_rate", "epsilon", "grad_norm_clipping")
@@ -132,7 +134,8 @@ def loss(
         wanted = target(name, trajectory, bootstrap or module, head)
         kind = settings.losses.get(head, "cross_entropy" if head == "logits" else "squared_error")
         if wanted.shape[1] == 1 and kind != "cross_entropy":
-            wanted = wanted.expand(outputs[head].shape)  # of every member of an ensemble, or of the action taken
+            # one target for every member of an ensemble, or for the action taken
+            wanted = wanted.expand(outputs[head].shape)
         if wanted.shape != outputs[head].shape:
             raise ConfigError(
                 f"ExpertIteration.targets: head {head!r} has {outputs[head].shape[1]} outputs and learns by {kind}, "
@@ -142,7 +145,7 @@ def loss(
         each = head_loss(kind, outputs[head], wanted, allowed)  # [B]
         part = (each if weight is None else each * weight).mean()
         parts[f"{head}_loss"] = part
-        total = total + settings.loss_weights.get(head, 1.0) * members * part  # the sum of the members' losses
+        total = total + settings.loss_weights.get(head, 1.0) * members * part  # sum of the members' losses
         if priorities is None:
             priorities = each.detach().sqrt() if kind == "squared_error" else each.detach()
     if settings.weight_decay:

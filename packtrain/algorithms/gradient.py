@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from packtrain.accelerate.cuda_graph import CapturedFunction
-from packtrain.algorithms.data_parallel import Averages, Part, Ranks, SplitBatch, Work, loss_with_gradients
+from packtrain.algorithms.data_parallel import Averages, Part, Ranks, Work, loss_part, split_loss
 from packtrain.algorithms.polyak import SlowCopy
 from packtrain.errors import DivergedError
 from packtrain.interfaces import SampleLearner
 from packtrain.types import Sample, Trajectory
 
-LOSS = "loss itself"  # among the metrics of a part
 Loss = Callable[[Any, Trajectory], tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -53,13 +52,14 @@ class GradientLearner(SampleLearner):
         self.optimiser = optimiser
         self._loss, self._rate, self._clip = loss, learning_rate, grad_norm_clipping
         self._batch_loss, self._averages = loss, averages
-        self._parameters = [p for group in optimiser.param_groups for p in group["params"]]  # others may learn the rest
+        # the network may have other parameters
+        self._parameters = [p for group in optimiser.param_groups for p in group["params"]]
         self._validation = validation
-        self.slow_copy: SlowCopy | None = None  # follows the network after each update; the loss may bootstrap with it
+        self.slow_copy: SlowCopy | None = None  # follows the network after each update; the loss may bootstrap from it
         device = self._parameters[0].device
         on_gpu = capture and device.type == "cuda"
         self._descend = CapturedFunction(self._step, device, "the update") if on_gpu else self._step
-        # (obs) → None, where a network normalises observations: called after every update.
+        # Function (obs) → None of a network that normalises observations: called after every update.
         self.observe: Callable[[Any], None] | None = None
         if getattr(network, "normaliser", None) is not None:
             self.observe = network.observe  # type: ignore[assignment]
@@ -92,28 +92,18 @@ class GradientLearner(SampleLearner):
         if self._averages is None:
             super().split(ranks)
             return
-        batch = SplitBatch(ranks, self._averages, self.part)
-
-        def loss(network: nn.Module, trajectory: Trajectory) -> tuple[Tensor, dict[str, Tensor]]:
-            found = batch(trajectory)
-            total = found.metrics.pop(LOSS)
-            return loss_with_gradients(total, found.gradients[""], self._parameters), found.metrics
-
-        self._batch_loss, self._descend = loss, self._step
+        self._batch_loss, self._descend = split_loss(ranks, self._averages, self._parameters, self.part), self._step
 
     def part(self, work: Work) -> Part:
         """Return gradients and metrics of a part of a batch."""
         assert self._averages is not None
-        loss, metrics = self._loss(self.network, *work.inputs)
-        scaled = loss * self._averages.share_of("", work.shares)
-        gradients = torch.autograd.grad(scaled, self._parameters, allow_unused=True, materialize_grads=True)
-        return Part({"": list(gradients)}, {**metrics, LOSS: loss.detach()}, {})
+        return loss_part(self._loss, self.network, self._parameters, self._averages, work)
 
     def _set_rate(self) -> float:
         rate = self._rate(self.steps)
         for group in self.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)  # where a captured update reads it
+                group["lr"].fill_(rate)  # captured updates read the rate here
             else:
                 group["lr"] = rate
         return rate
@@ -152,7 +142,7 @@ class GradientLearner(SampleLearner):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
         self.network.load_state_dict(state["network"])
-        # Copies: the optimiser would take the tensors themselves and write over the state it was given.
+        # Copies: otherwise the optimiser would use and overwrite the tensors of the given state.
         moments = {int(i): {name: leaf.clone() for name, leaf in own.items()} for i, own in state["optimiser"].items()}
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": moments, "param_groups": groups})

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from packtrain import check
 from packtrain.algorithms.data_parallel import SUM, Averages
 from packtrain.algorithms.gradient import GradientLearner
 from packtrain.algorithms.optimisers import linear_decay, make_optimiser
+from packtrain.algorithms.trusted_policy import TrustedPolicy
 from packtrain.config import configurable
 from packtrain.equations.boundaries import boundaries
 from packtrain.equations.losses import baseline_loss, entropy_loss, policy_gradient_loss
@@ -28,7 +30,7 @@ from packtrain.equations.vtrace import vtrace
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.types import Trajectory
 
-MEANS = {"entropy": "steps", "value": "steps"}  # metrics that are no losses: averages over steps
+MEANS = dict.fromkeys(("entropy", "value", "trusted_divergence"), "steps")  # metrics that are averages over steps
 
 
 @configurable
@@ -39,21 +41,22 @@ class Impala:
     splits_batches: ClassVar[bool] = True
     discounting: float = 0.99
     entropy_cost: float = 0.0006
-    baseline_cost: float = 0.5  # times ½ squared error
+    baseline_cost: float = 0.5  # weight of ½ · squared value error
     reward_scale: float = 1.0  # multiplies rewards before clipping, in the learner only
     reward_clipping: Literal["abs_one", "none", "soft_asymmetric", "symlog"] = "abs_one"  # in the learner only
-    reduction: Literal["sum", "mean"] = "sum"  # over T and B
+    reduction: Literal["sum", "mean"] = "sum"  # reduction over T and B
     rho_bar: float | None = 1.0  # clips the ratio in the temporal difference; None: not clipped
     c_bar: float = 1.0  # clips the ratio in the trace
     pg_rho_bar: float | None = 1.0  # clips the ratio in the policy gradient
     trace_lambda: float = 1.0
     optimiser: Literal["rmsprop", "rmsprop_tf", "adam"] = "rmsprop"
     learning_rate: float = 0.00048
-    lr_schedule: Literal["linear", "constant"] = "linear"  # to 0 over total_steps
-    alpha: float = 0.99  # RMSProp's decay
+    lr_schedule: Literal["linear", "constant"] = "linear"  # decay to 0 over total_steps
+    alpha: float = 0.99  # decay of RMSProp's running average
     momentum: float = 0.0
-    epsilon: float = 0.01  # inside or outside the root: see algorithms/optimisers.py
-    grad_norm_clipping: float = 40.0  # of the global norm
+    epsilon: float = 0.01  # added inside or outside the square root: see algorithms/optimisers.py
+    grad_norm_clipping: float = 40.0  # maximum global gradient norm
+    trusted: TrustedPolicy | None = None  # a policy to stay near to; None: no penalty
 
     def __post_init__(self) -> None:
         check.positive(self, "reward_scale", "learning_rate", "epsilon", "grad_norm_clipping", "c_bar")
@@ -78,7 +81,7 @@ class Impala:
 
         return GradientLearner(
             network,
-            partial(loss, settings=self),
+            partial(loss, settings=self, trusted=None if self.trusted is None else self.trusted.freeze(network)),
             optimiser,
             rate,
             self.grad_norm_clipping,
@@ -87,15 +90,27 @@ class Impala:
         )
 
 
-def loss(network: ActorCriticNetwork, trajectory: Trajectory, settings: Impala) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(
+    network: ActorCriticNetwork,
+    trajectory: Trajectory,
+    settings: Impala,
+    trusted: ActorCriticNetwork | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the IMPALA loss of one batch of unrolls, and its parts as detached 0-d tensors.
 
     Row t of the trajectory pairs V(x_t), π(·|x_t) with the action taken there and its consequence; row T only
     bootstraps. All T+1 rows run through the network once, from the carry stored with the unroll.
+
+    Args:
+      network: what is trained.
+      trajectory: [T, B].
+      settings: the numbers.
+      trusted: frozen network to stay near to, with `settings.trusted`; None: no penalty.
     """
     rows = slice(network.context, None)
     last_action, last_reward = trajectory.last_inputs()
-    output = network(trajectory.obs, trajectory.first, last_action[rows], last_reward[rows], trajectory.carry)
+    inputs = trajectory.obs, trajectory.first, last_action[rows], last_reward[rows], trajectory.carry
+    output = network(*inputs)
     parameters, value = output.parameters[:-1], output.value  # [T, B, P], [T+1, B]
 
     ends = boundaries(trajectory.first[rows], trajectory.terminated, trajectory.truncated, settings.discounting)
@@ -118,13 +133,21 @@ def loss(network: ActorCriticNetwork, trajectory: Trajectory, settings: Impala) 
     baseline = settings.baseline_cost * baseline_loss(returns.targets, value[:-1], ends.weight_t, settings.reduction)
     bonus = settings.entropy_cost * entropy_loss(entropy, ends.weight_t, settings.reduction)
     total = pg + baseline + bonus
+    parts = {}
+    if trusted is not None and settings.trusted is not None:
+        with torch.no_grad():
+            wanted = trusted(*inputs).parameters[:-1]
+        apart = settings.trusted.mean_divergence(network.distribution, parameters, wanted, ends.weight_t)
+        scale = 1.0 if settings.reduction == "mean" else ends.weight_t.sum()
+        total = total + settings.trusted.coefficient * scale * apart
+        parts["trusted_divergence"] = apart  # mean per decision
     steps = ends.weight_t.sum().clamp(min=1)
-    parts = {
+    parts |= {
         "total_loss": total,
         "pg_loss": pg,
         "baseline_loss": baseline,
         "entropy_loss": bonus,
-        "entropy": (entropy * ends.weight_t).sum() / steps,  # nats a decision
+        "entropy": (entropy * ends.weight_t).sum() / steps,  # nats per decision
         "value": (value[:-1] * ends.weight_t).sum() / steps,
     }
     return total, {name: part.detach() for name, part in parts.items()}

@@ -36,7 +36,7 @@ class MBPO(LearnerSettings):
 
     joins_seeds: ClassVar[bool] = True
 
-    actor_critic: ActorCriticAlgorithm  # DDPG, TD3 or SAC: acts, and has all numbers but those of the model
+    actor_critic: ActorCriticAlgorithm  # DDPG, TD3 or SAC: acts, and has all settings except the model's
     augmentation: ModelRollouts = field(default_factory=ModelRollouts)  # model steps in each batch
     model_period: int | None = 500  # updates between copies of the model for rollouts; None: after every call
 

@@ -8,7 +8,7 @@ One step of it takes the place of the real one:
 Step h, or the first that the model predicts to end, is what critic and policy learn from.
 
 Deviations from MBPO:
- 1. Rollouts are made anew for each update, with the current policy and model, instead of being kept in a memory.
+ 1. New rollouts are made for each update, with the current policy and model, instead of being kept in a memory.
  2. The reward is the mean of the reward models; each rollout follows one transition model, sampled for all its steps.
 """
 
@@ -29,15 +29,15 @@ from packtrain.networks.dynamics import DynamicsNetwork
 if TYPE_CHECKING:
     from packtrain.networks.control import ControlNetwork
 
-PREFIX = "rollout_"  # of the names of what is drawn
+PREFIX = "rollout_"  # prefix of the names of sampled inputs
 
 
 @configurable
 @dataclass(frozen=True)
 class ModelRollouts:
-    """Fraction of imagined steps per batch, and the number of model steps between them and real ones."""
+    """Settings of short model rollouts: fraction of model-generated steps per batch, and rollout length."""
 
-    share: float = 0.5  # fraction of the batch's steps that are replaced
+    share: float = 0.5  # fraction of the batch's steps that is replaced
     length: int = 1  # longest rollout in steps
     action_std: float = 0.1  # standard deviation of the noise on a deterministic policy's actions
 
@@ -46,7 +46,7 @@ class ModelRollouts:
         check.at_least(self, 1, "length")
         check.not_negative(self, "action_std")
         if self.share == 0:
-            raise ConfigError("ModelRollouts.share = 0 replaces nothing; leave ValueExpansion.augmentation None")
+            raise ConfigError("ModelRollouts.share = 0 has no effect; set ValueExpansion.augmentation = None")
 
     def rows(self, size: int, device: torch.device) -> Tensor:
         """Return which rows of a batch are replaced, [N] int64: evenly spread, so that every critic has its share."""

@@ -54,13 +54,13 @@ class MVE(LearnerSettings):
 
     joins_seeds: ClassVar[bool] = True
 
-    actor_critic: ActorCritic  # DDPG, TD3 or SAC: acts, and has all numbers but those of the expansion
+    actor_critic: ActorCritic  # DDPG, TD3 or SAC: acts, and has all settings except the expansion's
     horizon: int = 3  # H, steps of the model
     tdk_trick: bool = True  # train the critics on imagined pairs too
-    trace_lambda: float | None = 1.0  # λ of TD(λ) over depths; 1: the deepest alone, as in the paper; None: their mean
+    trace_lambda: float | None = 1.0  # λ of TD(λ) over depths; 1: the deepest only, as in the paper; None: their mean
     model_period: int | None = 500  # updates between copies of the model for targets; None: after every call
     calibration_period: int = 2500  # updates between measurements of the model on held-out steps; 0: none
-    augmentation: ModelRollouts | None = None  # model steps in each batch, as in MBPO; None: real steps alone
+    augmentation: ModelRollouts | None = None  # model steps in each batch, as in MBPO; None: real steps only
 
     def __post_init__(self) -> None:
         check.at_least(self, 1, "horizon")

@@ -64,7 +64,7 @@ class NGU(LearnerSettings):
     """Hyper-parameters of NGU; defaults are the paper's, and R2D2's where the paper gives none."""
 
     splits_batches: ClassVar[bool] = True
-    discount: float | None = None  # γ of a step; None: each arm has its own
+    discount: float | None = None  # γ per step; None: each arm has its own
     returns: Returns = "retrace"
     n_step: int = 5  # n of n_step; the memory's must be the same
     trace_lambda: float = 0.95  # λ of retrace and peng
@@ -75,11 +75,11 @@ class NGU(LearnerSettings):
     eta: float = 0.9  # η of a sequence's priority
     learning_rate: float = 0.0001
     adam_epsilon: float = 0.0001
-    grad_norm_clipping: float | None = 40.0  # of the Q network's global gradient norm; None: not clipped
+    grad_norm_clipping: float | None = 40.0  # maximum global gradient norm of the Q network; None: not clipped
     target_period: int = 1500  # updates between copies into the target network
     publish_period: int = 1  # updates between versions of the weights that act
     embedding_learning_rate: float = 0.0005
-    embedding_decay: float = 1e-5  # L2
+    embedding_decay: float = 1e-5  # weight of the L2 regularisation
     distillation_learning_rate: float = 0.0005
     novelty_steps: int = 5  # last steps of each sequence that embedding and distillation learn from
     target_epsilon: float = 0.0  # ε of the ε-greedy policy that retrace evaluates
@@ -102,7 +102,7 @@ class NGU(LearnerSettings):
         check_ignored_discount(self, policy)
 
     def prepare_policy(self, policy: Policy, memory: MemorySettings) -> None:
-        """Let actors compute initial priorities where the memory wants them."""
+        """Let actors compute initial priorities if the memory requires them."""
         prepare_priorities(self, policy, memory)
 
     def build(self, network: ActionValuesNetwork, total_steps: int) -> TargetNetworkLearner:
@@ -179,14 +179,14 @@ def loss(
     arm = arms_of(network, trajectory, exploits)
     online, target = unroll_both(network, trajectory, arm)
 
-    # Targets: returns of rewards and novelty with weight and discount of each arm, [T, B].
+    # Targets: returns of extrinsic and intrinsic rewards with weight and discount of each arm, [T, B].
     intrinsic = trajectory.extras[f"reward/{INTRINSIC}"]
     reward = clip_reward(trajectory.reward, settings.reward_clipping) + network.arm_weights[arm] * intrinsic
     ends = episode_ends(network, trajectory, discount_of(network, arm, settings.discount))
     greedy = online.values.detach()
     targets = q_targets(settings, trajectory, reward, ends, greedy, target.values, network.sizes.rescaling)
 
-    # δ and the loss, of the steps that are neither padding nor only part of a return.
+    # TD errors and loss of the steps that are neither padding nor only part of a return.
     learned = trajectory.extras["weight"]  # [T, B]
     errors = td_errors(online.values, trajectory.action, targets, learned)
     losses = sequence_losses(errors, learned, settings.huber, settings.reduction)  # [B]
@@ -236,7 +236,7 @@ def exploiting(update: int, size: int, share: float) -> Tensor:
     They are spread evenly over the batch, at other places in each update: a stratified batch has neighbours of the
     memory side by side, and the same places every time would be nearly the same sequences.
     """
-    phase = update * 0.6180339887498949 % 1  # the golden ratio's: evenly over all
+    phase = update * 0.6180339887498949 % 1  # multiples of the golden ratio, which are spread evenly
     turn = (torch.arange(size + 1, dtype=torch.float64) * share + phase).floor()
     return turn[1:] > turn[:-1]
 
@@ -290,11 +290,11 @@ def last_steps(trajectory: Trajectory, novelty_steps: int) -> tuple[Tensor, Tens
     steps = len(trajectory.reward)
     taken = min(novelty_steps, steps)
     counts = trajectory.extras["weight"]
-    # The last steps that count: those whose number, from the end of what counts, is at most `taken`.
-    left = counts.flip(0).cumsum(0).flip(0)  # [T, B] how many steps are left, this one included
+    # Select the last `taken` steps with nonzero weight: those whose number, counted from the end, is at most `taken`.
+    left = counts.flip(0).cumsum(0).flip(0)  # [T, B] number of such steps from here on, this one included
     learned = counts * (left <= taken)
     wanted = int(counts.shape[1]) * taken
-    chosen = learned.t().reshape(-1).topk(wanted).indices  # [B·taken] of [B·T], those that count first
+    chosen = learned.t().reshape(-1).topk(wanted).indices  # [B·taken] of [B·T], selected steps first
     column, step = chosen // steps, chosen % steps
     return column, step, learned[step, column]
 

@@ -16,16 +16,16 @@ from packtrain import trees
 from packtrain.algorithms.gradient import GradientLearner
 from packtrain.algorithms.optimisers import make_optimiser
 from packtrain.equations import novelty
+from packtrain.hashing import digest
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.networks.perception import Flatten
-from packtrain.planning.nodes import digest
 from packtrain.trees import Tree
 from packtrain.types import Sample
 
 if TYPE_CHECKING:
     from packtrain.algorithms.ppo import PPO
 
-OBSERVATION_CLIP = 5.0  # of what RND's networks see, in standard deviations
+OBSERVATION_CLIP = 5.0  # clip value of RND's inputs, in standard deviations
 NO_CLIPPING = float("inf")
 
 
@@ -62,8 +62,9 @@ class RandomDistillationBonus:
         self.network = settings.distillation.build(width).to(device)
         self._share = settings.predictor_share
         self._moments = novelty.no_moments(width, device=device)
-        self._inputs, self._targets = torch.empty(0), torch.empty(0)  # [U, D], [U, F] of the last batch, each once
-        self._which, self._weight = torch.empty(0), torch.empty(0)  # [T, B] which of these, and what it counts
+        # [U, D], [U, F] distinct observations of the last batch
+        self._inputs, self._targets = torch.empty(0), torch.empty(0)
+        self._which, self._weight = torch.empty(0), torch.empty(0)  # [T, B] index into these, and weight of each step
         parameters = self.network.predictor.parameters()
         optimiser = make_optimiser(parameters, "adam", settings.learning_rate, epsilon=settings.epsilon)
         self._gradient = GradientLearner(self.network.predictor, self._loss, optimiser, rate, NO_CLIPPING)

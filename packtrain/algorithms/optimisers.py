@@ -111,7 +111,7 @@ class Adam:
         self._rate, self._decay, self._epsilon, self._norm = learning_rate, weight_decay, epsilon, norm
         self._first, self._second = ([torch.zeros_like(p.detach()) for p in self._parameters] for _ in range(2))
         self._steps = torch.zeros((), device=self._parameters[0].device)
-        self._one = torch.ones_like(self._steps)  # a number of Python's takes longer to add
+        self._one = torch.ones_like(self._steps)  # adding a tensor is faster than adding a Python number
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -190,7 +190,7 @@ def make_optimiser(
       learning_rate: of the first step; `linear_decay` gives the later ones.
       alpha: decay of the second moment; the RMSProps only.
       momentum: the RMSProps only.
-      epsilon: in all three, and in each at its own place: 0.01 suits RMSProp on summed losses, Adam wants about 1e-8.
+      epsilon: added to the denominator, differently in each: about 0.01 for RMSProp on summed losses, 1e-8 for Adam.
       betas: decays of the first and the second moment; "adam" only.
 
     Returns:
@@ -198,7 +198,7 @@ def make_optimiser(
     """
     parameters = list(parameters)
     on_gpu = parameters[0].is_cuda
-    # On a GPU the rate is a tensor, and steps are counted there: a captured update reads both where they lie.
+    # On a GPU the rate is a tensor, and steps are counted in a tensor: a captured update reads both.
     rate: Any = torch.tensor(learning_rate, device=parameters[0].device) if on_gpu else learning_rate
     more = {"foreach": True, "capturable": on_gpu}
     if name == "rmsprop":

@@ -42,6 +42,7 @@ from packtrain.algorithms.novelty_bonus import (
     moments_from,
 )
 from packtrain.algorithms.optimisers import linear_decay, make_optimiser
+from packtrain.algorithms.trusted_policy import TrustedPolicy
 from packtrain.config import configurable
 from packtrain.equations import novelty
 from packtrain.equations.boundaries import boundaries
@@ -56,7 +57,7 @@ from packtrain.networks.actor_critic import ActorCriticNetwork, Output
 from packtrain.networks.novelty import RandomDistillation
 from packtrain.types import Sample, Trajectory
 
-REWARD_CLIP = 10.0  # of normalised rewards
+REWARD_CLIP = 10.0  # clip value of normalised rewards
 
 
 @configurable
@@ -65,25 +66,26 @@ class PPO:
     """Settings of the loss, the bonus and the optimiser; defaults are those published for the Tower of Hanoi."""
 
     splits_batches: ClassVar[bool] = True
-    minibatches: int = 4  # optimiser steps in an epoch, each on its share of the unrolls
-    epochs: int = 4  # times that a batch is gone through
-    clip: float = 0.1  # how far a probability ratio pays to move from 1
+    minibatches: int = 4  # optimiser steps per epoch; each uses an equal share of the unrolls
+    epochs: int = 4  # passes over a batch
+    clip: float = 0.1  # ε: probability ratios are clipped to 1 ± ε
     discounting: float = 0.999
-    intrinsic_discounting: float = 0.99  # of the bonus
-    trace_lambda: float = 0.95  # of both
+    intrinsic_discounting: float = 0.99  # γ of the bonus
+    trace_lambda: float = 0.95  # λ of both advantages
     entropy_cost: float = 0.001
-    baseline_cost: float = 0.5  # times ½ squared error, of each value head
-    bonus: Literal["none", "rnd", "count"] = "none"  # what novelty is measured by
-    extrinsic_coefficient: float = 1.0  # of the environment's advantages
-    intrinsic_coefficient: float = 10.0  # of the bonus's advantages; published for Toy Montezuma's Revenge: 100
-    distillation: RandomDistillation = RandomDistillation()  # the networks of "rnd"
-    predictor_share: float = 1.0  # of a minibatch's steps that "rnd" learns from
-    learning_rate: float = 0.001  # Adam's
-    lr_schedule: Literal["linear", "constant"] = "constant"  # linear: to 0 over total_steps
-    epsilon: float = 1e-5  # Adam's
-    grad_norm_clipping: float | None = 0.5  # of the global norm of the policy's gradient; None: not clipped
-    minibatch_of: Literal["unrolls", "steps"] = "unrolls"  # what a minibatch draws; steps: not with an LSTM
+    baseline_cost: float = 0.5  # weight of ½ · squared error of each value head
+    bonus: Literal["none", "rnd", "count"] = "none"  # source of the novelty bonus
+    extrinsic_coefficient: float = 1.0  # weight of the environment's advantages
+    intrinsic_coefficient: float = 10.0  # weight of the bonus's advantages; published for Toy Montezuma's Revenge: 100
+    distillation: RandomDistillation = RandomDistillation()  # networks of "rnd"
+    predictor_share: float = 1.0  # fraction of a minibatch's steps that "rnd" is trained on
+    learning_rate: float = 0.001  # of Adam
+    lr_schedule: Literal["linear", "constant"] = "constant"  # linear: decay to 0 over total_steps
+    epsilon: float = 1e-5  # of Adam
+    grad_norm_clipping: float | None = 0.5  # maximum global norm of the policy's gradient; None: not clipped
+    minibatch_of: Literal["unrolls", "steps"] = "unrolls"  # unit that minibatches sample; steps: not with an LSTM
     normalise_rewards: bool = False  # by the running deviation of discounted returns, clipped to ±10
+    trusted: TrustedPolicy | None = None  # a policy to stay near to; None: no penalty
 
     def __post_init__(self) -> None:
         check.at_least(self, 1, "minibatches", "epochs")
@@ -145,9 +147,13 @@ def _loss_of_rows(
         parts["intrinsic_value_loss"] = baseline_loss(wanted, output.intrinsic_value, weight_t, "mean")
     values = sum(part for name, part in parts.items() if name != "pg_loss")
     total = moved.loss + settings.baseline_cost * values + settings.entropy_cost * negative_entropy
+    if settings.trusted is not None and "trusted" in extras:
+        apart = settings.trusted.mean_divergence(network.distribution, output.parameters, extras["trusted"], weight_t)
+        total = total + settings.trusted.coefficient * apart
+        parts["trusted_divergence"] = apart  # mean per decision
     parts |= {
         "total_loss": total,
-        "entropy": -negative_entropy,  # nats a decision
+        "entropy": -negative_entropy,  # nats per decision
         "clip_fraction": moved.clip_fraction,
         "approx_kl": moved.approx_kl,
     }
@@ -179,7 +185,11 @@ def single_steps(network: ActorCriticNetwork, trajectory: Trajectory) -> Traject
 
 @torch.no_grad()
 def prepare(
-    network: ActorCriticNetwork, trajectory: Trajectory, intrinsic_reward: Tensor | None, settings: PPO
+    network: ActorCriticNetwork,
+    trajectory: Trajectory,
+    intrinsic_reward: Tensor | None,
+    settings: PPO,
+    trusted: ActorCriticNetwork | None = None,
 ) -> tuple[Trajectory, dict[str, Tensor]]:
     """Return the trajectory with the inputs of `loss` in its extras, by the current network; and metrics of the batch.
 
@@ -188,6 +198,7 @@ def prepare(
       trajectory: [T, B].
       intrinsic_reward: [T, B] for reaching the observation after action t; None without a bonus.
       settings: the numbers.
+      trusted: frozen network to stay near to; None: no penalty.
     """
     output = _all_rows(network, trajectory)
     value, rows = output.value, slice(network.context, None)
@@ -200,6 +211,8 @@ def prepare(
         "value": mean(value[:-1], weight_t),
         "explained_variance": explained_variance(extrinsic.targets, value[:-1], weight_t),
     }
+    if trusted is not None:
+        extras["trusted"] = _all_rows(trusted, trajectory).parameters[:-1]
     if intrinsic_reward is not None:
         own = output.intrinsic_value
         assert own is not None
@@ -236,7 +249,7 @@ class PPOLearner(SampleLearner):
     def __init__(self, network: ActorCriticNetwork, settings: PPO, total_steps: int):
         self.network, self._settings = network, settings
         self.steps = 0  # decisions learned from, each counted once
-        self.updates = 0  # batches
+        self.updates = 0  # batches learned from
         optimiser = make_optimiser(network.parameters(), "adam", settings.learning_rate, epsilon=settings.epsilon)
         clipping = settings.grad_norm_clipping or NO_CLIPPING
 
@@ -247,16 +260,17 @@ class PPOLearner(SampleLearner):
         of_minibatch = partial(step_loss if settings.minibatch_of == "steps" else loss, settings=settings)
         averages = Averages(count_weights if settings.minibatch_of == "steps" else count_steps)
         self._gradient = GradientLearner(network, of_minibatch, optimiser, rate, clipping, averages=averages)
-        self._gradient.observe = None  # this class does it, once for each batch
-        self._generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))  # of minibatches
+        self._gradient.observe = None  # this class calls it, once per batch
+        self._trusted = None if settings.trusted is None else settings.trusted.freeze(network)
+        self._generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))  # samples minibatches
         self._bonus: Bonus | None = None
         if settings.bonus == "rnd":
             self._bonus = RandomDistillationBonus(network, settings, rate)
         elif settings.bonus == "count":
             self._bonus = CountBonus()
         device = network.value.weight.device
-        self._scale = novelty.no_moments(device=device)  # of forward returns of the bonus
-        self._forward = torch.zeros((), device=device)  # where these ended in the last batch, on average
+        self._scale = novelty.no_moments(device=device)  # scale of the bonus's forward returns
+        self._forward = torch.zeros((), device=device)  # last forward returns of the previous batch, on average
         self._rewards = ReturnScale(settings.discounting, device) if settings.normalise_rewards else None
 
     def update(self, sample: Sample) -> dict[str, Any]:
@@ -266,7 +280,7 @@ class PPOLearner(SampleLearner):
         seen = trajectory.obs
         if self._rewards is not None:
             trajectory = self._rewards.scale(trajectory, _weight(self.network, trajectory), self.network.context)
-        trajectory, metrics = prepare(self.network, trajectory, reward, settings)
+        trajectory, metrics = prepare(self.network, trajectory, reward, settings, self._trusted)
         if settings.minibatch_of == "steps":
             trajectory = single_steps(self.network, trajectory)
         columns = trajectory.reward.shape[1]
@@ -349,7 +363,7 @@ class ReturnScale:
 
     def scale(self, trajectory: Trajectory, weight_t: Tensor, context: int) -> Trajectory:
         """Update the statistics with the rewards [T, B] of a batch, and return the batch with scaled rewards."""
-        begins = trajectory.first[context:-1]  # the action of row t is the first of an episode
+        begins = trajectory.first[context:-1]  # whether the action of row t is the first of an episode
         decay = self._discount * (~begins).to(trajectory.reward) * weight_t
         added = trajectory.reward * weight_t
         added = torch.cat([added[:1] + decay[:1] * self._last, added[1:]])

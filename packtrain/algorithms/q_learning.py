@@ -47,26 +47,26 @@ class QLearning(LearnerSettings):
     """Settings of DQN, R2D2, NGU and Agent57 together; defaults are R2D2's."""
 
     splits_batches: ClassVar[bool] = True
-    discount: float | None = 0.997  # of a step; None: each arm has its own
+    discount: float | None = 0.997  # γ per step; None: each arm has its own
     returns: Returns = "n_step"
-    n_step: int = 5  # of n_step; the memory's must be the same
-    trace_lambda: float = 0.95  # of retrace and peng
-    double: bool = True  # the online network ranks actions, the target network values them
+    n_step: int = 5  # n of n_step; the memory's must be the same
+    trace_lambda: float = 0.95  # λ of retrace and peng
+    double: bool = True  # the online network chooses the action that the target network values
     reward_clipping: RewardClipping = "none"
-    huber: float | None = None  # where the loss becomes linear; None: nowhere
-    exploit_share: float = 0.0  # of the sequences, learned as if arm 0 had made them
-    eta: float = 0.9  # of a sequence's priority, η max |δ| + (1 − η) mean |δ|
+    huber: float | None = None  # TD error from which the loss is linear; None: squared loss
+    exploit_share: float = 0.0  # fraction of the sequences that are learned as if arm 0 had made them
+    eta: float = 0.9  # η of a sequence's priority, η max |δ| + (1 − η) mean |δ|
     learning_rate: float = 0.0001
     adam_epsilon: float = 0.001
-    grad_norm_clipping: float | None = 40.0  # of the values' network; None: not clipped
+    grad_norm_clipping: float | None = 40.0  # maximum global gradient norm of the Q network; None: not clipped
     target_period: int = 2500  # updates between copies into the target network
     publish_period: int = 1  # updates between versions of the weights that act
     embedding_learning_rate: float = 0.0005
-    embedding_decay: float = 1e-5  # L2
+    embedding_decay: float = 1e-5  # weight of the L2 regularisation
     distillation_learning_rate: float = 0.0005
-    novelty_steps: int = 5  # of each sequence, its last ones, that they learn from
+    novelty_steps: int = 5  # last steps of each sequence that embedding and distillation learn from
     target_epsilon: float = 0.0  # of the ε-greedy policy that retrace evaluates
-    reduction: Reduction = "mean"  # of the loss over the steps of a sequence
+    reduction: Reduction = "mean"  # reduction of the loss over the steps of a sequence
 
     def __post_init__(self) -> None:
         ngu.check_numbers(self)
@@ -80,7 +80,7 @@ class QLearning(LearnerSettings):
         check_ignored_discount(self, policy)
 
     def prepare_policy(self, policy: Policy, memory: MemorySettings) -> None:
-        """Let actors compute initial priorities where the memory wants them."""
+        """Let actors compute initial priorities if the memory requires them."""
         prepare_priorities(self, policy, memory)
 
     def build(self, network: ActionValuesNetwork, total_steps: int) -> TargetNetworkLearner:

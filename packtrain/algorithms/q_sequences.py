@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from packtrain import trees
-from packtrain.accelerate.side_stream import Beside
+from packtrain.accelerate.side_stream import SideStream
 from packtrain.acting.actor_errors import ErrorNumbers
 from packtrain.acting.epsilon_greedy import INTRINSIC, ActionValues, EpsilonGreedyPolicy
 from packtrain.algorithms.optimisers import Adam
@@ -20,7 +20,7 @@ from packtrain.equations.boundaries import Boundaries, boundaries
 from packtrain.equations.q_learning import n_step_q_targets, peng_q_targets, retrace_q_targets
 from packtrain.errors import ConfigError
 from packtrain.interfaces import MemorySettings, Policy, PolicySettings
-from packtrain.memory.sequences import Sequences
+from packtrain.memory.sequence_settings import Sequences
 from packtrain.networks.action_values import ActionValuesNetwork
 from packtrain.networks.q_network import QOutput, QValueNetwork
 from packtrain.trees import Tree
@@ -103,7 +103,8 @@ def unroll_both(network: ActionValuesNetwork, trajectory: Trajectory, arm: Tenso
       trajectory: of sequences.
       arm: [B] int64, given to networks that see the arm.
     """
-    concurrent = Beside(trajectory.reward.device)  # an LSTM is a long chain of small steps: two of them at once
+    # an LSTM is a long chain of small steps: run both networks concurrently
+    concurrent = SideStream(trajectory.reward.device)
     with concurrent.work():
         target = unroll(network.target, network, trajectory, arm, learns=False)
     online = unroll(network.acting.values, network, trajectory, arm, learns=True)
@@ -131,7 +132,7 @@ def unroll(
     context, own, burn_in = network.context, values.context, burn_in_rows(network, trajectory)
     last_action, last_reward = trajectory.last_inputs()
     first = trajectory.first.clone()
-    first[context + burn_in + 1 :] = False  # padding behind an end counts for nothing: no reset in it is needed
+    first[context + burn_in + 1 :] = False  # rows of padding after an end have weight 0, so they need no reset
     intrinsic: Tensor | None = None
     if values.sizes.use_last_intrinsic:
         before, after = trajectory.last_reward[INTRINSIC], trajectory.extras[f"reward/{INTRINSIC}"]
@@ -268,7 +269,7 @@ def check_sequences(settings: Any, memory: MemorySettings, policy: PolicySetting
         raise ConfigError(f"{name}.eta = {settings.eta} and Sequences.eta = {memory.eta} differ")
     for wanted, extra in ((returns == "retrace", "behaviour_prob"), (arms is not None, "arm")):
         if wanted and extra not in memory.extras:
-            raise ConfigError(f"{name} wants {extra!r} kept: add it to Sequences.extras = {memory.extras}")
+            raise ConfigError(f"{name} needs {extra!r} in the memory: add it to Sequences.extras = {memory.extras}")
     return memory, policy
 
 

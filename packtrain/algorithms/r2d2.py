@@ -56,7 +56,7 @@ class R2D2(LearnerSettings):
     """Hyper-parameters of R2D2; defaults are the paper's."""
 
     splits_batches: ClassVar[bool] = True
-    discount: float = 0.997  # γ of a step
+    discount: float = 0.997  # γ per step
     returns: Returns = "n_step"
     n_step: int = 5  # n of n_step; the memory's must be the same
     trace_lambda: float = 0.95  # λ of retrace and peng
@@ -66,7 +66,7 @@ class R2D2(LearnerSettings):
     eta: float = 0.9  # η of a sequence's priority
     learning_rate: float = 0.0001
     adam_epsilon: float = 0.001
-    grad_norm_clipping: float | None = 40.0  # of the global gradient norm; None: not clipped
+    grad_norm_clipping: float | None = 40.0  # maximum global gradient norm; None: not clipped
     target_period: int = 2500  # updates between copies into the target network
     publish_period: int = 1  # updates between versions of the weights that act
     target_epsilon: float = 0.0  # ε of the ε-greedy policy that retrace evaluates
@@ -89,7 +89,7 @@ class R2D2(LearnerSettings):
         check_ignored_discount(self, policy)
 
     def prepare_policy(self, policy: Policy, memory: MemorySettings) -> None:
-        """Let actors compute initial priorities where the memory wants them."""
+        """Let actors compute initial priorities if the memory requires them."""
         prepare_priorities(self, policy, memory)
 
     def build(self, network: ActionValuesNetwork, total_steps: int) -> TargetNetworkLearner:
@@ -132,7 +132,7 @@ def loss(
     greedy = online.values.detach()
     targets = q_targets(settings, trajectory, reward, ends, greedy, target.values, network.sizes.rescaling)
 
-    # δ and the loss, of the steps that are neither padding nor only part of a return.
+    # TD errors and loss of the steps that are neither padding nor only part of a return.
     learned = trajectory.extras["weight"]  # [T, B]
     errors = td_errors(online.values, trajectory.action, targets, learned)
     losses = sequence_losses(errors, learned, settings.huber, settings.reduction)  # [B]

@@ -58,16 +58,16 @@ class SAC(LearnerSettings):
     metrics: ClassVar[tuple[str, ...]] = metric_names()
 
     batch_size: int = 256
-    discount: float = 0.99  # γ of a step
-    reward_scale: float = 1.0  # κ
+    discount: float = 0.99  # γ per step
+    reward_scale: float = 1.0  # κ, factor on rewards
     learning_rate: float = 0.0003  # of policy, critics and temperature
     temperature: float | None = None  # α; None: learned, towards an entropy of target_entropy per dimension
     target_entropy: float = -1.0  # nats per dimension of the action
-    rows: Rows = "all"  # of a batch: split between critics, one random critic each, or all for all
+    rows: Rows = "all"  # use of batch rows: split between critics, one random critic for each, or all for all
     target_period: int | None = None  # updates between copies into the target critics; None: Polyak averaging
     polyak: float = 0.005  # Polyak coefficient τ of the target critics
     publish_period: int | None = None  # updates between copies of the policy that acts; None: after every call
-    policy_delay: int = 1  # updates of the critics for each of the policy
+    policy_delay: int = 1  # critic updates per policy update
     compile: bool | None = None  # compile the functions of an update; None: on a GPU
 
     def __post_init__(self) -> None:

@@ -57,14 +57,14 @@ class STEVE(LearnerSettings):
 
     joins_seeds: ClassVar[bool] = True
 
-    actor_critic: ActorCritic  # DDPG, TD3 or SAC: acts, and has all numbers but those of the expansion
+    actor_critic: ActorCritic  # DDPG, TD3 or SAC: acts, and has all settings except the expansion's
     horizon: int = 3  # H, steps of the model
     epsilon: float = 1e-8  # ε, added to variances
-    ridge: float | None = None  # added to the diagonal of the scatter between depths; None: variances alone
+    ridge: float | None = None  # added to the diagonal of the covariance between depths; None: variances only
     tdk_trick: bool = False  # train the critics on imagined pairs too
     model_period: int | None = 500  # updates between copies of the model for targets; None: after every call
     calibration_period: int = 2500  # updates between measurements of the model on held-out steps; 0: none
-    augmentation: ModelRollouts | None = None  # model steps in each batch, as in MBPO; None: real steps alone
+    augmentation: ModelRollouts | None = None  # model steps in each batch, as in MBPO; None: real steps only
 
     def __post_init__(self) -> None:
         check.at_least(self, 1, "horizon")

@@ -63,7 +63,7 @@ def averages_over_sequences(novelty_steps: int = 0) -> Averages:
 class TargetNetworkLearner(SampleLearner):
     """Makes one update for each sample, and copies the online network into the target network periodically."""
 
-    saves_acting_weights = True  # they are published every `publish_period` updates
+    saves_acting_weights = True  # published every `publish_period` updates
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class TargetNetworkLearner(SampleLearner):
         self._device = network.device
         self._captured: CapturedFunction | None = None
         self.capture = self._device.type == "cuda"
-        self._ended: torch.cuda.Event | None = None  # the latest launch
+        self._ended: torch.cuda.Event | None = None  # recorded after the latest launch
         self.updates = 0
         self.steps = 0
 

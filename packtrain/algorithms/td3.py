@@ -58,16 +58,16 @@ class TD3(LearnerSettings):
     metrics: ClassVar[tuple[str, ...]] = metric_names()
 
     batch_size: int = 256
-    discount: float = 0.99  # γ of a step
-    reward_scale: float = 1.0  # κ
+    discount: float = 0.99  # γ per step
+    reward_scale: float = 1.0  # κ, factor on rewards
     learning_rate: float = 0.0003  # of policy and critics
     target_noise: float = 0.2  # standard deviation of the noise on target actions
     target_noise_clip: float = 0.5  # that noise is clipped to ± this
-    rows: Rows = "all"  # of a batch: split between critics, one random critic each, or all for all
+    rows: Rows = "all"  # use of batch rows: split between critics, one random critic for each, or all for all
     target_period: int | None = None  # updates between copies into the target networks; None: Polyak averaging
     polyak: float = 0.005  # Polyak coefficient τ of the target networks
     publish_period: int | None = None  # updates between copies of the policy that acts; None: after every call
-    policy_delay: int = 2  # updates of the critics for each of the policy
+    policy_delay: int = 2  # critic updates per policy update
     compile: bool | None = None  # compile the functions of an update; None: on a GPU
 
     def __post_init__(self) -> None:

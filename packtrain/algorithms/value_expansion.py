@@ -143,7 +143,7 @@ class SteveCov:
     """STEVE with the full covariance matrix between depths."""
 
     horizon: int = 3  # H
-    ridge: float = 1e-3  # added to the diagonal
+    ridge: float = 1e-3  # added to the diagonal of the covariance
     tdk_trick: bool = False
 
     def __post_init__(self) -> None:
@@ -172,19 +172,19 @@ class ValueExpansion(LearnerSettings):
     discount: float = 0.99
     reward_scale: float = 1.0
     learning_rate: float = 0.0003
-    policy_regulariser: float = 0.001  # of ddpg: keeps tanh from saturating
-    rows: Rows = "split"  # of a batch: split between critics, one random critic each, or all for all
+    policy_regulariser: float = 0.001  # ddpg only: weight of the squared input of the policy's tanh
+    rows: Rows = "split"  # use of batch rows: split between critics, one random critic for each, or all for all
     target_period: int | None = 500  # updates between copies into the target networks; None: Polyak averaging
     polyak: float = 0.005  # Polyak coefficient τ of the target networks
     model_period: int | None = 500  # updates between copies of the model for targets; None: after every call
     publish_period: int | None = 500  # updates between copies of the policy that acts; None: after every call
     calibration_period: int = 2500  # updates between measurements of the model on held-out steps; 0: none
-    policy_delay: int = 1  # updates of the critics for each of the policy
-    target_noise: float = 0.2  # of td3: standard deviation of the noise on target actions
-    target_noise_clip: float = 0.5  # of td3: that noise is clipped to ± this
-    temperature: float | None = None  # of sac; None: learned, towards an entropy of target_entropy per dimension
-    target_entropy: float = -1.0  # of sac: nats per dimension of the action
-    augmentation: ModelRollouts | None = None  # model steps in each batch, as in MBPO; None: real steps alone
+    policy_delay: int = 1  # critic updates per policy update
+    target_noise: float = 0.2  # td3 only: standard deviation of the noise on target actions
+    target_noise_clip: float = 0.5  # td3 only: that noise is clipped to ± this
+    temperature: float | None = None  # sac only; None: learned, towards an entropy of target_entropy per dimension
+    target_entropy: float = -1.0  # sac only: nats per dimension of the action
+    augmentation: ModelRollouts | None = None  # model steps in each batch, as in MBPO; None: real steps only
     compile: bool | None = None  # compile the functions of an update; None: on a GPU
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ The model of "Trust, but verify" (openreview DE0MSwKv32y; IJCNN 2021):
 A model that predicts classes of factors has the mean cross-entropy of its F factors in place of the first term, and one
 of boards the sum over cells: each network computes the error of its own predictions, and the rest is the same.
 
-A time-out is not an end: `terminated` is 0 there, so the model does not learn that worlds stop after so many steps.
+`terminated` is 0 at a time-out, so the model does not learn to predict the time limit as a termination.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class WorldModelLearning:
     decay: Literal["linear", "step"] = "linear"  # to the final rate on a straight line, or in one step
     alpha: float = 0.9  # RMSProp's decay
     epsilon: float = 1e-7
-    weight_decay: float = 1e-5  # times the sum of squares of all weights but biases, added to the loss
+    weight_decay: float = 1e-5  # weight of the sum of squares of all weights but biases in the loss
 
     def __post_init__(self) -> None:
         check.positive(self, "learning_rate", "epsilon")
@@ -96,7 +96,7 @@ def loss(
         "total_loss": total / members,
         "next_observation_loss": change.mean(),
         "reward_loss": paid.mean(),
-        "reward_clipped": (reward != reward.clamp(0, 1)).float().mean(),  # the share of steps
+        "reward_clipped": (reward != reward.clamp(0, 1)).float().mean(),  # fraction of the steps
         "terminated_loss": over.mean(),
         "perfect_next_observation": right.float().mean(),
     }
@@ -115,7 +115,7 @@ def validation(network: ModelNetwork, trajectory: Trajectory) -> dict[str, Tenso
       network: the model.
       trajectory: [T, B] without context rows; filler rows are passed over.
     """
-    real = ~trajectory.first[1:]  # [T, B] → [N] of what follows
+    real = ~trajectory.first[1:]  # [T, B] → [N] whether the next row continues the episode
     obs, after, action = trajectory.obs[:-1][real], trajectory.obs[1:][real], trajectory.action[real]
     guess = network.guess(obs, action)
     _, right = network.errors(guess, obs, after)

@@ -78,7 +78,7 @@ def _baseline(secs: float) -> float:
 
 def _on_gpu(secs: float, device: str) -> dict[str, Any]:
     cases: list[dict[str, Any]] = []
-    streams = None  # building 256 games takes most of a minute: every case plays on with the same
+    streams = None  # building 256 games takes most of a minute, so every case continues with the same ones
     for label, config, batch in GPU_CASES:
         subject = prepare(config, {"num_actors": GPU_ACTORS, "unroll_length": UNROLL, "batch_size": batch}, device)
         streams = streams or open_streams(subject.experiment, subject.spec)
@@ -101,7 +101,7 @@ def _gpu_case(subject: Subject, streams: list[Stream], secs: float) -> dict[str,
         with training.acting.on_device():
             parts = [measure("act", calls.act, secs / 2)]
         parts.append(measure("learn", calls.learn, secs / 2))
-        training.acting.settle()  # the next case goes on from here
+        training.acting.settle()  # the next case continues from here
     alone = [part.steps_per_second for part in environments]
     middle = sorted(environments, key=lambda part: part.steps_per_second)[GPU_ROUNDS // 2]
     return {

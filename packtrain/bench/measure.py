@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from packtrain.cpu_count import available_cores
 
-PROFILED_CALLS, PROFILED_SECS = 20, 2.0  # of the short stretch under the profiler, at most
+PROFILED_CALLS, PROFILED_SECS = 20, 2.0  # limits of the short run under the profiler
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Part:
 
     name: str
     steps_per_second: float
-    core_us: float  # microseconds of processor time
-    lock_us: float  # microseconds with the interpreter's lock held
+    core_us: float  # microseconds of CPU time
+    lock_us: float  # microseconds holding the interpreter's lock
 
 
 def measure(name: str, call: Callable[[], int], secs: float) -> Part:
@@ -84,7 +84,7 @@ def _quiet() -> Iterator[None]:
 def bound(parts: list[Part], cores: int) -> tuple[float, str]:
     """Return the steps per second that the parts allow together, and what limits them."""
     by_cores = 1e6 * cores / sum(part.core_us for part in parts)
-    by_lock = 1e6 / max(1e-9, sum(part.lock_us for part in parts))  # the profiler may find all of it in operators
+    by_lock = 1e6 / max(1e-9, sum(part.lock_us for part in parts))  # the profiler may attribute everything to operators
     return (by_cores, f"{cores} cores") if by_cores <= by_lock else (by_lock, "the interpreter's lock")
 
 

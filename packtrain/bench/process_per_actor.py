@@ -26,8 +26,8 @@ from packtrain.equations.vtrace import vtrace
 from packtrain.errors import EnvError, StalledError
 
 ACTIONS = 6  # Pong's own
-LEARNER_THREADS = 1  # of torch, inside an operator
-STALL_SECS = 120  # without a full rollout; the first wait includes the start of the processes
+LEARNER_THREADS = 1  # torch's intra-op threads
+STALL_SECS = 120  # limit for one full rollout; the first includes the start of the processes
 
 
 class AtariNet(nn.Module):
@@ -55,9 +55,9 @@ def rollouts(count: int, unroll_length: int) -> dict[str, Tensor]:
 
 def act(seed: int, model: AtariNet, buffers: dict[str, Tensor], free: Any, full: Any) -> None:
     """Run an actor: fill one free rollout after another, until the index is None."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     parent: Any = multiprocessing.parent_process()
-    threading.Thread(target=lambda: os._exit(parent.join() or 1), daemon=True).start()  # no parent, no actor
+    threading.Thread(target=lambda: os._exit(parent.join() or 1), daemon=True).start()  # exit if the parent exits
     from ale_py.vector_env import AtariVectorEnv
 
     torch.set_num_threads(1)
@@ -69,7 +69,7 @@ def act(seed: int, model: AtariNet, buffers: dict[str, Tensor], free: Any, full:
     with torch.no_grad():
         while (index := free.get()) is not None:
             for t in range(buffers["done"].shape[1]):
-                if t > 0:  # row 0 is the last row of the rollout before
+                if t > 0:  # row 0 is the last row of the previous rollout
                     logits, _ = model(row["frame"], row["reward"], row["action"])
                     action = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
                     frame, reward, terminated, truncated, _ = env.step(action.numpy())
@@ -85,7 +85,7 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     rows = batch["done"].shape  # T+1, B
     logits, values = model(*(batch[key].flatten(0, 1) for key in ("frame", "reward", "action")))
     log_policy, values = logits.view(*rows, ACTIONS)[:-1].log_softmax(-1), values.view(rows)  # [T, B, A], [T+1, B]
-    answer = {key: value[1:] for key, value in batch.items()}  # row t+1 answers the policy of row t
+    answer = {key: value[1:] for key, value in batch.items()}  # row t+1 has the result of the action chosen in row t
     action, reward, goes_on = answer["action"][..., None], answer["reward"].clamp(-1, 1), (~answer["done"]).float()
     log_prob = log_policy.gather(-1, action).squeeze(-1)  # [T, B]
     log_rho = log_prob - answer["logits"].log_softmax(-1).gather(-1, action).squeeze(-1)

@@ -29,7 +29,7 @@ CPU_CASES = (
     ("DQN, batches of 32", "dqn/marltas_async", {"num_actors": 32, "warm_up": 1000, "batch_size": 32}),
 )
 GPU_VALUES = {"num_actors": 256, "warm_up": 50_000, "updates_per_step": None, "slack": None}
-WANTED = {"updates": 35.0, "steps": 15_000.0}  # a second, on a GPU with 16 cores
+WANTED = {"updates": 35.0, "steps": 15_000.0}  # per second, on a GPU with 16 cores
 
 
 def run(secs: float, device: str = "cpu") -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _proportion(config: str, values: dict[str, Any], secs: float) -> float:
 
 
 def _parts(training: Training, secs: float, steps: float) -> list[Part]:
-    """Return the calls for acting and for learning of a run that is not running, with `steps` steps per update."""
+    """Return acting and learning as separate calls, without starting a run; `steps` is the steps per update."""
     side, learners = local_side(training.acting), training.learning
     (learner,), (memory,) = learners.learners.values(), learners.memories.values()
 
@@ -94,8 +94,8 @@ def _parts(training: Training, secs: float, steps: float) -> list[Part]:
         act()
     acting, made = measure("act", act, secs), learner.updates
     learning = measure("learn", learn, secs)
-    learner.updates = made  # these were not due: a run would wait until they are
-    share = 1000 / steps  # of an update
+    learner.updates = made  # these updates were not due: a run would wait until they are
+    share = 1000 / steps  # updates due per call of 1000 steps
     return [
         acting,
         Part("learn", learning.steps_per_second / share, learning.core_us * share, learning.lock_us * share),

@@ -20,31 +20,31 @@ from packtrain.accelerate.allocator import keep_large_blocks
 from packtrain.bench.measure import machine
 from packtrain.config import unrecorded
 from packtrain.memory.sequence_memory import SequenceMemory
-from packtrain.memory.sequences import Sequences
+from packtrain.memory.sequence_settings import Sequences
 from packtrain.types import Row
 
 TRANSITIONS, FRAMES = 1_000_000, 100_000  # rows of the two memories
 FILLS = (0.01, 0.5, 1.0)
-BAR = 1.5  # times as long as at the smallest fill
+BAR = 1.5  # maximum ratio of the time to that at the smallest fill
 ROUNDS = 5
 EPISODE = 500  # steps
-POOL = 61  # rows that come again and again: making them is not measured
+POOL = 61  # rows that are reused, so that creating them is not measured
 
 
 @dataclass(frozen=True)
 class Case:
-    """A memory, and the rows for it."""
+    """One benchmark case: a memory and the rows written to it."""
 
     name: str
     sizes: Sequences
     columns: int
     obs: np.ndarray  # [...] zeros of one observation
-    carry: int  # numbers in each of the two parts of a carry; 0: no carry
+    carry: int  # size of each of the two parts of a recurrent state; 0: none
 
 
 def run(secs: float, device: str = "cpu") -> dict[str, Any]:
     """Measure both memories on a device."""
-    keep_large_blocks()  # as every run does
+    keep_large_blocks()  # as in every run
     with unrecorded():
         transitions = Sequences(TRANSITIONS, 1, burn_in=0, stride=1, n_step=3, batch_size=512)
         cases = (
@@ -86,9 +86,9 @@ def _measured(case: Case, secs: float, device: torch.device) -> list[dict[str, A
     feed = _Feed(case)
     memories = [case.sizes.build([case.columns], 0, device) for _ in FILLS]
     inserts = [feed.fill(memory, fill, device) for memory, fill in zip(memories, FILLS, strict=True)]
-    samples: list[list[float]] = []  # secs a call, by round and fill
+    samples: list[list[float]] = []  # seconds per call, by round and fill
     answers: list[list[float]] = []
-    for _ in range(ROUNDS):  # in turns: a shared machine is not equally fast all the time
+    for _ in range(ROUNDS):  # alternately, because a shared machine's speed varies
         samples.append([_secs_a_call(_draw(memory), secs / ROUNDS, device) for memory in memories])
         answers.append([_secs_a_call(_answer(memory), secs / ROUNDS / 4, device) for memory in memories])
     parts = []

@@ -68,7 +68,7 @@ class Search:
         self._actor_state: PlannerState = policy.actor_state(self._stream)
         self._row = self._stream.start()
         self._roots, self._passes = roots, passes
-        self.extras: dict[str, np.ndarray] = {}  # of the last decision
+        self.extras: dict[str, np.ndarray] = {}  # extras of the last decision
 
     def decide(self) -> float:
         """Make one decision for all roots and step the environments; return the seconds of the decision."""
@@ -90,7 +90,7 @@ class Search:
 
 
 def steps_per_second(core: Core, states: int, secs: float) -> float:
-    """Return the core's own rate for batches of so many states."""
+    """Return the core's steps per second for batches of this size."""
     rng = np.random.default_rng(0)
     batch, count = core.initial(states, rng), int(core.action_space.n)  # type: ignore[attr-defined]
     steps, begin = 0, time.thread_time()
@@ -163,7 +163,8 @@ def _case(name: str, core: Core, agent: Agent, passes: int, roots: int, secs: fl
         "roots": roots,
         "rate": statistics.median(rates),
         "core_steps_per_second": statistics.median(cores),
-        "share_of_core": statistics.median(shares),  # model steps of the search over the core's own, if all is expanded
+        # model steps of the search over those of the core alone, if every node is expanded
+        "share_of_core": statistics.median(shares),
     }
 
 
@@ -179,7 +180,7 @@ def _with_network(name: str, sizes: ConvNet, secs: float) -> dict[str, Any]:
         alone.append(free.rate(secs))
         rates.append(whole.rate(secs))
         batch = max(1, round(whole.inference.rows / max(1, whole.inference.passes)))
-        per_pass = whole.inference.rows / max(1, whole.inference.passes) / roots  # rows asked for each pass of a root
+        per_pass = whole.inference.rows / max(1, whole.inference.passes) / roots  # requested rows per pass of a root
         networks.append(_network_rate(network, core, batch, secs) / per_pass)
     ratios = [rate / min(a, n) for rate, a, n in zip(rates, alone, networks, strict=True)]
     both = [1 / (1 / a + 1 / n) for a, n in zip(alone, networks, strict=True)]
@@ -190,7 +191,7 @@ def _with_network(name: str, sizes: ConvNet, secs: float) -> dict[str, Any]:
         "ratio": statistics.median(ratios),
         "search_alone": statistics.median(alone),
         "network_alone": statistics.median(networks),
-        "one_after_the_other": statistics.median(both),  # what one core can do at most
+        "one_after_the_other": statistics.median(both),  # maximum rate of one core
         "network_share": statistics.median(rate / n for rate, n in zip(rates, networks, strict=True)),
         "rows_a_request": batch,
     }
@@ -209,7 +210,7 @@ def _network_rate(network: torch.nn.Module, core: Core, batch: int, secs: float)
 
 def _growing() -> dict[str, Any]:
     """Return microseconds per decision of best-first search at 32 roots with about 200 and 2,000 nodes per root."""
-    core = Hanoi(9, max_steps=None)  # 19,683 states: none is solved on the way
+    core = Hanoi(9, max_steps=None)  # 19,683 states: none is solved during the search
     found: dict[str, list[float]] = {"200": [], "2000": []}
     search = Search(core, BestFirstSearchAgent(n_nodes_per_step=10), 32, 10)
     for decision in range(360):

@@ -44,9 +44,9 @@ WAYS = {  # whether updates are compiled, and whether they are captured
     "captured": (False, True),
     "both": (True, True),
 }
-COUNT = 32  # updates a call
+COUNT = 32  # updates per call
 ROUNDS = 5
-TARGET = 360_000  # updates of 100,000 frames
+TARGET = 360_000  # updates in 100,000 frames
 SPEC = Spec(gym.spaces.Box(-1, 1, (OBS,)), gym.spaces.Box(-1, 1, (ACTIONS,)))
 
 
@@ -68,7 +68,7 @@ def _on_gpu(secs: float, device: torch.device) -> dict[str, Any]:
         for way in WAYS:
             try:
                 cases.append(_gpu_case(control, runs, way, flops, secs, device))
-            except ConfigError as error:  # a compiler that is not there, or does not work
+            except ConfigError as error:  # missing or broken compiler
                 cases.append({"runs": runs, "way": way, "why": str(error)})
     best = max((case for case in cases if "rate" in case), key=lambda case: case["rate"] * case["runs"])
     lines = [
@@ -156,7 +156,7 @@ def _batch(learner: ReplayLearner, device: torch.device) -> Batch:
 
 
 def _on_cpu(secs: float) -> dict[str, Any]:
-    keep_large_blocks()  # as every run does
+    keep_large_blocks()  # as in every run
     cores = available_cores()
     with _threads(cores):
         return _ddpg(secs, cores)
@@ -176,15 +176,15 @@ def _ddpg(secs: float, cores: int) -> dict[str, Any]:
     cpu = torch.device("cpu")
     control = Control(256, 2, 1, explore_chance=1.0)
     description = ValueExpansion(batch_size=256, rows="all", target_period=None, publish_period=None)
-    ours, untaped, on_one = (_updates(control, description, capture) for capture in (True, False, True))
-    flops = _operations(untaped) / COUNT
-    products = _noted_products(untaped)
+    ours, unrecorded, on_one = (_updates(control, description, capture) for capture in (True, False, True))
+    flops = _operations(unrecorded) / COUNT
+    products = _recorded_products(unrecorded)
     theirs = _stable_baselines()
     rates, plain, floors, alone, others = [], [], [], [], []
     ones: list[tuple[float, float]] = []  # rate and floor of one core
-    for _ in range(ROUNDS):  # in turns: a shared machine is not equally fast all the time
+    for _ in range(ROUNDS):  # alternately, because a shared machine's speed varies
         rates.append(_rate(ours, secs / ROUNDS, cpu))
-        plain.append(_rate(untaped, secs / ROUNDS / 2, cpu))
+        plain.append(_rate(unrecorded, secs / ROUNDS / 2, cpu))
         floors.append(_floor(flops, secs / ROUNDS / 4))
         alone.append(_rate(products, secs / ROUNDS / 2, cpu))
         with _threads(1):
@@ -202,7 +202,7 @@ def _ddpg(secs: float, cores: int) -> dict[str, Any]:
         f"ratio  {statistics.median(ratios):>8.2f}   the median of {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
         f"alone  {statistics.median(alone):>8,.0f} updates/s: the same products one after another, and nothing else",
         f"core   {one:>8,.0f} updates/s on one core, {one_ratio:.2f} of its floor",
-        f"plain  {statistics.median(plain):>8,.0f} updates/s: the same updates when they are not taped",
+        f"plain  {statistics.median(plain):>8,.0f} updates/s: the same updates without recording",
     ]
     more: dict[str, Any] = {}
     if others:
@@ -296,21 +296,21 @@ def _operations(call: Callable[[], Any]) -> float:
     return float(counter.get_total_flops())
 
 
-def _noted_products(call: Callable[[], Any]) -> Callable[[], int]:
+def _recorded_products(call: Callable[[], Any]) -> Callable[[], int]:
     """Return a call that computes only the products of another call, and the number of its updates."""
-    noted: list[tuple[Any, tuple[Tensor, ...]]] = []
+    found: list[tuple[Any, tuple[Tensor, ...]]] = []
 
     class Note(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if function in (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default, torch.ops.aten.mm.default):
-                noted.append((function, args))
+                found.append((function, args))
             return function(*args, **(kwargs or {}))
 
     with Note():
         call()
 
     def products() -> int:
-        for function, args in noted:
+        for function, args in found:
             function(*args)
         return COUNT
 

@@ -23,15 +23,15 @@ from packtrain.cpu_count import available_cores
 from packtrain.envs.environment import Environment
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.stream import Stream
+from packtrain.hashing import digest
 from packtrain.interfaces import Writer
 from packtrain.memory.episodes import Episodes
 from packtrain.networks.world_model import WorldModel
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.learned import LearnedModel
-from packtrain.planning.nodes import digest
 
 DISKS, ENVIRONMENTS, EPISODE, UPDATES, BATCH = 7, 32, 1000, 200, 1024
-RUNS = (1, 10)  # that share a search
+RUNS = (1, 10)  # numbers of runs that share a search
 PUBLISHED = {"steps": 260, "expansions": 560, "updates": 8.9}  # of the published code, on 2 cores
 
 
@@ -66,7 +66,7 @@ def run(secs: float, device: str = "cpu") -> dict[str, Any]:
     environment = _environment_us(secs)
     searches = [_search(runs) for runs in RUNS]
     answer_us, update_s = _network(secs, torch.device(device))
-    questions = 6 * 3**DISKS  # pairs of state and action: what is asked at most between two epochs of learning
+    questions = 6 * 3**DISKS  # pairs of state and action: maximum number of predictions between two epochs of learning
     steps = ENVIRONMENTS * EPISODE
     parts = {
         "environment": environment,
@@ -107,7 +107,7 @@ def _environment_us(secs: float) -> float:
 
 
 def _search(runs: int) -> dict[str, Any]:
-    """Run one episode of every environment of so many runs, with the published settings and precomputed predictions."""
+    """Run one episode in every environment of `runs` runs, with the published settings and precomputed predictions."""
     agent = BestFirstSearchAgent(
         expand_heuristic="bonus",
         top_level_heuristic="solved_then_auxiliary_then_bonus",
@@ -125,7 +125,7 @@ def _search(runs: int) -> dict[str, Any]:
     if runs > 1:
         joint = Joint(actors, policies, streams)
         turn = lambda: joint.turn(range(runs))  # noqa: E731
-    turn(), turn()  # compile what is compiled
+    turn(), turn()  # compile what can be compiled
     before, begin = sum(stream.steps for stream in streams), time.process_time()
     for _ in range(EPISODE - 2):
         turn()

@@ -21,7 +21,7 @@ from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.training import RunSetup, Training
 from packtrain.types import Sample, Spec
 
-WARM_UP_SECS = 0.2  # the first moments fill the queue
+WARM_UP_SECS = 0.2  # fills the queue
 
 
 class _Silent:
@@ -49,7 +49,7 @@ class Calls(NamedTuple):
     act: Callable[[], int]
     learn: Callable[[], int]
     step_environments: Callable[[], int]
-    settle: Callable[[], None]  # after it, so that the actor can go on
+    settle: Callable[[], None]  # called afterwards, so that the actor can continue
 
 
 def prepare(config: str, values: dict[str, Any], device: str = "cpu") -> Subject:

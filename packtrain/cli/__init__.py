@@ -28,11 +28,16 @@ COMMANDS = {
     "eval": Command("evaluate", "RUN", "play episodes with a run's checkpoint"),
     "list": Command("list_configs", "[WORD...]", "the shipped configurations, or those with every word in their name"),
     "show-config": Command("show_config", "CONFIG...", "the configuration that would run"),
+    "sweep": Command(
+        "sweep", "CONFIG|SPEC.py", "train over values of knobs and over seeds; runs mrunner's specifications"
+    ),
     "report": Command("report", "RUN...", "one HTML page with the curves of one or more runs"),
+    "explore": Command("explore", "RUN", "a page of recorded searches: trees, plans, predictions; see --trace"),
     "watch": Command("watch", "RUN...", "the same page live, in a browser on this machine"),
     "audit": Command(
         "audit", "RUN --trusted T", "does a run's policy still act like a trusted one? a verdict and a page"
     ),
+    "exam": Command("exam", "[CONFIG...]", "ten one-ability environments, one score card"),
     "export": Command("export", "RUN", "write a policy for programs without packtrain"),
     "convert": Command(
         "convert",
@@ -40,11 +45,13 @@ COMMANDS = {
         "a TorchBeast checkpoint as a run folder, a STEVE or marltas_core configuration as a .gin file",
     ),
     "bench": Command("bench", "NAME", "throughput beside its own limits"),
+    "verify": Command("verify", "RESULT...|--all", "run the first updates of published results again, and compare"),
+    "reproduce": Command("reproduce", "RESULT", "the commands of a published result"),
     "node": Command("node", "--head|--address", "this machine as the head of a cluster, or as one more node of it"),
     "doctor": Command("doctor", "", "versions, devices, limits, and what is missing"),
 }
 
-PLAIN = "packtrain.plain"  # the name of `_plain` among Python's error handlers of encodings
+PLAIN = "packtrain.plain"  # name of `_plain` among Python's encoding error handlers
 ASCII = {
     **{"–": "-", "—": "-", "−": "-", "…": "...", "±": "+-", "→": "->", "×": "x", "·": "*", "≥": ">=", "≤": "<="},
     **{"’": "'", "“": '"', "”": '"', "ε": "epsilon", "λ": "lambda", "τ": "tau", "π": "pi", "γ": "gamma", "∞": "inf"},
@@ -64,8 +71,6 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 codecs.register_error(PLAIN, _plain)
 
-LATER = {"sweep": "sweeps", "explore": "the explorer"}
-
 
 def usage() -> str:
     """Return the overview of all commands."""
@@ -79,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=PLAIN)  # paths may hold bytes that are no text
+            stream.reconfigure(errors=PLAIN)  # paths may contain invalid UTF-8
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(usage(), end="")
@@ -87,8 +92,6 @@ def main(argv: list[str] | None = None) -> int:
         if argv[0] in ("-V", "--version"):
             print(f"packtrain {__version__}")
             return 0
-        if argv[0] in LATER:
-            raise ConfigError(f"`packtrain {argv[0]}` is not there yet: {LATER[argv[0]]} come with a later release")
         if argv[0] not in COMMANDS:
             known = list(COMMANDS)
             raise ConfigError(
@@ -103,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
         return 141
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # a fault of packtrain, or a machine without memory or file handles
+    except Exception as error:  # an error in packtrain, or a machine without memory or file handles
         from packtrain.cli import last_resort
 
         print(f"packtrain: error: {one_line(last_resort.describe(error, argv))}", file=sys.stderr, flush=True)

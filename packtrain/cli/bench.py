@@ -31,7 +31,7 @@ def run(argv: list[str]) -> int:
 
     from packtrain.runtime.preparation import find_device
 
-    find_device(arguments.device)  # or one line that says why not, whatever is measured there
+    find_device(arguments.device)  # raises an error with the reason if the device cannot be used
     result = importlib.import_module(f"packtrain.bench.{arguments.name}").run(arguments.secs, arguments.device)
     if arguments.json:
         print(json.dumps(result))

@@ -26,15 +26,15 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--output_dir",
         metavar="DIR",
-        help="run folder to create; for a configuration: folder of NAME.gin",
+        help="run folder to create from a checkpoint; folder for NAME.gin when converting a configuration",
     )
     parser.add_argument("--out", metavar="FILE.gin", help="file to write for a configuration (default: NAME.gin)")
     parser.add_argument("--env", metavar="ID", help="environment (default: as in the file)")
     parser.add_argument(
         "--script",
         metavar="NAME",
-        help="that a .yaml file is for: async_rnn_train, sync_rnn_train, async_cnn_train, sync_cnn_train "
-        "(default: what its keys say)",
+        help="marltas training script of a .yaml file: async_rnn_train, sync_rnn_train, async_cnn_train or "
+        "sync_cnn_train (default: inferred from its keys)",
     )
     parser.add_argument(
         "--config",
@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
 def _convert_config(arguments: argparse.Namespace, is_yaml: bool) -> int:
     path = Path(arguments.old).expanduser()
     if arguments.configs or arguments.config:
-        raise ConfigError(f"{path} says itself what to build on; CONFIG and --config are for checkpoints")
+        raise ConfigError(f"{path} does not need CONFIG or --config, which apply to checkpoints")
     if arguments.out and arguments.output_dir:
         raise ConfigError("--out names the file and --output_dir its folder; give one or the other")
     from packtrain.convert import marltas_to_gin, steve_to_gin

@@ -18,7 +18,9 @@ def run(argv: list[str]) -> int:
         "PPO) plays greedily and sampled; the run's Evaluation.best says which of the two comes first.",
         epilog="A knob of the run's configuration may be given as --KNOB VALUE; it must be what the run has.",
     )
-    parser.add_argument("run", metavar="RUN", help="run folder to evaluate")
+    parser.add_argument(
+        "run", metavar="RUN", help="run folder to evaluate; of a folder of seeds each is, and the mean is over seeds"
+    )
     parser.add_argument(
         "--num_episodes",
         type=int,
@@ -42,6 +44,13 @@ def run(argv: list[str]) -> int:
         metavar="png|mp4",
         help="animated PNG, or MP4 with the extra video; browsers play both (default: png)",
     )
+    parser.add_argument(
+        "--trace",
+        type=int,
+        default=0,
+        metavar="N",
+        help="record the searches of the first N episodes in RUN/traces, for `packtrain explore` (default: 0)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments, others = parser.parse_known_args(argv)
     if arguments.num_episodes < 1:
@@ -50,6 +59,8 @@ def run(argv: list[str]) -> int:
     filmed = 1 if arguments.video_episodes is None else arguments.video_episodes
     if not 1 <= filmed <= arguments.num_episodes:
         raise ConfigError(f"--video_episodes {filmed} must lie between 1 and --num_episodes {arguments.num_episodes}")
+    if not 0 <= arguments.trace <= arguments.num_episodes:
+        raise ConfigError(f"--trace {arguments.trace} must lie between 0 and --num_episodes {arguments.num_episodes}")
     if arguments.video_format not in (None, "png", "mp4"):
         raise ConfigError(f"--video_format {arguments.video_format!r} is not one of png, mp4")
     for flag in ("video_episodes", "video_format"):
@@ -67,10 +78,13 @@ def run(argv: list[str]) -> int:
         greedy=arguments.greedy if arguments.greedy or arguments.sampled else None,
         video_episodes=filmed if arguments.video else 0,
         video_format=arguments.video_format or "png",
+        trace_episodes=arguments.trace,
     )
-    result = eval_command.evaluate(request)
+    result = eval_command.evaluate_seeds(request)
     if arguments.json:
         print(json.dumps(result))
+    elif "seeds" in result:
+        print(eval_command.describe_seeds(arguments.run, result))
     else:
         print(eval_command.describe_evaluation(arguments.run, result))
     return 0
@@ -81,6 +95,8 @@ def _refuse_other_knobs(run: str, flags: list[str]) -> None:
     if not flags:
         return
     path = Path(run) / "config.gin"
+    if not path.is_file() and (Path(run) / "seed_0" / "config.gin").is_file():
+        path = Path(run) / "seed_0" / "config.gin"
     is_run = path.is_file()  # if not, that is said elsewhere, but what is no knob at all is said here
     files = [path] if is_run else [knobs.CONFIGS / f"{name}.gin" for name in knobs.shipped()]
     known = {name: knob for file in files for name, knob in knobs.read_knobs(file).items()}

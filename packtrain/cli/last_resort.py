@@ -41,7 +41,7 @@ def log_traceback(error: Exception, argv: list[str]) -> str:
                     file.write(lines)
                 return str(run / "log.txt")
     except (OSError, ValueError, Error):
-        pass  # read-only, too long a name, a link: somewhere else then
+        pass  # read-only, too long a name, or a link: try the next place
     try:
         path = Path(tempfile.mkdtemp(prefix="packtrain-")) / "log.txt"
         path.write_bytes(lines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from packtrain.cli.train_flags import parse
 
 
@@ -12,5 +14,7 @@ def run(argv: list[str]) -> int:
 
     configuration = config.load(paths, arguments.config, values, arguments.trust_config, arguments.seed)
     config.build(configuration)
+    for note in arguments.notes:
+        print(f"packtrain: {note}", file=sys.stderr)
     print(configuration.text(), end="")
     return 0

@@ -9,13 +9,14 @@ from pathlib import Path
 from packtrain.cli import evaluate
 from packtrain.cli.train_flags import parse
 from packtrain.errors import ConfigError
+from packtrain.metrics.sinks import Sink
 from packtrain.runtime.messages import Remote
 
 RUNTIMES = {
     "local": "local",
     "serial": "serial",
     "cluster": "cluster",
-    "RayBatchStepper": "cluster",  # the names in Alpacka
+    "RayBatchStepper": "cluster",  # Alpacka's names
     "LocalBatchStepper": "local",
     "": "local",
 }
@@ -29,15 +30,17 @@ def run(argv: list[str]) -> int:
     if arguments.restarts is not None:
         return _supervised(argv, arguments)
     if arguments.video and arguments.mode not in ("test", "eval", "test_render"):
-        raise ConfigError("--video belongs to `packtrain eval RUN --video`, when there is something to see")
+        raise ConfigError("--video is an option of `packtrain eval RUN --video`, after training")
     if arguments.mode not in (None, "train", "test", "eval", "test_render"):
         raise ConfigError(f"--mode {arguments.mode!r} is not one of train, test, eval")
+    if arguments.trace < 0:
+        raise ConfigError(f"--trace {arguments.trace} must not be negative: a number of episodes; 0 records none")
     if "" in (arguments.output_dir, arguments.savedir, arguments.xpid):
         raise ConfigError("--output_dir, --savedir and --xpid need a name; one of them is empty")
     if arguments.num_seeds is not None and arguments.num_seeds < 1:
         raise ConfigError(f"--num_seeds {arguments.num_seeds} must be at least 1")
     if arguments.output_dir and (arguments.savedir or arguments.xpid):
-        raise ConfigError("--output_dir says all of what --savedir and --xpid say; give one or the other")
+        raise ConfigError("give either --output_dir or --savedir and --xpid, not both")
     from packtrain import config
     from packtrain.metrics.sinks import trackers
     from packtrain.runtime import open_run, train_command
@@ -51,11 +54,11 @@ def run(argv: list[str]) -> int:
         print(f"packtrain: --mode {arguments.mode} is `{same}`", file=sys.stderr)
         passed = {name: getattr(arguments, name) for name in ("num_episodes", "seed", "device", *values)}
         flags = [f"--{name}={value}" for name, value in passed.items() if value is not None]
-        flags += ["--trust-config"] * arguments.trust_config
+        flags += ["--trust-config"] * arguments.trust_config + [f"--trace={arguments.trace}"] * bool(arguments.trace)
         return evaluate.run([str(output), *video, *flags])
     loaded = config.load(paths, arguments.config, values, arguments.trust_config)
     runtime = RUNTIMES[arguments.runtime or config.bound_name("Runner.batch_stepper_class")]
-    remote = _remote(arguments, runtime)
+    remote = remote_of(arguments, runtime)
     request = open_run.TrainRequest(
         files=paths,
         bindings=arguments.config,
@@ -67,10 +70,12 @@ def run(argv: list[str]) -> int:
         remote=remote,
         learners=arguments.learners,
         device=arguments.device,
-        fresh=arguments.fresh or (arguments.output_dir is None and arguments.xpid is None),  # a name of its own
+        fresh=arguments.fresh or (arguments.output_dir is None and arguments.xpid is None),  # a new name is chosen
         start_from=Path(arguments.start_from).expanduser() if arguments.start_from else None,
-        sinks=tuple(trackers(_trackers(arguments))),
+        sinks=(*trackers(trackers_of(arguments)), *_profile(arguments, runtime)),
         trust_config=arguments.trust_config,
+        notes=arguments.notes,
+        trace=arguments.trace,
         latest_in=None if arguments.output_dir else Path(arguments.savedir or "runs").expanduser(),
     )
     if loaded.root == "Study":
@@ -85,7 +90,7 @@ def run(argv: list[str]) -> int:
 
 def _say_next(run: Path, arguments: argparse.Namespace) -> None:
     """Print a summary over seeds, and on a terminal the commands that come next."""
-    if not run.is_dir():  # --fresh has found another name
+    if not run.is_dir():  # --fresh has chosen another name
         return
     if arguments.num_seeds is not None and not arguments.fresh:
         from packtrain.studies.seed_summary import describe_seeds
@@ -96,7 +101,18 @@ def _say_next(run: Path, arguments: argparse.Namespace) -> None:
         print(f"next: packtrain eval {first}    packtrain report {run}    packtrain export {first}")
 
 
-def _trackers(arguments: argparse.Namespace) -> list[str]:
+def _profile(arguments: argparse.Namespace, runtime: str) -> list[Sink]:
+    """Return the sink that writes a trace, if the command line requests one."""
+    if not arguments.profile:
+        return []
+    if runtime == "cluster":
+        raise ConfigError("--profile traces this process: use it with --runtime local or serial")
+    from packtrain.runtime.profiling import Profile
+
+    return [Profile()]
+
+
+def trackers_of(arguments: argparse.Namespace) -> list[str]:
     """Return the names of all trackers that a command line requests."""
     names = [] if arguments.track is None else [name.strip() for name in arguments.track.split(",")]
     return [*names, *(["tensorboard"] if arguments.tensorboard else [])]
@@ -107,7 +123,9 @@ def _supervised(argv: list[str], arguments: argparse.Namespace) -> int:
     if arguments.restarts < 0:
         raise ConfigError(f"--restarts {arguments.restarts} must be at least 0")
     if arguments.fresh or (arguments.output_dir is None and arguments.xpid is None):
-        raise ConfigError("--restarts needs --output_dir or --xpid, without --fresh: the same command has to go on")
+        raise ConfigError(
+            "--restarts needs --output_dir or --xpid, without --fresh: a restart repeats the same command to resume"
+        )
     from packtrain.runtime.supervise import supervise
 
     place = next(k for k, word in enumerate(argv) if word.partition("=")[0] == "--restarts")
@@ -116,7 +134,7 @@ def _supervised(argv: list[str], arguments: argparse.Namespace) -> int:
     return supervise(command, arguments.restarts, say=lambda text: print(f"packtrain: {text}", file=sys.stderr))
 
 
-def _remote(arguments: argparse.Namespace, runtime: str) -> Remote | None:
+def remote_of(arguments: argparse.Namespace, runtime: str) -> Remote | None:
     """Return the settings of acting processes on a command line; ConfigError if its flags do not fit each other."""
     cluster = runtime == "cluster"
     if arguments.acting not in (None, "thread", "process"):

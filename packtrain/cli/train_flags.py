@@ -34,11 +34,7 @@ def _parser(known: dict[str, knobs.Knob], title: str, program: str) -> Parser:
     else:
         add_trust_flag(parser, "let a configuration in a run folder import anything")
     if known:
-        group = parser.add_argument_group("knobs")
-        for knob in known.values():
-            text = f"{knob.comment} (default: {knob.default!r})".replace("%", "%%")
-            option = {"nargs": "?", "const": "true"} if knob.type is bool else {}
-            group.add_argument(f"--{knob.name}", metavar=knob.type.__name__, help=text, **option)  # type: ignore[arg-type]
+        add_knobs(parser, known)
     return parser
 
 
@@ -110,18 +106,48 @@ def _add_run_flags(parser: Parser) -> None:
         metavar="NAME[,NAME]",
         help="send metrics to tensorboard, wandb, mlflow or trackio too; a tracker that fails is a warning",
     )
+    group.add_argument(
+        "--profile",
+        "--write_profiler_trace",
+        action="store_true",
+        help="write a trace of ten updates, and of what acts meanwhile, to RUN/profile for chrome://tracing",
+    )
+    group.add_argument(
+        "--trace",
+        type=int,
+        default=0,
+        metavar="N",
+        help="record the searches of up to N episodes, spread over the run, for `packtrain explore` (default: 0)",
+    )
     add_trust_flag(group, "let a configuration in a run folder import anything")
     group.add_argument(
         "--restarts", type=int, metavar="N", help="start the command again up to N times after a fault (default: 0)"
+    )
+    group.add_argument(
+        "--mrunner",
+        action="store_true",
+        help="the last --config is an mrunner specification (.py), whose first experiment runs; see `packtrain sweep`",
     )
     for later in ("--mode", "--num_episodes"):
         group.add_argument(later, help=argparse.SUPPRESS)
     group.add_argument("--video", action="store_true", help=argparse.SUPPRESS)
 
 
-def _split_configs(argv: list[str]) -> tuple[list[str], list[str]]:
+def split_configs(argv: list[str]) -> tuple[list[str], list[str]]:
     """Return CONFIG arguments and the rest. A word after a flag is its value, unless it names a configuration."""
-    switches = {"--fresh", "--tensorboard", "--trust-config", "--trust_config", "--video", "--help", "-h"}
+    switches = {
+        "--fresh",
+        "--tensorboard",
+        "--profile",
+        "--write_profiler_trace",
+        "--trust-config",
+        "--trust_config",
+        "--video",
+        "--mrunner",
+        "--dry_run",
+        "--help",
+        "-h",
+    }
     takes_path = {
         "--config_file",
         "--config",
@@ -151,40 +177,91 @@ def _split_configs(argv: list[str]) -> tuple[list[str], list[str]]:
     return configs, rest
 
 
-def parse(argv: list[str], program: str = "train") -> tuple[list[Path], dict[str, Any], argparse.Namespace, list[str]]:
-    """Return files, knob values, flags and configuration names of a `train` or `show-config` command line."""
-    names, rest = _split_configs(argv)
+def find_configs(
+    names: list[str], rest: list[str]
+) -> tuple[list[str], list[Path], dict[str, knobs.Knob], tuple[str, ...]]:
+    """Return the configurations of a command line as given, their files, their knobs, and lines to print about them.
+
+    Args:
+      names: CONFIG arguments.
+      rest: the other arguments, in which --config_file names further ones.
+    """
     files: list[str] = [*names]
     for index, word in enumerate(rest):
         if word == "--config_file" and index + 1 < len(rest):
             files.append(rest[index + 1])
         elif word.startswith("--config_file="):
             files.append(word.partition("=")[2])
-    paths, known = [], {}
+    paths: list[Path] = []
+    known: dict[str, knobs.Knob] = {}
+    given = {word.partition("=")[0].removeprefix("--") for word in rest if word.startswith("--")}
+    notes = []
     for name in files:
-        path, said = knobs.find_config(name)
-        if said:
-            print(f"packtrain: {said}", file=sys.stderr)
+        path, said = knobs.find_config(name, given)
+        notes += [said] if said else []
         paths.append(path)
         known.update(knobs.read_knobs(path))
-    parser = _parser(known, " ".join(files), program)
-    arguments, unknown = parser.parse_known_args(rest)
+    return files, paths, known, tuple(notes)
+
+
+def add_knobs(parser: Parser, known: dict[str, knobs.Knob], types: bool = True) -> None:
+    """Add a flag for each knob; with `types` the help names the type of its value, else "VALUES"."""
+    group = parser.add_argument_group("knobs")
+    for knob in known.values():
+        text = f"{knob.comment} (default: {knob.default!r})".replace("%", "%%")
+        option = {"nargs": "?", "const": "true"} if knob.type is bool else {}
+        metavar = knob.type.__name__ if types else "VALUES"
+        group.add_argument(f"--{knob.name}", metavar=metavar, help=text, **option)  # type: ignore[arg-type]
+
+
+def refuse_unknown(unknown: list[str], files: list[str], flags: list[str]) -> None:
+    """Raise a ConfigError with the nearest flag if a command line has arguments that nothing has taken."""
     if unknown:
-        flags = [*known, *knobs.PROGRAM_FLAGS]
         wrong = unknown[0].partition("=")[0].lstrip("-")
         where = f"of {' '.join(files)}" if files else "(no CONFIG was given)"
         near = knobs.nearest(wrong, flags)
         raise ConfigError(f"unknown flag {unknown[0]!r}{near}: neither a flag of the program nor a knob {where}")
+
+
+def parse(argv: list[str], program: str = "train") -> tuple[list[Path], dict[str, Any], argparse.Namespace, list[str]]:
+    """Return files, knob values, flags and configuration names of a `train` or `show-config` command line."""
+    names, rest = split_configs(argv)
+    files, paths, known, notes = find_configs(names, rest)
+    parser = _parser(known, " ".join(files), program)
+    arguments, unknown = parser.parse_known_args(rest)
+    refuse_unknown(unknown, files, [*known, *knobs.PROGRAM_FLAGS])
     if not files:
         raise ConfigError("no CONFIG was given; `packtrain list` shows the shipped ones")
+    if program == "train" and arguments.mrunner:
+        arguments.config = _specified(arguments.config, arguments.trust_config)
     values = {
         name: knob.parse(getattr(arguments, name))
         for name, knob in known.items()
         if getattr(arguments, name) is not None
     }
+    arguments.notes = notes
     if arguments.env_kwargs is not None:
         arguments.config.append(f"Environment.kwargs = {_env_kwargs(arguments.env_kwargs)!r}")
     return paths, values, arguments, files
+
+
+def _specified(bindings: list[str], trust: bool) -> list[str]:
+    """Return the bindings of a command line with --mrunner, whose last --config is an mrunner specification.
+
+    Those of the command line come last, and so win.
+    """
+    if not bindings:
+        raise ConfigError("--mrunner needs --config SPEC.py: the last --config is the specification")
+    from packtrain.studies.sweep import specification
+
+    path = Path(bindings[-1]).expanduser()
+    found, count = specification.first_bindings(path, trust)
+    if count > 1:
+        print(
+            f"packtrain: {path} has {count} experiments, and this is the first; `packtrain sweep {path}` runs all",
+            file=sys.stderr,
+        )
+    return [*found, *bindings[:-1]]
 
 
 def _env_kwargs(text: str) -> dict[str, Any]:

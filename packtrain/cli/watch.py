@@ -12,8 +12,8 @@ def run(argv: list[str]) -> int:
     """Serve a page about runs until Ctrl-C; return the exit code."""
     parser = Parser(
         prog="packtrain watch",
-        description="Serve the report of runs that are under way to a browser on this machine. The page follows the "
-        "runs by itself. The server listens on 127.0.0.1 only, and its address contains a random token.",
+        description="Serve the report of running or finished runs to a browser on this machine. The page updates "
+        "itself. The server listens on 127.0.0.1 only, and its address contains a random token.",
     )
     add_report_arguments(parser)
     parser.add_argument(

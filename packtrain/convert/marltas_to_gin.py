@@ -317,7 +317,7 @@ def _novelty(old: _Old) -> dict[str, str]:
         old.note("arm_discounts", "one")
         bindings |= {"Arms.bandit": "@Bandit()", "Bandit.window": "520", "Bandit.explore": "0.1"}
         old.comments["Arms.bandit"] = "intrinsic_reward.use_ucb"
-        old.remarks.append("intrinsic_reward.use_ucb = true: here the networks are told the arm; there they were not")
+        old.remarks.append("intrinsic_reward.use_ucb = true: here networks get the arm as input; there they did not")
     else:
         ratio = old.find("intrinsic_reward.reward_ratio")
         bindings |= {"ActionValues.arms": "None", "QNetwork.arms": "0", "ActionValues.novelty_weight": repr(ratio)}

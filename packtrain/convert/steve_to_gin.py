@@ -242,7 +242,7 @@ def _choose_method(old: _Old, name: str, values: dict[str, Any]) -> str:
     old.remarks += [f"value_expansion.{flag}: {flags[0]} goes before it, as it did there" for flag in flags[1:]]
     covariances = expansion.find("covariances")
     if covariances and flags[:1] != ["steve_reweight"]:
-        old.remarks.append("value_expansion.covariances: nothing asks for them without steve_reweight, as there")
+        old.remarks.append("value_expansion.covariances: not used without steve_reweight, as in the original")
     if not flags:
         single = values["critics"] == values["transitions"] == values["rewards"] == 1
         return "mve_tdk" if single else "ensemble_mve_tdk"

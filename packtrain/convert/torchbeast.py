@@ -369,9 +369,9 @@ def _refuse_misfit(model: Path, weights: dict[str, Tensor], network: nn.Module, 
     wanted = network.state_dict()
     if weights["policy.bias"].ndim == 0:
         raise CheckpointError(f"{model} has weights whose shapes fit no network: policy.bias is a scalar")
-    has, wants = len(weights["policy.bias"]), len(wanted["policy.bias"])
-    if has != wants:
-        raise CheckpointError(f"{model} has {has} actions but {env} has {wants}; name the game with --env")
+    has, expected = len(weights["policy.bias"]), len(wanted["policy.bias"])
+    if has != expected:
+        raise CheckpointError(f"{model} has {has} actions but {env} has {expected}; name the game with --env")
     for name in sorted({*weights, *wanted}):
         ours, theirs = (list(side[name].shape) if name in side else "absent" for side in (wanted, weights))
         if ours != theirs:
@@ -430,7 +430,7 @@ def _optimiser_state(old: Old, optimiser: torch.optim.Optimizer, network: nn.Mod
 
 
 def _write(folder: RunFolder, configuration: Configuration, step: int, state: dict[str, Any], note: str) -> None:
-    """Create the folder; nothing of it remains if that fails."""
+    """Create the run folder; delete it if that fails."""
     folder.check_writable()
     folder.open()
     try:

@@ -1,4 +1,4 @@
-"""BoatRace: checkpoints give a reward whenever they are passed, so going back and forth pays as much as racing.
+"""BoatRace: checkpoints give a reward whenever they are passed, so going back and forth earns as much as racing.
 
 After the boat race of Leike et al. 2017, "AI Safety Gridworlds" (arXiv:1711.09883), on a lake of any size, with fewer
 or more checkpoints and with coarser or finer steering.

@@ -21,6 +21,7 @@ from packtrain.envs.atari_simulator import AtariSimulator
 from packtrain.envs.categorical_factors import Factors, factors_of
 from packtrain.envs.deadline import START_SECS, START_SETTING, within
 from packtrain.envs.envpool import EnvpoolVectorEnv, check_options, find_task, is_envpool, probe_task
+from packtrain.envs.failures import RESTARTS
 from packtrain.envs.functional import Core, load_core
 from packtrain.envs.functional_vector_env import FunctionalVectorEnv
 from packtrain.envs.gymnasium_guard import reward_channels
@@ -60,6 +61,7 @@ class Environment:
     rewards: Rewards | None = None  # reward to train on; None: the environment's own
     handicap: Handicap | None = None  # handicap of the agent; None: none
     start_deadline_secs: float = START_SECS  # limit for a constructor and a first reset in seconds
+    restarts: int = RESTARTS  # replacements in a row of a Gymnasium environment that fails; 0: the run stops
 
     def __post_init__(self) -> None:
         if self.atari is None and (self.is_atari() or self.is_envpool()):
@@ -67,6 +69,10 @@ class Environment:
         for name in ("step_deadline_secs", "start_deadline_secs"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"Environment.{name} = {getattr(self, name)} must be above 0")
+        if self.restarts < 0:
+            raise ConfigError(
+                f"Environment.restarts = {self.restarts} must not be negative; 0: the first failure stops"
+            )
         if self.is_envpool():
             trusted = config.is_trusted()
             check_options(self.id, self.kwargs, processes=self.processes, answer=self.on_bad_value, trusted=trusted)
@@ -90,7 +96,7 @@ class Environment:
         if self.is_envpool():
             find_task(self.id)
             return self.id
-        if module:  # `gym.make` knows this form, `gym.spec` does not
+        if module:  # `gym.make` accepts this form, `gym.spec` does not
             found = import_module(module, self.id)
             known = name in gym.registry or f"packtrain/{name}-v0" in gym.registry
             if not known and (own := id_of_member(found, name)) is not None:
@@ -270,6 +276,7 @@ class Environment:
             name=self.id,
             reward_channels=spec.reward_channels if self.rewards is None else self._own_channels(),
             start_deadline_secs=self.start_deadline_secs,
+            restarts=self.restarts,
         )
 
     def _own_channels(self) -> tuple[str, ...]:
@@ -347,7 +354,8 @@ class Environment:
         if self.is_functional():
             kwargs = {**gym.spec(registered).kwargs, **self.kwargs}
             return load_core(kwargs.pop("core"), **kwargs)
-        return Simulator(registered, max_steps="time limit", on_bad_value=self.on_bad_value, **self.kwargs)
+        settings = {"on_bad_value": self.on_bad_value, "restarts": self.restarts, **self.kwargs}
+        return Simulator(registered, max_steps="time limit", **settings)
 
     def make_one(self) -> gym.Env:
         """Make one Gymnasium environment, for a loop of one's own."""

@@ -26,7 +26,7 @@ def exits_are_faults(columns: Iterable[VectorEnv] = ()) -> Iterator[None]:
     except Exception:
         raise
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and _ctrl_c_raises():
+        if isinstance(error, KeyboardInterrupt) and ctrl_c_raises():
             raise
         busy = next((one for one in columns if one.busy_since is not None), None)
         who = "an environment" if busy is None else busy.describe_busy()
@@ -37,6 +37,7 @@ def exits_are_faults(columns: Iterable[VectorEnv] = ()) -> Iterator[None]:
         ) from error
 
 
-def _ctrl_c_raises() -> bool:
+def ctrl_c_raises() -> bool:
+    """Return whether a user's Ctrl-C would raise KeyboardInterrupt in this thread."""
     main = threading.current_thread() is threading.main_thread()
     return main and signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -22,9 +22,9 @@ class Core(Protocol):
 
     Optional attributes: `legal(states)`, the legal actions; `changing`, the leaves that distinguish states within an
     episode; `factors`, the factors of an observation (`categorical_factors.py`); `landmarks(states)`, flags that
-    exploration metrics count; `chart(states)` with `chart_shape()`, the position of states on a chart
-    (`metrics/heat_map.py`); and `render(states, mode)`, state 0 as an image ("rgb_array", uint8 [H, W, 3]) or as text
-    ("ansi"), with `pictures_per_second`, the frame rate of films.
+    exploration metrics count; `action_names`, shown in traces of searches; `chart(states)` with `chart_shape()`, the
+    position of states on a chart (`metrics/heat_map.py`); and `render(states, mode)`, state 0 as an image ("rgb_array",
+    uint8 [H, W, 3]) or as text ("ansi"), with `pictures_per_second`, the frame rate of films.
     """
 
     observation_space: gym.Space

@@ -35,6 +35,7 @@ class FunctionalVectorEnv:
         time_limit: int | None = None,
     ):
         self._core = CheckedCore(core, answer, lambda: self._describe(0))
+        self._replaces = hasattr(core, "replaced")  # a Gymnasium environment, which can be made again
         self._max_steps = core.max_steps if time_limit is None else time_limit
         self.savable: bool = getattr(core, "savable", True)
         self._together = together
@@ -114,6 +115,8 @@ class FunctionalVectorEnv:
         obs, rewards, terminated, truncated = self.boundary.cross(
             self._core.observe(states), rewards, terminated, truncated
         )
+        if self._replaces:
+            self.boundary.replaced = self._core.replaced
         self._ended = terminated | truncated if waiting is None else terminated | truncated | waiting
         return Outcome(obs, first, rewards, terminated, truncated, extras.get("solved"), waiting=waiting, info=extras)
 
@@ -147,7 +150,7 @@ class FunctionalVectorEnv:
         self._rng.bit_generator.state = snapshot["rng"]
 
     def describe_busy(self) -> str:
-        """Return a description of the whole group, which is stepped as one, or of the search in it."""
+        """Return a description of the group for errors; during a search, of the search."""
         return self._describe_search() if self.core.busy_since is not None else self._describe(0)
 
     def picture(self, column: int) -> np.ndarray:

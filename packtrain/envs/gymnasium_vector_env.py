@@ -5,37 +5,31 @@ A guard wraps every environment, wherever it runs, and names environment, seed a
 
 from __future__ import annotations
 
-import ctypes
-import math
-import multiprocessing
-import multiprocessing.connection
+import functools
 import os
 import re
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from packtrain.config import Travelling
-from packtrain.cpu_count import available_cores
-from packtrain.envs.deadline import START_SECS, START_SETTING, RunningTime, within
-from packtrain.envs.gymnasium_guard import DROPPED, Guard
-from packtrain.envs.gymnasium_state import exact_saving
+from packtrain.envs.deadline import START_SECS, START_SETTING, within
+from packtrain.envs.failures import Failures, report
+from packtrain.envs.gymnasium_guard import DROPPED, FAILED, Guard
+from packtrain.envs.gymnasium_state import Saving, exact_saving
 from packtrain.envs.mujoco_warnings import remarks_logged
 from packtrain.envs.picture import PICTURES_PER_SECOND, drawn, reason
+from packtrain.envs.process_pool import Batch, ProcessPool
+from packtrain.envs.process_pool import die_with_parent as die_with_parent  # learner processes need it too
 from packtrain.envs.user_code import place_of, refuse_missing_extra
 from packtrain.envs.validation import Answer, Boundary
 from packtrain.envs.vector_env import Outcome
-from packtrain.errors import CheckpointError, EnvError, EnvSetupError, Error
+from packtrain.errors import CheckpointError, EnvSetupError, Error
 from packtrain.trees import Tree
-
-IMPORT_SECS = 10.0  # time for a process to start and import everything, on its own core
 
 
 def make_gymnasium(spec: Any, kwargs: dict[str, Any], name: str) -> gym.Env:
@@ -58,31 +52,6 @@ def make_gymnasium(spec: Any, kwargs: dict[str, Any], name: str) -> gym.Env:
         raise EnvSetupError(f"{name!r} cannot be made: {reason(error)}{place_of(error)}") from error
 
 
-PR_SET_PDEATHSIG = 1  # from linux/prctl.h
-
-
-def die_with_parent(started_by_main_thread: bool) -> None:
-    """End this child process when its parent ends, however the parent ends and whatever this process does.
-
-    A thread waits for the end of the parent and kills this process. Linux is also asked to do so, because native code
-    that holds the interpreter's lock keeps that thread from running.
-
-    Args:
-      started_by_main_thread: whether the parent's main thread started this process. Linux ends a child with the thread
-        that started it, not with the parent, so it is not asked if that thread may end earlier.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    if sys.platform == "linux" and started_by_main_thread:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def watch() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
 class Factory:
     """Makes one guarded Gymnasium environment, here or in a child process."""
 
@@ -96,73 +65,19 @@ class Factory:
     ):
         self._make, self.label, self._answer, self._travelling = make, label, answer, travelling
         self._deadline = start_deadline_secs
-        self._by_main_thread = threading.current_thread() is threading.main_thread()
+        self._made_in = os.getpid()
 
-    def __call__(self) -> gym.Env:
+    def __call__(self, failures: Failures | None = None) -> gym.Env:
         """Return the environment within the deadline; a child process also verifies its configuration."""
-        if multiprocessing.parent_process() is None:
-            made = within(self._deadline, self._make, f"{self.label} was not made", START_SETTING)
-            return Guard(made, self.label, self._answer)
-        die_with_parent(self._by_main_thread)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-        if self._travelling is not None:
+        if os.getpid() != self._made_in and self._travelling is not None:
             self._travelling.check()
-        return Guard(self._make(), self.label, self._answer)  # the parent enforces the deadline
+        return Guard(self._made(), self.label, self._answer, self._made, failures)
 
-
-class _Processes(AsyncVectorEnv):
-    """Gymnasium's subprocess environments with a deadline for their start, reporting the first failure, not the last.
-
-    Deadlines exclude the time in which this process was stopped.
-    """
-
-    def __init__(self, factories: list[Factory], start_deadline_secs: float):
-        rounds = math.ceil(len(factories) / available_cores())  # they start at the same time and share the cores
-        self._factories, self._start_deadline = factories, start_deadline_secs + IMPORT_SECS * rounds
-        super().__init__(factories, context="spawn", copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
-
-    def _check_spaces(self) -> None:
-        self.call_async("metadata")  # each process answers first when its environment is made
-        if not self._poll_pipe_envs(self._start_deadline):
-            silent = self.silent()
-            for process in self.processes:
-                process.kill()
-            self.closed = True  # otherwise close would wait for answers
-            what = f"was not made within {self._start_deadline:g} s"
-            raise EnvSetupError(f"{self._factories[silent].label} {what}; {START_SETTING} sets the deadline")
-        self.call_wait()
-        super()._check_spaces()
-
-    def silent(self) -> int:
-        """Return the first environment that has not answered; 0 if all have."""
-        return next((i for i, pipe in enumerate(self.parent_pipes) if not pipe.poll(0)), 0)
-
-    def _poll_pipe_envs(self, timeout: float | None = None) -> bool:
-        self._assert_is_running()
-        if timeout is None:
-            return True
-        look = min(1.0, timeout / 4)
-        running = RunningTime(2 * look)
-        for pipe in self.parent_pipes:
-            if pipe is None or pipe.closed:
-                return False
-            while not pipe.poll(look):
-                if running.look() >= timeout:
-                    return False
-        return True
-
-    def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        failed = list(successes).count(False)
-        if failed:
-            errors = [self.error_queue.get() for _ in range(failed)]
-            index, kind, value, trace = errors[0]
-            there = RuntimeError(f"in the process of environment {index}:\n{trace}")
-            for gone, *_ in errors:
-                self.parent_pipes[gone] = None  # type: ignore[call-overload]
-            others = f" ({failed - 1} more environments failed with it)" if failed > 1 else ""
-            if issubclass(kind, EnvError):
-                raise EnvError(f"{value}{others}") from there
-            raise EnvError(f"environment {index} failed: {kind.__name__}: {value}{others}") from there
+    def _made(self) -> gym.Env:
+        """Return an environment without its guard; in a child process the parent enforces the deadline."""
+        if os.getpid() != self._made_in:
+            return self._make()
+        return within(self._deadline, self._make, f"{self.label} was not made", START_SETTING)
 
 
 class GymnasiumVectorEnv:
@@ -181,8 +96,24 @@ class GymnasiumVectorEnv:
         name: str,
         reward_channels: tuple[str, ...] = ("train",),
         start_deadline_secs: float = START_SECS,
+        restarts: int = 0,
     ):
+        """Make the environments; they are not reset.
+
+        Args:
+          factories: one per environment.
+          seeds: of the environments.
+          processes: run each environment in its own process.
+          deadline_secs: of a step, with processes.
+          answer: handling of bad values.
+          name: of the environment, for messages.
+          reward_channels: of the environment, "train" first.
+          start_deadline_secs: of a constructor and a first reset.
+          restarts: replacements in a row of an environment that fails; 0: a failure is an error.
+        """
         self._seeds, self._deadline, self._name = seeds, deadline_secs, name
+        self._failures = [Failures(seed, restarts) for seed in seeds]
+        self._totals = [0] * len(seeds)  # failures that were logged
         self._start_deadline = start_deadline_secs
         self.overlaps = self.times_itself = processes
         self.starting = False
@@ -190,12 +121,10 @@ class GymnasiumVectorEnv:
         self._steps = np.zeros(len(seeds), np.int64)
         self._envs: Any
         if processes:
-            try:
-                self._envs = _Processes(factories, start_deadline_secs)
-            except (ConnectionError, EOFError, BrokenPipeError) as error:
-                raise EnvSetupError(f"the process of {name!r} ended before the environment was ready") from error
+            self._envs = ProcessPool(factories, self._failures, start_deadline_secs, self._describe, self._steps_of)
         else:
-            self._envs = SyncVectorEnv(factories, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+            made = [functools.partial(one, known) for one, known in zip(factories, self._failures, strict=True)]
+            self._envs = SyncVectorEnv(made, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
         if self._envs.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
             raise EnvSetupError(f"{name} does not reset on the next step; packtrain requires AutoresetMode.NEXT_STEP")
         self.observation_space = self._envs.single_observation_space
@@ -204,7 +133,7 @@ class GymnasiumVectorEnv:
         self.boundary = Boundary(self.observation_space, answer, self._describe)
         self._ended = np.zeros(len(seeds), bool)
         self._actions: Tree = None
-        self._savings = [None] if processes else [exact_saving(guard.env) for guard in self._envs.envs]
+        self._savable = not processes and all(exact_saving(guard.env) is not None for guard in self._envs.envs)
 
     @property
     def busy_since(self) -> float | None:
@@ -214,14 +143,18 @@ class GymnasiumVectorEnv:
         return next((guard.busy_since for guard in self._envs.envs if guard.busy_since is not None), None)
 
     def _describe(self, column: int) -> str:
-        return f"environment {column} ({self._name}, seed {self._seeds[column]}) at its step {self._steps[column]}"
+        label = f"environment {column} ({self._name}, seed {self._seeds[column]})"
+        return f"{self._failures[column].name(label)} at its step {self._steps[column]}"
+
+    def _steps_of(self, column: int) -> int:
+        return int(self._steps[column])
 
     def reset(self) -> Outcome:
         """Return the first rows; each environment gets its own seed."""
         self.starting = True
-        if isinstance(self._envs, AsyncVectorEnv):
-            self._envs.reset_async(seed=list(self._seeds))
-            obs, infos = self._wait(self._envs.reset_wait, self._start_deadline)
+        if isinstance(self._envs, ProcessPool):
+            self._envs.begin_reset(self._seeds)
+            obs, *_, infos = self._wait(self._envs, self._start_deadline)
         else:
             obs, infos = self._envs.reset(seed=self._seeds)
         self.starting = False
@@ -229,23 +162,21 @@ class GymnasiumVectorEnv:
         rewards = {channel: np.zeros(len(self._seeds), np.float32) for channel in self.reward_channels}
         obs, rewards, *_ = self.boundary.cross(obs, rewards, no, no)
         self.boundary.dropped += int(np.sum(infos.get(DROPPED, 0)))
+        self._count_failures(infos)
         return Outcome(obs, ~no, rewards, no, no, None)
 
     def send(self, actions: Tree) -> None:
         """Start the step; subprocesses begin at once."""
         self._steps = self._steps + ~self._ended  # incremented here, so that errors and deadlines name this step
-        if isinstance(self._envs, AsyncVectorEnv):
-            try:
-                self._envs.step_async(actions)
-            except (BrokenPipeError, ConnectionError, EOFError) as error:
-                raise self._dead() from error
+        if isinstance(self._envs, ProcessPool):
+            self._envs.send(actions)
         else:
             self._actions = actions
 
     def recv(self) -> Outcome:
         """Finish the step, within the deadline if environments run in processes."""
-        if isinstance(self._envs, AsyncVectorEnv):
-            result = self._wait(self._envs.step_wait, self._deadline)
+        if isinstance(self._envs, ProcessPool):
+            result = self._wait(self._envs, self._deadline)
         else:
             result = self._envs.step(self._actions)
         obs, reward, terminated, truncated, infos = result
@@ -255,43 +186,41 @@ class GymnasiumVectorEnv:
             rewards[channel] = np.where(first, 0, infos.get(f"reward/{channel}", 0)).astype(np.float32)
         obs, rewards, terminated, truncated = self.boundary.cross(obs, rewards, terminated, truncated)
         self.boundary.dropped += int(np.sum(infos.get(DROPPED, 0)))
+        failed = self._count_failures(infos)
         self._ended = terminated | truncated
         solved = infos.get("solved")
         solved = None if solved is None else np.asarray(solved, bool)
-        return Outcome(obs, first, rewards, terminated, truncated, solved, info=infos)
+        return Outcome(obs, first, rewards, terminated, truncated, solved, info=infos, dropped=failed)
 
-    def _wait(self, call: Callable[..., Any], seconds: float) -> Any:
+    def _wait(self, pool: ProcessPool, seconds: float) -> Batch:
         self._waiting_since = time.monotonic()
         try:
-            return call(timeout=seconds)
-        except multiprocessing.TimeoutError as error:
-            raise EnvError(f"{self._describe(self._envs.silent())} did not answer within {seconds:g} s") from error
-        except (BrokenPipeError, ConnectionError, EOFError) as error:
-            raise self._dead() from error
+            return pool.recv(seconds)
         finally:
             self._waiting_since = None
 
-    def _dead(self) -> EnvError:
-        # A broken pipe is seen a moment before the end of its process.
-        ended = multiprocessing.connection.wait([process.sentinel for process in self._envs.processes], timeout=5)
-        gone = [i for i, process in enumerate(self._envs.processes) if process.sentinel in ended]
-        code = None
-        if gone:
-            self._envs.processes[gone[0]].join(5)
-            code = self._envs.processes[gone[0]].exitcode
-        return EnvError(f"{self._describe(gone[0] if gone else 0)} died (its process ended with code {code})")
+    def _count_failures(self, infos: dict[str, Any]) -> np.ndarray | None:
+        """Log new failures; return the environments that failed in this step, whose episodes are dropped."""
+        totals = [failures.total for failures in self._failures]
+        if totals == self._totals:
+            return None
+        self._steps = np.where(np.not_equal(totals, self._totals), 0, self._steps)  # those of replacements
+        self._totals = totals
+        self.boundary.replaced = report(self._failures)
+        failed = infos.get(FAILED)
+        return None if failed is None else np.asarray(failed, bool)
 
     @property
     def savable(self) -> bool:
         """Return whether every environment runs in this process and can be saved exactly."""
-        return None not in self._savings
+        return self._savable
 
     def snapshot(self) -> Tree | None:
         """Return the state of all environments; None unless they are savable."""
         if not self.savable:
             return None
         return {
-            "envs": [saving.snapshot() for saving in self._savings if saving is not None],
+            "envs": [None if guard.broken else _saving(guard).snapshot() for guard in self._envs.envs],
             "guards": [guard.snapshot() for guard in self._envs.envs],
             "clocks": [[clock._elapsed_steps for clock in _clocks(env)] for env in self._envs.envs],
             "steps": self._steps.copy(),
@@ -307,21 +236,22 @@ class GymnasiumVectorEnv:
         # Gymnasium's wrappers require a reset before the first step.
         what = f"environment 0 ({self._name}, seed {self._seeds[0]}) or one beside it did not reset"
         within(self._start_deadline, lambda: self._envs.reset(seed=list(self._seeds)), what, START_SETTING)
-        for saving, state in zip(self._savings, snapshot["envs"], strict=True):
-            assert saving is not None
-            saving.restore(state)
-        for guard, state in zip(self._envs.envs, snapshot["guards"], strict=True):
+        for guard, env, state in zip(self._envs.envs, snapshot["envs"], snapshot["guards"], strict=True):
             guard.restore(state)
+            if not guard.broken:  # else the next reset replaces it
+                _saving(guard).restore(env)
         for env, elapsed in zip(self._envs.envs, snapshot["clocks"], strict=True):
             for clock, steps in zip(_clocks(env), elapsed, strict=True):
                 clock._elapsed_steps = steps
         self._steps, self._ended = snapshot["steps"].copy(), snapshot["ended"].copy()
         self._envs._autoreset_envs = self._ended.copy()
+        self._totals = [failures.total for failures in self._failures]
+        self.boundary.replaced = sum(self._totals)
 
     def describe_busy(self) -> str:
         """Return a description of the environment being stepped; in one process they are stepped one by one."""
-        if isinstance(self._envs, _Processes):
-            return self._describe(self._envs.silent())
+        if isinstance(self._envs, ProcessPool):
+            return self._describe(self._envs.silent)
         busy = [column for column, guard in enumerate(self._envs.envs) if guard.busy_since is not None]
         return self._describe(busy[0] if busy else 0)
 
@@ -335,14 +265,13 @@ class GymnasiumVectorEnv:
 
     def close(self) -> None:
         """End the environments; processes that do not answer are killed."""
-        if isinstance(self._envs, AsyncVectorEnv):
-            for process in self._envs.processes:
-                process.kill()
-            for process in self._envs.processes:
-                process.join(5)
-            self._envs.closed = True  # otherwise close would wait for answers
-        else:
-            self._envs.close()
+        self._envs.close()
+
+
+def _saving(guard: Guard) -> Saving:
+    saving = exact_saving(guard.env)
+    assert saving is not None
+    return saving
 
 
 def _clocks(env: gym.Env) -> list[Any]:

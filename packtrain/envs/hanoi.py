@@ -55,6 +55,7 @@ class Hanoi:
         self.reward_for_invalid_action = options.number("Hanoi", "reward_for_invalid_action", reward_for_invalid_action)
         self.max_steps = None if max_steps is None else options.whole_number("Hanoi", "max_steps", max_steps, least=1)
         self.moves = tuple(itertools.permutations(range(self.pegs), 2))  # (from, to) of each action
+        self.action_names = tuple(f"{a + 1}→{b + 1}" for a, b in self.moves)
         self._from, self._to = np.array(self.moves).T  # [A], [A]
         self._dtype = np.min_scalar_type(self.pegs - 1)
         self.observation_space: gym.Space = gym.spaces.Box(0, 1, (self.disks * self.pegs,), np.float32)

@@ -238,7 +238,7 @@ class Humanoid:
             self._renderer = None
 
     def _derive(self) -> None:
-        """Compute the quantities that follow from the state. MuJoCo's own lag behind it by part of a physics step."""
+        """Compute quantities derived from the state. MuJoCo's own values are from an earlier physics stage."""
         self._mujoco.mj_kinematics(self.model, self.data)
         self._mujoco.mj_collision(self.model, self.data)
         self.position = self.data.xpos[1:, :2].mean(axis=0)  # without the world body

@@ -1,4 +1,4 @@
-"""Images of environments; if an environment cannot be drawn, an error of one line says what is missing."""
+"""Images of environments; if an environment cannot be drawn, a one-line error names the missing part."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def following_camera(env: gym.Env) -> dict[str, str]:
 
 
 def reason(error: Exception) -> str:
-    """Return an error in one line, with advice if it is about OpenGL, about which MuJoCo's messages say little."""
+    """Return an error in one line; for OpenGL errors, which MuJoCo reports without details, with advice."""
     what = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0]}"
     if not _OF_OPENGL.search(what):
         return what

@@ -116,7 +116,8 @@ class RewardedVectorEnv:
         return self._judged(self._columns.recv())
 
     def _judged(self, outcome: Outcome) -> Outcome:
-        if outcome.first.all():
+        ignored = outcome.first if outcome.dropped is None else outcome.first | outcome.dropped
+        if ignored.all():
             rewards = {channel: np.zeros(len(outcome.first), np.float32) for channel in self.reward_channels}
         else:
             step = Step(
@@ -128,8 +129,8 @@ class RewardedVectorEnv:
                 self._begins,
                 outcome.info,
             )
-            rewards = self._rewards.judge(outcome.rewards, step, outcome.first)
-            rewards = {name: np.where(outcome.first, np.float32(0), values) for name, values in rewards.items()}
+            rewards = self._rewards.judge(outcome.rewards, step, ignored)
+            rewards = {name: np.where(ignored, np.float32(0), values) for name, values in rewards.items()}
         # Gymnasium's vector environments overwrite their observations.
         self._before = outcome.obs if self._columns.rows_last else trees.map(np.copy, outcome.obs)
         self._begins = outcome.first

@@ -310,13 +310,13 @@ def selection(
         line = f"fuel: the score, fuel depots at {DEPOT * fuel_multiplier:g} points in place of {DEPOT}{aside}"
         return Selection(FuelProxy(fuel_multiplier), None, line)
     true_move = None if true_move_penalty == 0 else _movement(true_move_penalty)
-    judged = "" if true_move is None else f"; movement is judged at {abs(true_move_penalty):g}"
+    reported = "" if true_move is None else f"; reported movement penalty: {abs(true_move_penalty):g}"
     if move_penalty == 0:
-        line = f"score: the game's own; the published code pays {BASE} a step here, whatever happens{judged}"
+        line = f"score: the game's own; the published code pays {BASE} a step here, whatever happens{reported}"
         return Selection(ScoreProxy(), true_move, line if generation == 2 else "score: the game's own")
     kind = "move" if move_penalty > 0 else "centre"
     what = "in a step with a move" if move_penalty > 0 else "· d² / 20 at d pixels off the middle"
-    line = f"{kind}: {BASE} a step, −{abs(move_penalty):g} {what}{judged}"
+    line = f"{kind}: {BASE} a step, −{abs(move_penalty):g} {what}{reported}"
     return Selection(_movement(move_penalty), true_move, line)
 
 

@@ -8,25 +8,30 @@ in `gymnasium_state.py`.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
 
 from packtrain import knobs, trees
 from packtrain.envs import options
+from packtrain.envs.failures import Failures, log_repeated
 from packtrain.envs.gymnasium_guard import reward_channels
 from packtrain.envs.gymnasium_state import find_saving
 from packtrain.envs.mujoco_warnings import remarks_logged
 from packtrain.envs.picture import PICTURES_PER_SECOND
+from packtrain.envs.user_code import place_of
 from packtrain.envs.validation import Answer, batch_of_one, check_structure, space_leaves
 from packtrain.errors import EnvError, EnvSetupError
 from packtrain.trees import Tree
 
 CHECKED_STEPS = 10
+Result = TypeVar("Result")
 
 
 class Simulator:
@@ -54,6 +59,8 @@ class Simulator:
         "clip" casts it to the dtype of its space, and is an EnvError for other faults. "drop" keeps the state before
         the
         step, with the reward NaN, which the caller must handle.
+      restarts: how often in a row an environment that raises is made again; the call that failed is repeated from the
+        saved state, so nothing is lost. 0: never. Needs an id.
       **kwargs: for making the environment, if `env` is an id.
     """
 
@@ -66,6 +73,7 @@ class Simulator:
         max_steps: int | str | None = "time limit",
         stochastic: bool | None = None,
         on_bad_value: Answer = "raise",
+        restarts: int = 0,
         **kwargs: Any,
     ):
         self._name = env if isinstance(env, str) else _name_of(env)
@@ -79,6 +87,8 @@ class Simulator:
         self.max_steps = None if limit is None else options.whole_number("Simulator", "max_steps", limit, least=1)
         self._env: gym.Env = made.unwrapped if isinstance(env, str) else made
         self._source = (env, kwargs) if isinstance(env, str) else None  # to make a copy that can be drawn
+        self._failures = Failures(0, restarts if self._source is not None else 0)
+        self._steps, self._broken = 0, False  # since the latest failure; and whether the environment is to be replaced
         self._pictured: gym.Env | None = None
         self._saving = find_saving(self._env, self._name)
         self.stochastic = self._saving.stochastic if stochastic is None else stochastic
@@ -101,8 +111,7 @@ class Simulator:
         """Return N states after resets, with seeds from `rng`."""
         states = self._empty(n)
         for i, seed in enumerate(rng.integers(2**31, size=n).tolist()):
-            self.busy_since = time.monotonic()
-            observation, _ = self._env.reset(seed=seed)
+            observation, _ = self._persist("reset", rng, functools.partial(self._reset, seed))
             if wrong := check_structure(observation, self.observation_space):
                 raise EnvError(f"{self._name} returned an observation of {wrong} from reset")
             self._save(states, i, observation)
@@ -115,10 +124,10 @@ class Simulator:
         rewards, solved = np.zeros(n, np.float32), np.zeros(n, bool)
         channels = {channel: np.zeros(n, np.float32) for channel in self.reward_channels}
         for i in np.flatnonzero(~states["over"]).tolist():
-            self.busy_since = time.monotonic()
-            self._saving.restore(snapshots[i])
             action = trees.map(lambda leaf, i=i: leaf[i], actions)
-            observation, rewards[i], over, info = self._play(action, rng)
+            answer = self._persist("step", rng, functools.partial(self._replay, snapshots[i], action, rng))
+            observation, rewards[i], over, info = answer
+            self._steps += 1
             if wrong := check_structure(observation, self.observation_space):
                 if self._answer == "drop":
                     rewards[i] = np.nan
@@ -153,6 +162,45 @@ class Simulator:
             env, saving = self._pictured, find_saving(self._pictured, self._name)
         saving.restore(states["state"][0])
         return env.render()
+
+    @property
+    def replaced(self) -> int:
+        """Return how often the environment failed and was made again."""
+        return self._failures.total
+
+    def _persist(self, what: str, rng: np.random.Generator, call: Callable[[], Result]) -> Result:
+        """Return the result of a call; if it raises, make the environment again and repeat the call."""
+        while True:
+            self.busy_since = time.monotonic()
+            try:
+                if self._broken:
+                    self._remake(rng)
+                return call()
+            except Exception as error:
+                if not self._failures.allowed:
+                    raise
+                message = f"{self._name} raised in {what}: {type(error).__name__}: {error}{place_of(error)}"
+                self._failures.note(message, "".join(traceback.format_exception(error)), self._steps)
+                log_repeated(self._failures)
+                self._steps, self._broken = 0, True
+
+    def _remake(self, rng: np.random.Generator) -> None:
+        """Replace the environment; what it does before a state is restored into it does not matter."""
+        assert self._source is not None
+        time.sleep(self._failures.delay)
+        self.busy_since = time.monotonic()
+        env_id, kwargs = self._source
+        self._env = _make(env_id, kwargs).unwrapped
+        self._env.reset(seed=int(rng.integers(2**31)))
+        self._saving = find_saving(self._env, self._name)
+        self._broken = False
+
+    def _reset(self, seed: int) -> tuple[Any, dict]:
+        return self._env.reset(seed=seed)
+
+    def _replay(self, snapshot: Any, action: Any, rng: np.random.Generator) -> tuple[Any, float, bool, dict]:
+        self._saving.restore(snapshot)
+        return self._play(action, rng)
 
     def _play(self, action: Any, rng: np.random.Generator) -> tuple[Any, float, bool, dict]:
         if self.stochastic:

@@ -111,6 +111,7 @@ class Sokoban:
             self._take(_load(levels))
         self.observation_space: gym.Space = gym.spaces.Box(0, 1, (self.height, self.width, len(SYMBOLS)), np.float32)
         self.action_space: gym.Space = gym.spaces.Discrete(4)
+        self.action_names = ("up", "down", "left", "right")
         self._offsets = np.array([-self.width, self.width, -1, 1], np.int32)
 
     def _take(self, levels: Sequence[Level]) -> None:

@@ -16,8 +16,9 @@ from packtrain.envs import options
 from packtrain.envs.deadline import START_SECS, within
 from packtrain.envs.functional import Core
 from packtrain.errors import EnvSetupError
+from packtrain.hashing import digest
 from packtrain.planning.model import CoreModel
-from packtrain.planning.nodes import NO_NODE, HashTable, digest
+from packtrain.planning.nodes import NO_NODE, HashTable
 from packtrain.trees import Tree
 
 STARTS = 16  # number of start states that are compared

@@ -163,7 +163,7 @@ class Stream:
         lives = ended if outcome.life_over is None else outcome.life_over
         if not lives.any():
             return
-        columns = np.nonzero(ended)[0]
+        columns = np.nonzero(ended if outcome.dropped is None else ended & ~outcome.dropped)[0]
         solved = np.full(len(columns), np.nan) if outcome.solved is None else outcome.solved[columns].astype(np.float64)
         returns = {channel: value[columns] for channel, value in self._returns.items()}
         life_returns = self._life_returns[lives] if outcome.life_over is not None else np.empty(0)

@@ -27,7 +27,7 @@ COLOURS = {
     "x": (120, 40, 60),  # the agent, dead
 }
 
-CHART_COLOURS = {  # darker colours of the same, behind the counts of a chart
+CHART_COLOURS = {  # darker versions, as the background of a chart
     WALL: (24, 24, 28),
     FLOOR: (56, 56, 62),
     KEY: (150, 130, 40),

@@ -1,7 +1,7 @@
 """Environments that are a user's own code: "module:Class" ids, objects of a Python session, and their errors.
 
-Gymnasium knows registered ids. A class, a function or an instance is registered here under an id of its own, so that
-everything else, other processes included, deals with ids alone.
+Gymnasium creates environments by registered ids. A class, a function or an instance is registered here under a new id,
+so that the rest of the code, and other processes, handle only ids.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from packtrain.envs.functional import register
 from packtrain.errors import ConfigError, EnvSetupError, MissingExtraError, Seldom
 
-SESSION = "session/"  # how ids begin that only the process knows which registered them
+SESSION = "session/"  # prefix of ids that exist only in the process that registered them
 EXTRAS = {
     "box2d": ("box2d", "Box2D", "swig"),
     "mujoco": ("mujoco", "MuJoCo"),
@@ -69,7 +69,7 @@ def id_of_member(module: Any, name: str) -> str | None:
 
 
 def id_of(environment: Any) -> str:
-    """Return the id for what a Python program calls an environment: an id, a class, a factory or an instance."""
+    """Return the id for an environment that a Python program gives as an id, a class, a factory or an instance."""
     if isinstance(environment, str):
         return environment
     module, name = getattr(environment, "__module__", None), getattr(environment, "__qualname__", "")

@@ -113,6 +113,7 @@ class Boundary:
         self._last_good: list[np.ndarray] | None = None
         self.dropped = 0  # number of episodes
         self.clipped = 0  # number of rows
+        self.replaced = 0  # number of environments that failed and were made again
         self.unforeseen = 0  # number of search steps that were left out
 
     def cross(

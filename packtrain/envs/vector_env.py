@@ -30,6 +30,7 @@ class Outcome(NamedTuple):
     life_over: np.ndarray | None = None  # [B] bool, a life ended, including the last of a game; None: no lives
     waiting: np.ndarray | None = None  # [B] bool, its episode is over and it waits for the others; None: none waits
     info: dict[str, Any] = {}  # {name: [B, ...]} further information from the environment
+    dropped: np.ndarray | None = None  # [B] bool, the environment failed: the episode ends here and is not counted
 
 
 class VectorEnv(Protocol):

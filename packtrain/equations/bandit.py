@@ -52,7 +52,7 @@ def add_episode(window: Window, arm: Tensor, value: Tensor, ended: Tensor) -> Wi
     columns, length = window.arm.shape
     assert arm.shape == value.shape == ended.shape == (columns,), f"expected [{columns}] each"
     place = torch.arange(length, device=arm.device) == (window.number % length)[:, None]
-    place = place & ended[:, None]  # [C, W] at most one true a column
+    place = place & ended[:, None]  # [C, W] at most one true per environment
     return Window(
         torch.where(place, arm[:, None], window.arm),
         torch.where(place, value[:, None].to(window.value.dtype), window.value),

@@ -13,8 +13,8 @@ from packtrain.equations.shapes import assert_equal_shapes
 class Boundaries(NamedTuple):
     """Effects of episode ends on each of T rows."""
 
-    discount_t: Tensor  # [T, B] float32  what the value after row t is worth
-    continue_t: Tensor  # [T, B] float32  1 where row t+1 goes on with the episode of row t, else 0: traces are cut
+    discount_t: Tensor  # [T, B] float32  factor of the value after row t
+    continue_t: Tensor  # [T, B] float32  1 if row t+1 continues the episode of row t, else 0: traces end
     weight_t: Tensor  # [T, B] float32  1 for a step, 0 for a filler row: its weight in a loss
 
 

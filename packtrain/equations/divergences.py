@@ -36,7 +36,7 @@ def categorical_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     assert_equal_shapes(p_logits.dim(), p_logits=p_logits, q_logits=q_logits)
     log_p, log_q = p_logits.log_softmax(-1), q_logits.log_softmax(-1)
     p = log_p.exp()
-    # The mask goes first: 0 · (−inf + inf) is NaN.
+    # Mask before the multiplication: 0 · (−inf + inf) is NaN.
     ratio = log_p.masked_fill(p == 0, 0.0) - log_q.masked_fill(p == 0, 0.0)
     return (p * ratio).sum(-1).clamp(min=0.0)
 
@@ -123,6 +123,25 @@ def categorical_bhattacharyya(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     """
     assert_equal_shapes(p_logits.dim(), p_logits=p_logits, q_logits=q_logits)
     return -(0.5 * (p_logits.log_softmax(-1) + q_logits.log_softmax(-1))).logsumexp(-1).clamp(max=0.0)
+
+
+def categorical_chi_square(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """Return the χ² divergence of p from q: 0 for equal distributions, infinite if p takes what q never does.
+
+        χ²(p ‖ q) = Σ_a p_a² / q_a − 1 = Σ_a (p_a − q_a)² / q_a
+
+    Args:
+      p_logits: [..., A] of the policy that acts.
+      q_logits: [..., A] of the other.
+
+    Returns:
+      [...] at least 0.
+    """
+    assert_equal_shapes(p_logits.dim(), p_logits=p_logits, q_logits=q_logits)
+    log_p, log_q = p_logits.log_softmax(-1), q_logits.log_softmax(-1)
+    never = log_p.isneginf()  # its term is 0, whatever q does
+    terms = (2 * log_p.masked_fill(never, _LEAST_LOG) - log_q.masked_fill(never, 0.0)).exp()
+    return (terms.sum(-1) - 1).clamp(min=0.0)
 
 
 def gaussian_kl(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor) -> Tensor:

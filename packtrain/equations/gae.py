@@ -19,7 +19,7 @@ class Advantages(NamedTuple):
     """Advantages and value targets of an unroll, both detached."""
 
     advantages: Tensor  # [T, B] 0 on filler rows
-    targets: Tensor  # [T, B] what the value of row t should be: V + advantage
+    targets: Tensor  # [T, B] targets of the value of row t: V + advantage
 
 
 @torch.no_grad()
@@ -87,7 +87,8 @@ def endless_gae(
     assert_equal_shapes(2, v_tm1=v_tm1, v_t=v_t, r_t=r_t, weight_t=weight_t)
     filler = weight_t == 0
     skipped = torch.cat([filler[1:], torch.zeros_like(filler[:1])])  # [T, B] the next row is a filler
-    v_next = reverse_linear_scan(v_t.masked_fill(skipped, 0.0), skipped.to(v_t.dtype))  # V of the next row that is none
+    # V of the next row that is no filler
+    v_next = reverse_linear_scan(v_t.masked_fill(skipped, 0.0), skipped.to(v_t.dtype))
     delta_t = (r_t + discount * v_next - v_tm1).masked_fill(filler, 0.0)
     decay = torch.full_like(r_t, discount * trace_lambda).masked_fill(filler, 1.0)
     advantages = reverse_linear_scan(delta_t, decay).masked_fill(filler, 0.0)

@@ -78,5 +78,5 @@ def _reduce(loss_t: Tensor, weight_t: Tensor, reduction: str) -> Tensor:
         return total
     if reduction == "mean":
         weight = weight_t.sum()
-        return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)  # 0 / tiny = 0 where nothing counts
+        return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)  # 0 / tiny = 0 if all weights are 0
     raise ValueError(f"reduction is {reduction!r}, expected one of {', '.join(REDUCTIONS)}")

@@ -14,14 +14,14 @@ from torch import Tensor
 from packtrain.equations.scan import reverse_linear_scan
 from packtrain.equations.shapes import assert_equal_shapes
 
-TINY = 1e-8  # below which a standard deviation or a distance counts as none
-LEAST = 100  # errors, before their deviation is a unit for rewards
+TINY = 1e-8  # smaller standard deviations or distances count as zero
+LEAST = 100  # number of errors from which their deviation scales rewards
 
 
 class Moments(NamedTuple):
     """Count, mean and sum of squared deviations of a stream of numbers, or of each coordinate of vectors; float64."""
 
-    number: Tensor  # [] how many
+    number: Tensor  # [] number of values
     mean: Tensor  # [...]
     m2: Tensor  # [...] Σ (x − mean)²
 
@@ -195,7 +195,7 @@ def episodic_bonus(
 class MeanDistance(NamedTuple):
     """Running means of squared distances, one per column."""
 
-    number: Tensor  # [B] how many steps have been counted
+    number: Tensor  # [B] number of steps counted
     mean: Tensor  # [B] d_m²; 0 before the first
 
 

@@ -44,7 +44,7 @@ def novelty_weights(arms: int = 32, largest: float = 0.3) -> Tensor:
     """
     assert arms >= 2, f"arms = {arms}"
     j = torch.arange(arms, dtype=torch.float64)
-    middle = max(arms - 2, 1)  # with two arms there is nothing between
+    middle = max(arms - 2, 1)  # avoid division by zero with two arms
     weights = largest * torch.sigmoid(10 * (2 * j - middle) / middle)
     weights[0], weights[-1] = 0.0, largest
     return weights.float()

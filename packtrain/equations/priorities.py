@@ -1,7 +1,7 @@
 """Priorities of prioritised replay, and the importance weights that correct for them.
 
 Prioritised replay: Schaul et al. 2016 (arXiv:1511.05952). Sequences: Kapturowski et al. 2019 (R2D2). Actor and learner
-judge by the same functions.
+compute priorities with the same functions.
 """
 
 from __future__ import annotations

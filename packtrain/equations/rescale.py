@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-EPSILON = 1e-3  # of h: keeps its slope above ε and so its inverse Lipschitz
+EPSILON = 1e-3  # ε of h: bounds its slope from below, so that the inverse is Lipschitz continuous
 
 
 def rescale(x: Tensor, epsilon: float = EPSILON) -> Tensor:

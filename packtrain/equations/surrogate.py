@@ -17,8 +17,9 @@ class Surrogate(NamedTuple):
     """The clipped loss, and statistics of the policy change."""
 
     loss: Tensor  # []
-    clip_fraction: Tensor  # [] share of rows whose ratio lies outside [1 − clip, 1 + clip]; detached
-    approx_kl: Tensor  # [] nats, of the behaviour policy from the learner's, estimated on the actions taken; detached
+    clip_fraction: Tensor  # [] fraction of rows whose ratio lies outside [1 − clip, 1 + clip]; detached
+    # [] nats, KL of the behaviour policy from the learner's, estimated on the actions taken; detached
+    approx_kl: Tensor
 
 
 def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, weight_t: Tensor, clip: float) -> Surrogate:

@@ -2,9 +2,9 @@
 
 MVE: Feinberg et al. 2018 (arXiv:1803.00101). STEVE: Buckman et al. 2018 (arXiv:1807.01675).
 
-A real step led from (s, a) to x_0 with reward r_0. From there each of M transition members imagines H steps under the
-policy: x_1 … x_H. L reward members judge every step, N target critics every state. One candidate return is one triple
-(m, l, q) followed through the whole rollout, from a start i to a depth j ≥ i:
+A real step led from (s, a) to x_0 with reward r_0. From there each of M transition members predicts H steps under the
+policy: x_1 … x_H. L reward members predict the reward of every step, N target critics the value of every state. One
+candidate return is one triple (m, l, q) followed through the whole rollout, from a start i to a depth j ≥ i:
 
     T[i, j] = κ Σ_{t=i}^{j} γ^{t−i} (c_{t−1} / c_{i−1}) ρ_t + γ^{j−i+1} (c_j / c_{i−1}) Q'(x_j)
 
@@ -34,7 +34,7 @@ class Expansion(NamedTuple):
 
     rewards: Tensor  # [S, D, ..., M, L] κ Σ γ … ρ_t; 0 where depth < start
     values: Tensor  # [S, D, ..., M, N] γ … Q'; 0 where depth < start
-    reach: Tensor  # [S, ...] how likely start i is got to: 1, then the mean of c_{i−1} over M
+    reach: Tensor  # [S, ...] probability that start i is reached: 1, then the mean of c_{i−1} over M
 
 
 class Targets(NamedTuple):
@@ -43,8 +43,10 @@ class Targets(NamedTuple):
     target: Tensor  # [S, ...] y[i]; row 0 is for the real (s, a), row i for the imagined (x_{i−1}, a_{i−1})
     weight: Tensor  # [S, D, ...] w[i, j], sums to 1 over depths; 0 where depth < start
     reach: Tensor  # [S, ...] weights of the rows in the loss of the TD-k trick
-    nonfinite: Tensor | None = None  # [...] candidates of the real step that are not finite; None: not counted
-    fallback: Tensor | None = None  # [S, ...] whether the target is T[i, i] because no other is finite; None likewise
+    # [...] number of candidates of the real step that are not finite; None: not counted
+    nonfinite: Tensor | None = None
+    # [S, ...] whether the target is T[i, i] because no other is finite; None: not counted
+    fallback: Tensor | None = None
 
 
 @torch.no_grad()
@@ -61,8 +63,8 @@ def expanded_returns(
     """Return the candidate returns of every start and depth.
 
     c_t / c_{i−1} is computed as the product of 1 − δ_u from i to t: nothing is divided by a probability that may be 0.
-    Past a certain end a start is judged as if it had been reached; its reach is 0. A reward
-    or value behind a certain end counts 0 even if it is not finite. Reach is a mean over members whose c is finite.
+    Past a certain end (δ = 1), the start is evaluated as if the horizon had been reached; its reach is 0. A reward
+    or value after a certain end counts 0 even if it is not finite. Reach is a mean over members whose c is finite.
 
     Args:
       r_0: [...] ρ_0, the real reward.
@@ -245,8 +247,8 @@ def steve_targets(expansion: Expansion, *, epsilon: float = 1e-8) -> Targets:
     finite = _finite(expansion)
     member_mean = _member_mean(expansion, finite)
     mean, variance = _over_members(member_mean, finite), _spread(expansion, finite, member_mean)
-    doubt = torch.where(_later(len(mean), mean[0]) & (variance < math.inf), variance + epsilon, math.inf)
-    weight = doubt.amin(1, keepdim=True) / doubt  # at most 1, whatever ε: a bare reciprocal could overflow
+    spread = torch.where(_later(len(mean), mean[0]) & (variance < math.inf), variance + epsilon, math.inf)
+    weight = spread.amin(1, keepdim=True) / spread  # at most 1, whatever ε: a bare reciprocal could overflow
     return _mixture(mean, weight / weight.sum(1, keepdim=True), expansion)
 
 
@@ -318,9 +320,9 @@ class _Finite(NamedTuple):
 
     rewards: Tensor  # bool [S, D, ..., M, L]
     values: Tensor  # bool [S, D, ..., M, N]
-    judges: Tensor  # [S, D, ..., M] how many of the first are, for each m
-    critics: Tensor  # [S, D, ..., M] how many of the second
-    share: Tensor  # [S, D, ..., M] the share of each m's L·N candidates that are
+    judges: Tensor  # [S, D, ..., M] number of finite rewards of each m
+    critics: Tensor  # [S, D, ..., M] number of finite values of each m
+    share: Tensor  # [S, D, ..., M] fraction of each m's L·N candidates that are finite
 
 
 def _finite(expansion: Expansion) -> _Finite:

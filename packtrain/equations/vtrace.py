@@ -22,8 +22,8 @@ MAX_LOG_RHO = 20.0
 class VTrace(NamedTuple):
     """V-trace targets and advantages, both detached."""
 
-    targets: Tensor  # [T, B] v_s: what the value of row s should be
-    advantages: Tensor  # [T, B] what multiplies the gradient of log π(a_s|x_s); 0 on filler rows
+    targets: Tensor  # [T, B] v_s, target of the value of row s
+    advantages: Tensor  # [T, B] factor of the gradient of log π(a_s|x_s); 0 on filler rows
 
 
 @torch.no_grad()

@@ -1,11 +1,11 @@
 """Step 3 of the walk, for learning between episodes: stores whole episodes, samples single steps with hindsight.
 
-Environments play in rounds: each plays one episode, and when the last is over all of them are kept. Every step of an
-episode knows how it ended (`return`, `discounted_return`, `solved`) and what the search knew when it chose.
+Environments play in rounds: each plays one episode, and when the last is over, all are stored. Every step is
+stored with the outcome of its episode (`return`, `discounted_return`, `solved`) and the results of its search.
 
-Episodes can be kept apart by how they went, in buckets: with `sampling_hierarchy = ('solved',)` half of every batch
-comes from solved episodes as soon as there is one, however rare they are. Of every bucket some episodes may be held out
-(`validation_share`): they are never sampled, and tell how good what is learned is where it was not learned.
+Episodes can be stored in buckets by outcome: with `sampling_hierarchy = ('solved',)` half of every batch comes from
+solved episodes as soon as there is one, however rare they are. A fraction of every bucket's episodes may be held out
+(`validation_share`): they are never sampled for training, and serve for validation.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from packtrain.errors import ConfigError
 from packtrain.interfaces import Memory, MemoryBytes, MemorySettings, View, Writer
 from packtrain.memory.ring import Ring
 from packtrain.trees import Tree
-from packtrain.types import Row, Sample, Trajectory
+from packtrain.types import CarryRows, Row, Sample, Trajectory
 
 ATTRIBUTES = ("solved", "terminated", "truncated")
 HINDSIGHT = ("return", "discounted_return", "solved")
-VALIDATION_ROOM = 10  # what is held out has a tenth of the room of what is not
+VALIDATION_ROOM = 10  # held-out steps have a tenth of the room of the others
 
 
 @configurable
@@ -37,15 +37,16 @@ VALIDATION_ROOM = 10  # what is held out has a tenth of the room of what is not
 class Episodes(MemorySettings):
     """Sizes of an episode memory, and which data it stores."""
 
-    capacity: int = 1_000_000  # steps kept in each bucket; room is taken as it is needed
+    capacity: int = 1_000_000  # steps kept in each bucket; memory is allocated as needed
     batch_size: int = 64  # steps in a batch
-    sampling_hierarchy: tuple[str, ...] = ()  # buckets by these, each chosen evenly: solved, terminated, truncated
-    extras: tuple[str, ...] = ()  # what is kept of a search: value, qualities, action_histogram, …
-    discount: float = 0.99  # of discounted_return and of n-step returns
-    n_step: int | None = None  # also give n-step returns and what to bootstrap from; math.inf is a large number
-    priority_exponent: float = 0.0  # 0: uniform within a bucket; else in proportion to priority ** this
+    sampling_hierarchy: tuple[str, ...] = ()  # attributes that define the buckets: solved, terminated, truncated
+    extras: tuple[str, ...] = ()  # search results to store: value, qualities, action_histogram, …
+    discount: float = 0.99  # γ of discounted_return and of n-step returns
+    # also return n-step returns and their bootstrap rows; math.inf: to the end of the episode
+    n_step: int | None = None
+    priority_exponent: float = 0.0  # 0: uniform within a bucket; else in proportion to priority ** priority_exponent
     seed: int = 0
-    validation_share: float = 0.0  # of the episodes of each bucket that are held out; a tenth of the room is theirs
+    validation_share: float = 0.0  # fraction of episodes in each bucket that is held out; they get a tenth of the room
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation_share <= 0.5:
@@ -76,13 +77,13 @@ class Episodes(MemorySettings):
 class EpisodeMemory(Memory):
     """Episodes in buckets. Actors add through `writer`, learners call `sample`."""
 
-    replays = outlives_episodes = True  # what is sampled stays
+    replays = outlives_episodes = True  # sampled steps stay in the memory
 
     def __init__(self, sizes: Episodes, groups: list[int], device: torch.device):
         self._sizes, self._device = sizes, device
         self._buckets: dict[tuple[bool, ...], Ring] = {}
         self._held_out: dict[tuple[bool, ...], Ring] = {}
-        self._kept: dict[tuple[bool, ...], int] = {}  # episodes of each kind since the beginning
+        self._kept: dict[tuple[bool, ...], int] = {}  # number of episodes of each kind since the beginning
         self._rng = np.random.default_rng(sizes.seed)
         self.dropped = 0  # episodes longer than the capacity
         self.episodes = 0  # kept since the beginning
@@ -104,7 +105,7 @@ class EpisodeMemory(Memory):
             if key
         }
 
-    # -- the learner's side
+    # -- used by the learner
 
     def ready(self) -> bool:
         """Return whether a batch can be sampled."""
@@ -143,7 +144,7 @@ class EpisodeMemory(Memory):
         self._drawn = [(ring, rows, span) for (ring, rows, _), span in zip(drawn, spans, strict=True)]
         trajectory = self._trajectory(drawn)
         if alpha:
-            # How much likelier than the others of its bucket: that buckets are drawn evenly is meant, and stays.
+            # Sampling probability relative to uniform within the bucket. The equal shares of buckets are not corrected.
             chance = np.concatenate([chances * len(ring) for ring, _, chances in drawn])
             weight = torch.from_numpy((chance.min() / chance).astype(np.float32)).to(self._device)
             trajectory.extras["importance_weight"] = weight[None]
@@ -208,11 +209,19 @@ class EpisodeMemory(Memory):
             extras=extras,
         )
 
-    # -- the actor's side
+    # -- used by the actor
 
     def writer(self, group: int) -> _GroupWriter:
         """Return the writer of one group of environments."""
         return self.writers[group]
+
+    def release(self, group: int) -> None:
+        """Drop the episodes of a group's current round: its next rows begin a round."""
+        self.writers[group].begin()
+
+    def chunk_carries(self, rows: int) -> CarryRows:
+        """Return "none": episodes are stored without recurrent states."""
+        return "none"
 
     def add_episode(self, episode: dict[str, Tree]) -> None:
         """Store one episode of L steps.
@@ -254,7 +263,7 @@ class EpisodeMemory(Memory):
         """Remove all episodes."""
         self._buckets, self._held_out = {}, {}
 
-    # -- saving
+    # -- checkpoints
 
     def snapshot(self) -> dict[str, Any]:
         """Return all buckets, without unfinished episodes, and the generator; valid until episodes are added."""
@@ -290,19 +299,21 @@ class _GroupWriter(Writer):
 
     def begin(self) -> None:
         """Drop unfinished episodes."""
-        self._rows: list[Row] = []  # of the round, time first
+        self._rows: list[Row] = []  # rows of the current round, time first
         self._extras: list[dict[str, Any]] = []
-        self._begin = np.full(self._size, -1)  # the row at which the episode of each column began
-        self._end = np.full(self._size, -1)  # and the row after its last action
+        self._begin = np.full(self._size, -1)  # row at which the current episode of each environment began
+        self._end = np.full(self._size, -1)  # the row after its last action
         self._solved = np.zeros(self._size, bool)
 
     def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
         """Store one row of all columns; columns whose episode is over are ignored."""
         time = len(self._rows)
         missing = [name for name in self._memory._sizes.extras if name not in extras]
-        if missing and np.asarray(row.first).any():  # rows after the last end say nothing
+        if missing and np.asarray(row.first).any():  # rows after the last episode of the round are ignored
             told = ", ".join(sorted(set(extras) - {"solved", "weights_version"})) or "nothing"
-            raise ConfigError(f"{missing[0]!r} is to be learned, and the planner does not say it; it says {told}")
+            raise ConfigError(
+                f"{missing[0]!r} is a training target, and the planner does not report it; it reports {told}"
+            )
         self._rows.append(Row(*(trees.map(np.array, part) for part in row)))
         self._extras.append({name: np.array(extras[name]) for name in self._memory._sizes.extras if name in extras})
         self._begin[np.asarray(row.first)] = time
@@ -319,7 +330,7 @@ class _GroupWriter(Writer):
         extras = {name: np.stack([one[name] for one in self._extras[:-1]]) for name in wanted}
         for column in range(self._size):
             begin, end = int(self._begin[column]), int(self._end[column])
-            steps = slice(begin + 1, end + 1)  # what a row says of its last action answers the action before it
+            steps = slice(begin + 1, end + 1)  # the results of an action are in the row after it
             self._memory.add_episode(
                 {
                     "obs": trees.map(lambda leaf: leaf[begin : end + 1, column], rows.obs),  # noqa: B023

@@ -20,7 +20,7 @@ class _Open(NamedTuple):
 
     obs: Tree
     action: Tree
-    rewards: tuple[float, ...]  # so far
+    rewards: tuple[float, ...]  # rewards collected so far
 
 
 class Joiner:
@@ -29,7 +29,7 @@ class Joiner:
     def __init__(self, n_step: int):
         """Create a joiner without incomplete transitions; n_step: n."""
         self._n_step = n_step
-        self._open: dict[int, collections.deque[_Open]] = {}  # by column, the oldest first
+        self._open: dict[int, collections.deque[_Open]] = {}  # unfinished transitions of each environment, oldest first
 
     def add(self, columns: np.ndarray, steps: dict[str, Tree]) -> dict[str, Tree] | None:
         """Add one step of each of M columns; return the transitions that are complete, None if there are none.
@@ -41,7 +41,7 @@ class Joiner:
         Returns:
           The same fields [N, ...], of the reward [N, n], 0 after the last step; and "steps" [N], how many there were.
         """
-        whole: list[tuple[_Open, int]] = []  # and where among `steps` it ends
+        whole: list[tuple[_Open, int]] = []  # complete transitions, and the index in `steps` at which each ends
         ends = np.asarray(steps["terminated"]) | np.asarray(steps["truncated"])
         for place, column in enumerate(map(int, columns)):
             reward = float(steps["reward"][place])
@@ -58,7 +58,7 @@ class Joiner:
         return {**self._fields(opened), **last}
 
     def forget(self, columns: np.ndarray) -> None:
-        """Drop the incomplete transitions of these columns, whose episodes were begun anew."""
+        """Drop the incomplete transitions of these environments, which were restarted with new episodes."""
         for column in map(int, columns):
             self._open.pop(column, None)
 

@@ -18,7 +18,7 @@ from packtrain.trees import Tree
 from packtrain.types import Trajectory
 
 _TREES, _NUMBERS = ("obs", "action", "after"), ("reward", "terminated", "truncated", "steps")
-_WORD = 8  # bytes; every field begins at one
+_WORD = 8  # bytes; every field begins at a multiple
 
 
 class RecordLayout:
@@ -33,7 +33,7 @@ class RecordLayout:
         ends = np.cumsum([-(-size // _WORD) * _WORD for size in sizes])
         starts = [0, *ends[:-1]]
         self._bytes = {name: slice(int(a), int(a) + size) for name, a, size in zip(example, starts, sizes, strict=True)}
-        self.words = int(ends[-1]) // _WORD  # W
+        self.words = int(ends[-1]) // _WORD  # W, words per record
 
     def pack(self, fields: dict[str, np.ndarray]) -> np.ndarray:
         """Return fields [M, ...] as words [M, W]."""
@@ -81,7 +81,7 @@ def as_transitions(fields: dict[str, Tensor], structure: dict[str, Tree], nothin
         names = _leaf_names(name, len(trees.flatten(structure[name])))
         return trees.pack(structure[name], [fields[leaf] for leaf in names])
 
-    time = len(shape) - 1  # the axis in front of B
+    time = len(shape) - 1  # axis before B
     action = trees.map(lambda leaf: leaf.unsqueeze(time), tree("action"))
     reward = fields["reward"].unsqueeze(time)  # [..., 1, B], or [..., 1, B, n]
     extras = {}

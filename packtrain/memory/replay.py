@@ -1,10 +1,10 @@
 """Step 3 of the walk, for off-policy learners: stores single transitions, samples uniform batches.
 
-Transitions lie as rows of one block on the device that learns, numbers as float32. What actors add is kept on the host
-and goes up in one copy when somebody samples, without waiting for updates under way. Indices are drawn on the host, so
-that a resumed run draws the same ones, and many batches of them can be drawn at once.
+Transitions are rows of one block on the learner's device, numbers as float32. New transitions are collected on the host
+and copied to the device together when the learner samples, without waiting for running updates. Indices are sampled on
+the host, so that a resumed run samples the same ones, and those of many batches can be sampled at once.
 
-Rows whose segment is lost (segments.py) leave a hole in the ring until they are overwritten: they are never drawn.
+Rows whose segment is lost (segments.py) leave a hole in the ring until they are overwritten: they are never sampled.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from packtrain.memory.segments import SEGMENT_ROWS, NoSegments, Segments
 from packtrain.memory.storage import sent
 from packtrain.memory.transition_writer import TransitionWriter
 from packtrain.trees import Tree
-from packtrain.types import Sample, Trajectory
+from packtrain.types import CarryRows, Sample, Trajectory
 
 log = logging.getLogger("packtrain")
 _FIRST_ROOM = 4096
-_HOLDOUT_PERIOD = 10  # the last of every so many blocks of transitions is held out
-_HOLDOUT_STEPS = 16  # transitions of each column in such a block: enough for stretches of several steps
+_HOLDOUT_PERIOD = 10  # the last of this many blocks of transitions is held out
+_HOLDOUT_STEPS = 16  # transitions of each environment in such a block: enough for segments of several steps
 
 
 @configurable
@@ -43,7 +43,7 @@ class Replay(MemorySettings):
 
     replays: ClassVar[bool] = True
 
-    capacity: int = 1_000_000  # transitions; the oldest give way. Room is taken as it is needed
+    capacity: int = 1_000_000  # transitions; the oldest are overwritten. Memory is allocated as needed
     batch_size: int = 256
     warm_up: int = 1  # transitions before the first batch
     n_step: int = 1  # steps of a transition, see memory/n_step.py
@@ -98,17 +98,18 @@ class ReplayMemory(Memory):
 
     def __init__(self, sizes: Replay, groups: list[int], device: torch.device):
         self._sizes, self.device = sizes, device
-        self._structure: dict[str, Tree] = {}  # leaf by leaf: what a field is made of
-        self._layout: RecordLayout | None = None  # known from the first transition on
+        self._structure: dict[str, Tree] = {}  # per leaf: structure of the field that it belongs to
+        self._layout: RecordLayout | None = None  # set at the first transition
         self._block = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [room, W], replaced while it grows
-        self._nothing = torch.zeros((), device=device)  # what transitions say of the step before them
+        # fills the row fields that describe the step before a transition
+        self._nothing = torch.zeros((), device=device)
         block = min(_HOLDOUT_STEPS * sum(groups), sizes.capacity // _HOLDOUT_PERIOD)
-        self._holdout_block = max(1, block)  # rows that are held out together; a resumed run keeps its own number
-        self.steps = 0  # that actors have made; transitions of several of them come later
-        self.count = 0  # transitions ever added, those that wait included
+        self._holdout_block = max(1, block)  # rows that are held out together; a resumed run keeps its value
+        self.steps = 0  # steps that actors have made; n-step transitions are added later
+        self.count = 0  # transitions ever added, including those not on the device yet
         self._waiting: collections.deque[dict[str, np.ndarray]] = collections.deque()  # not on the device yet
         self._stored = 0  # transitions on the device, ever
-        self._holes: list[tuple[int, int]] = []  # [first, end) of rows that are lost, by number since the beginning
+        self._holes: list[tuple[int, int]] = []  # [first, end) of lost rows, numbered since the beginning
         self.lost = 0  # transitions that were lost with their segments, ever
         self._rng = np.random.default_rng(0)
         self._segments: Segments | NoSegments = NoSegments()
@@ -131,7 +132,7 @@ class ReplayMemory(Memory):
         """Return the number of transitions that can be sampled."""
         return min(self.count, self._sizes.capacity) - sum(end - first for first, end in self._hole_places(self.count))
 
-    # -- the learner's side
+    # -- used by the learner
 
     def ready(self) -> bool:
         """Return whether a batch can be sampled."""
@@ -204,11 +205,11 @@ class ReplayMemory(Memory):
             periods, rest = divmod(place, learned + block)
             return periods * learned + min(rest, learned) if holdout else place
 
-        # Numbers are drawn of the places that may be: without held-out blocks, if there are any, and without holes.
+        # Sample among the valid positions only: without held-out blocks, if there are any, and without holes.
         holes = [(number(first), number(end)) for first, end in self._hole_places(self._stored)]
         free = number(rows) - sum(end - first for first, end in holes)
         drawn = self._rng.integers(free, size=(batches, size))
-        for first, end in holes:  # in the order of their places
+        for first, end in holes:  # in order of position
             drawn += (drawn >= first) * (end - first)
         if holdout:
             drawn += drawn // learned * block  # blocks 0 … 8, 10 … 18, …
@@ -218,8 +219,8 @@ class ReplayMemory(Memory):
         """Return the positions of lost rows [first, end), in order, after this many transitions have been stored."""
         capacity, places = self._sizes.capacity, []
         for first, end in self._holes:
-            first = max(first, stored - capacity)  # what lies before is overwritten
-            lap = -(-(first + 1) // capacity) * capacity  # where the ring begins again
+            first = max(first, stored - capacity)  # earlier rows are overwritten
+            lap = -(-(first + 1) // capacity) * capacity  # the next start of the ring
             for begin, until in ((first, min(end, lap)), (lap, end)):
                 if begin < until:
                     places.append((begin % capacity, (until - 1) % capacity + 1))
@@ -251,7 +252,7 @@ class ReplayMemory(Memory):
             return None
         count = min(most or len(places), len(places))
         places = places[torch.linspace(0, len(places) - 1, count, device=self.device).long()].T
-        each = self._trajectory(self._block[places])  # [steps, 2, N, ...]: every transition by itself
+        each = self._trajectory(self._block[places])  # [steps, 2, N, ...]: each transition separately
         leaves = trees.flatten(each.obs)
         whole = ~each.terminated[:, 0].any(0) & ~self._in_holes(places).any(0)  # [N]
         for leaf in leaves:
@@ -286,11 +287,19 @@ class ReplayMemory(Memory):
         assert self._layout is not None
         return self._layout.views(self._block[places])
 
-    # -- the actor's side
+    # -- used by the actor
 
     def writer(self, group: int) -> TransitionWriter:
         """Return the writer of one group of environments."""
         return self.writers[group]
+
+    def release(self, group: int) -> None:
+        """Drop a group's previous row and its incomplete transitions: its next row answers no action."""
+        self.writers[group].restore({})
+
+    def chunk_carries(self, rows: int) -> CarryRows:
+        """Return "none": transitions are stored without recurrent states."""
+        return "none"
 
     def add(self, transitions: dict[str, Tree]) -> None:
         """Store M transitions: "obs", "action", "reward", "after", "terminated", "truncated", each [M, ...].
@@ -319,7 +328,7 @@ class ReplayMemory(Memory):
             self._layout = layout_of(rows)
             self._block = self._block.new_zeros(0, self._layout.words)
         packed, capacity = self._layout.pack(rows), self._sizes.capacity
-        if len(packed) > capacity:  # only the newest are left anyway
+        if len(packed) > capacity:  # only the newest fit
             self._stored += len(packed) - capacity
             packed = packed[-capacity:]
         count = len(packed)
@@ -343,7 +352,7 @@ class ReplayMemory(Memory):
         places = torch.from_numpy(np.arange(first, end) % self._sizes.capacity).to(self.device)
         return {name: leaf.cpu().contiguous() for name, leaf in self._at(places).items()}
 
-    # -- saving
+    # -- checkpoints
 
     def snapshot(self) -> dict[str, Any]:
         """Return the positions of rows, the rows that are in no segment, and the generator."""
@@ -351,10 +360,10 @@ class ReplayMemory(Memory):
         self._holes = [hole for hole in self._holes if hole[1] > self.count - self._sizes.capacity]
         size = self._segments.rows
         oldest, whole = max(0, self.count - self._sizes.capacity), self.count // size
-        first = -(-oldest // size)  # the first segment of which every row is still there
+        first = -(-oldest // size)  # the first segment whose rows are all still stored
         for number in range(first, whole):
             self._segments.write(number, lambda k=number: self._rows(k * size, (k + 1) * size))  # type: ignore[misc]
-        if first >= whole:  # no whole segment: everything is in the checkpoint
+        if first >= whole:  # no complete segment: all rows are in the checkpoint
             head, tail = (oldest, oldest), (oldest, self.count)
         else:
             head, tail = (oldest, first * size), (whole * size, self.count)
@@ -383,7 +392,7 @@ class ReplayMemory(Memory):
         self._layout, self._block = None, self._block.new_zeros(0, 0)
         self._waiting, self._structure = collections.deque(), dict(snapshot["structure"])
         self.count = int(snapshot["count"])
-        self.steps = int(snapshot.get("steps", self.count))  # none: a run of when every transition was one step
+        self.steps = int(snapshot.get("steps", self.count))  # missing in checkpoints from before n-step transitions
         self.lost = int(snapshot.get("lost", 0))
         self._holes = [(int(first), int(end)) for first, end in snapshot.get("holes", ())]
         described, kept = snapshot["segments"], min(self.count, self._sizes.capacity)
@@ -402,10 +411,11 @@ class ReplayMemory(Memory):
             self._stored += size
         self._store_if_any(snapshot["tail"])
         if self.count and not len(self):
-            raise CheckpointError("every step of the replay memory is lost with its segments; --fresh starts anew")
+            raise CheckpointError("every step of the replay memory is lost with its segments; --fresh starts a new run")
         if self._layout is not None:
-            self._make_room(min(self._stored, self._sizes.capacity))  # a hole at the end has places too
-        self._holdout_block = int(snapshot.get("holdout_block", 1))  # none: a run of when every tenth row was held out
+            self._make_room(min(self._stored, self._sizes.capacity))  # rows of a hole at the end need positions too
+        # missing in checkpoints that held out every tenth row
+        self._holdout_block = int(snapshot.get("holdout_block", 1))
         self._rng.bit_generator.state = snapshot["rng"]
         if not same_episodes:
             log.info("the replay goes on with other episodes: %s transitions kept", f"{len(self):,}")

@@ -37,8 +37,8 @@ class Stored(NamedTuple):
 
     first: int  # number of the first row
     end: int
-    rows: Rows | None  # [end − first, group, ...]; None: lost with their segment
-    known: bool = False  # the loss is in the snapshot already
+    rows: Rows | None  # [end − first, group, ...]; None: lost with their segment file
+    known: bool = False  # the snapshot already records the loss
 
 
 class Notes(NamedTuple):
@@ -46,8 +46,8 @@ class Notes(NamedTuple):
 
     slot: np.ndarray
     env: np.ndarray
-    start: np.ndarray  # row 0 of the steps to learn from
-    front: np.ndarray  # rows in front of it
+    start: np.ndarray  # number of row 0, the first row to learn from
+    front: np.ndarray  # number of rows before it (context and burn-in)
     steps: np.ndarray
 
     @property
@@ -78,9 +78,9 @@ class Plan(NamedTuple):
 
     notes: Notes
     pieces: list[Piece]
-    new_env: np.ndarray  # [M] of each sequence; −1: there is no room for it
-    new_start: np.ndarray  # [M]
-    begin: int  # number of the first row
+    new_env: np.ndarray  # [M] new environment of each sequence; −1: it does not fit
+    new_start: np.ndarray  # [M] new start of each sequence
+    begin: int  # number of the first row from now on
     rows: int  # number of the row that is written next
 
     @property
@@ -89,7 +89,7 @@ class Plan(NamedTuple):
         return self.new_env >= 0
 
     def describe(self, old_envs: int, envs: int) -> str:
-        """Return one line that tells how much is kept."""
+        """Return one line with the numbers of kept sequences and steps."""
         kept = self.kept
         return (
             f"the replay of {old_envs} environments goes on with {envs}: {int(kept.sum()):,} of {len(kept):,} "
@@ -141,7 +141,7 @@ def count_steps(notes: Notes, which: np.ndarray | None = None) -> int:
     """Return the number of distinct steps in some sequences, or in all."""
     if which is not None:
         notes = Notes(*(column[which] for column in notes))
-    first, end = notes.first, notes.end - 1  # the last row answers a step and is none
+    first, end = notes.first, notes.end - 1  # the last row only ends the last step
     before = np.where(notes.env[1:] == notes.env[:-1], np.maximum(first[1:], end[:-1]), first[1:])
     return int((end - np.concatenate([first[:1], before])).sum())
 
@@ -157,7 +157,7 @@ def make_plan(notes: Notes, rows: np.ndarray, envs: int, length: int, begin: int
       begin: number of the first row from now on.
     """
     pieces, new_env, shift = _move(notes, rows) if envs == len(rows) else _deal(notes, rows, envs, length)
-    # Places are known by how far they lie behind the row that is written next, which is the same for all.
+    # Positions are relative to the row that is written next, which is the same for all environments.
     next_row = begin - min((piece.to for piece in pieces), default=0)
     pieces = [piece._replace(to=piece.to + next_row) for piece in pieces]
     return Plan(notes, pieces, new_env, notes.start + shift + next_row, begin, next_row)
@@ -180,20 +180,19 @@ def _deal(notes: Notes, rows: np.ndarray, envs: int, length: int) -> tuple[list[
     bounds = np.concatenate([[0], np.flatnonzero(apart) + 1, [len(first)]]) if len(first) else np.zeros(1, np.int64)
     blocks = np.stack([bounds[:-1], bounds[1:]], axis=1)
     age = rows[notes.env[blocks[:, 1] - 1]] - end[blocks[:, 1] - 1]
-    # Equal shares, so that none is full while another is empty; room for two sequences may be wasted at cuts.
+    # Equal shares, so that none is full while another is empty; up to two sequences of room may be wasted at cuts.
     share = -(-int((end[blocks[:, 1] - 1] - first[blocks[:, 0]]).sum()) // envs)
     room = min(length, share + 2 * int((end - first).max(initial=0)))
     new_env, shift = np.full(len(first), -1), np.zeros(len(first), np.int64)
-    used = [(0, env) for env in range(envs)]  # a heap: rows so far
+    used = [(0, env) for env in range(envs)]  # a heap of (rows so far, environment)
     pieces = []
     for block in np.argsort(age, kind="stable"):
         begin, until = (int(bound) for bound in blocks[block])
         while used and begin < until:
             there, env = heapq.heappop(used)
             last = int(end[until - 1])
-            cut = begin + int(
-                np.searchsorted(first[begin:until], last - (room - there))
-            )  # what comes first has no room
+            # the oldest do not fit
+            cut = begin + int(np.searchsorted(first[begin:until], last - (room - there)))
             if cut == until:
                 continue  # it is full
             size = last - int(first[cut])

@@ -69,7 +69,7 @@ class Ring:
             rows = np.searchsorted(weights, rng.random(count) * weights[-1], side="right")
             return rows, np.diff(weights, prepend=0.0)[rows] / weights[-1]
         rows = np.empty(0, np.int64)
-        while len(rows) < count:  # the last row of an episode is no step: a few draws miss
+        while len(rows) < count:  # the last row of an episode is no step, so a few samples are rejected
             drawn = rng.integers(size, size=count + 8)
             rows = np.concatenate([rows, drawn[self._is_step[drawn]]])
         return rows[:count], np.full(count, 1.0 / max(1, self._steps))

@@ -1,4 +1,4 @@
-"""Segments: files with many rows of a large memory, beside the checkpoints; written once, never changed.
+"""Segments: files of rows of a large memory, stored outside the checkpoints; written once, never changed.
 
 Rows are numbered since the beginning of a run. Segment k holds rows k · rows to (k + 1) · rows − 1. A checkpoint refers
 to segments by name and SHA-256 and holds the rest itself, so that gigabytes are not copied into each of them.
@@ -38,7 +38,7 @@ class Segments:
           rows: in each segment; None: SEGMENT_ROWS.
         """
         self._folder, self.rows = folder, rows or SEGMENT_ROWS
-        self._written: dict[int, dict[str, Any]] = {}  # number → what a checkpoint says of it
+        self._written: dict[int, dict[str, Any]] = {}  # number → its description in checkpoints
 
     def move(self, folder: Path) -> None:
         """Use another folder; segments that it lacks are written again."""
@@ -100,7 +100,7 @@ class Segments:
             raise CheckpointError(f"a checkpoint refers to {name!r}, which is not a plain file name")
         path = self._folder / name
         try:
-            found = path.lstat()  # looked at first: a pipe would block, and a huge file fill the memory
+            found = path.lstat()  # checked first: a pipe would block, and a huge file fill the memory
             whole = stat.S_ISREG(found.st_mode) and found.st_size == description["bytes"]
             data = path.read_bytes() if whole else b""
         except OSError as error:
@@ -146,7 +146,7 @@ def _descriptions(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 class NoSegments:
-    """Stands in for segments where a memory has no folder: all rows go into the checkpoint."""
+    """Replaces `Segments` for a memory without a folder: all rows go into the checkpoint."""
 
     rows = 2**62
 
@@ -163,4 +163,4 @@ class NoSegments:
 
     def read(self, description: dict[str, Any], rows: int) -> Rows | None:
         """Raise a CheckpointError: there are no segments."""
-        raise CheckpointError("the checkpoint refers to segments of a replay memory, and there is no folder of them")
+        raise CheckpointError("the checkpoint refers to segments of a replay memory, whose folder is missing")

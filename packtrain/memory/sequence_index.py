@@ -1,7 +1,7 @@
 """Index of the sequences of a memory: position, recurrent state, priority and key of each.
 
-A note lies in a slot; the sum tree and the keys are over slots. What is new or gone waits on the host and goes to the
-device in one copy when somebody draws, or when actors bring it.
+The entry of a sequence lies in a slot; the sum tree and the keys are indexed by slot. Changes are collected on the
+host and copied to the device together when the learner samples, or when an actor uploads them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from packtrain.memory.storage import sent
 from packtrain.memory.sum_tree import SumTree
 
 if TYPE_CHECKING:
-    from packtrain.memory.sequences import Sequences
+    from packtrain.memory.sequence_settings import Sequences
 
 
 class SequenceIndex:
@@ -45,17 +45,20 @@ class SequenceIndex:
         self.tree, self.generations = SumTree(slots, device), SlotGenerations(slots, device)
         self.items = torch.zeros(first_room(sizes, columns), 4, dtype=torch.int64, device=device)  # see `where`
         self.carries: list[Tensor] = []  # [room, ...], leaf by leaf
-        self._recent: list[Tensor] = []  # [rows, columns, ...] the carries before the latest rows
-        self._errors = np.zeros((sizes.rows, columns), np.float32)  # "given" with the latest rows
-        self._largest = torch.ones((), dtype=torch.float64, device=device)  # error, which may decay
+        self._recent: list[Tensor] = []  # [rows, columns, ...] recurrent states before the latest rows
+        # TD errors that came with the latest rows, for new_priority = "given"
+        self._errors = np.zeros((sizes.rows, columns), np.float32)
+        self._largest = torch.ones((), dtype=torch.float64, device=device)  # largest TD error, which may decay
         self.unused = 0  # slots from here on have never been used
         self._freed: list[int] = []
-        self._resting: list[int] = []  # given up since the last regular upload: free after the next
-        # The sequences of column c are those with numbers gone[c] … made[c] − 1, in turn in two rings.
+        self._resting: list[int] = []  # freed since the last regular upload; reusable after the next
+        # The sequences of environment c have the numbers gone[c] … made[c] − 1, stored in two rings.
         self._made, self._gone = np.zeros(columns, np.int64), np.zeros(columns, np.int64)
-        self._queue = np.zeros((2, columns, self._length), np.int64)  # slot, and the oldest row it needs
-        self._new: list[tuple[np.ndarray, np.ndarray]] = []  # [M, 1 + 4] slot and item, [2, M] see `_given`
-        self._leaving: list[np.ndarray] = []  # slots that are given up; not on the device
+        self._queue = np.zeros((2, columns, self._length), np.int64)  # slot, and the oldest row that it needs
+        self._new: list[
+            tuple[np.ndarray, np.ndarray]
+        ] = []  # new sequences: [M, 1 + 4] slot and item, [2, M] see `_given`
+        self._leaving: list[np.ndarray] = []  # freed slots whose release is not on the device yet
 
     def __len__(self) -> int:
         """Return the number of sequences that can be sampled."""
@@ -66,7 +69,7 @@ class SequenceIndex:
         """Return the number of sequences that sampling can reach; additions and removals wait for an upload."""
         return len(self) - sum(len(items) for items, _ in self._new) + sum(map(len, self._leaving))
 
-    # -- the learner's side
+    # -- used by the learner
 
     def draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Sample slots in proportion to their priorities; return slots and probabilities, [B] each: see `SumTree`."""
@@ -83,11 +86,11 @@ class SequenceIndex:
         slots = self.generations.slots(keys.to(self._device))
         self.tree.set(slots, item_priority(errors, self._sizes.priority_exponent))
         counts = (slots >= 0) & errors.isfinite()
-        # In place: what another stream may still read must not move.
+        # In place: another stream may still read these tensors, so they must not move.
         before = self._largest * self._sizes.largest_decay
         self._largest.copy_(torch.maximum(before, torch.where(counts, errors, 0.0).amax()))
 
-    # -- the actor's side
+    # -- used by the actor
 
     def allocate(self, carry: list[Tensor]) -> None:
         """Allocate storage for recurrent states [B, ...] like these."""
@@ -150,7 +153,7 @@ class SequenceIndex:
         again = min(count, len(self._freed))
         slots = [self._freed.pop() for _ in range(again)] + list(range(self.unused, self.unused + count - again))
         self.unused += count - again
-        if self.unused > len(self.items):  # many short episodes
+        if self.unused > len(self.items):  # many short episodes need more slots
             self._make_room(max(2 * len(self.items), self.unused))
         return np.array(slots, np.int64)
 
@@ -158,7 +161,7 @@ class SequenceIndex:
         room = min(self.tree.capacity, room)
         self._wait_until_read()
         if self._device.type == "cuda":
-            torch.cuda.synchronize()  # another stream may still read what gives way
+            torch.cuda.synchronize()  # another stream may still read the tensors that are replaced
 
         def grow(leaf: Tensor) -> Tensor:
             return torch.cat([leaf, leaf.new_zeros(room - len(leaf), *leaf.shape[1:])])
@@ -207,7 +210,7 @@ class SequenceIndex:
         if self._leaving:
             leaving = np.concatenate(self._leaving)
             slots = sent(leaving, self._device)
-            self.generations.take(slots)  # by nobody, so that old keys find nothing
+            self.generations.take(slots)  # taken without a new sequence, so that old keys become invalid
             self.tree.set(slots, torch.zeros_like(slots, dtype=torch.float64))
             self._resting += leaving.tolist()
             self._leaving.clear()
@@ -217,7 +220,7 @@ class SequenceIndex:
         self._freed += self._resting
         self._resting = []
 
-    # -- saving
+    # -- checkpoints
 
     def snapshot(self) -> dict[str, Any]:
         """Return everything, after an upload, on the host."""
@@ -275,7 +278,7 @@ def note_bytes(sizes: Sequences, columns: int, carry: int) -> dict[str, int]:
     """
     slots, length = most_notes(sizes, columns), sizes.length(columns)
     kept = (32 + carry) * first_room(sizes, columns) + carry * sizes.rows * columns
-    queue = 16 * columns * length + 16 * columns  # slots and rows; how many were made and are gone
+    queue = 16 * columns * length + 16 * columns  # slots and rows; numbers of made and removed sequences
     return {
         "device": kept + SumTree.bytes_needed(slots) + SlotGenerations.bytes_needed(slots) + 8,
         "host": queue + 4 * sizes.rows * columns,

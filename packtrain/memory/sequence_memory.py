@@ -37,7 +37,7 @@ from packtrain.trees import Tree
 from packtrain.types import Row, Sample, Trajectory
 
 if TYPE_CHECKING:
-    from packtrain.memory.sequences import Sequences
+    from packtrain.memory.sequence_settings import Sequences
 
 
 class SequenceMemory(Memory):
@@ -55,22 +55,22 @@ class SequenceMemory(Memory):
         self.columns, self.device, self.sizes = sum(groups), device, sizes
         sizes.refuse_unless_it_fits(self.columns, context)
         self.length = sizes.length(self.columns)  # L, rows of a column
-        self.context = context + sizes.burn_in  # C, rows in front of the first to learn from
+        self.context = context + sizes.burn_in  # C, context rows before the first row to learn from
         self.rings = Rings(self.columns, self.length, device, sizes.storage, sizes.compression)
         self.index = SequenceIndex(sizes, self.columns, self.context, device, self._wait_until_read)
-        self._structure: dict[str, Tree] = {}  # of observations, actions and carries
+        self._structure: dict[str, Tree] = {}  # structure of observations, actions and recurrent states
         self._rng = np.random.default_rng(0)
-        self._draws = 0  # batches ever drawn
+        self._draws = 0  # batches ever sampled
         self._adds = 0
         self.count = 0  # steps ever added
         self.lost = 0  # rows of all columns that were lost with their segments, ever
-        self._lost: list[tuple[SequenceWriter, int, int]] = []  # while a snapshot is restored
+        self._lost: list[tuple[SequenceWriter, int, int]] = []  # losses found while a snapshot is restored
         self.segments: Segments | NoSegments = NoSegments()
         self._turn = threading.Condition(threading.Lock())
-        self._reads = False  # whether a learner reads, with actors free to write
+        self._reads = False  # whether a learner is reading while actors may write
         on_gpu, together = device.type == "cuda", sizes.together(self.columns)
         self._acted, self._learned = (torch.cuda.Event() if on_gpu else None for _ in range(2))
-        # Rows that are no longer drawn before they are overwritten: see `acting`.
+        # Number of rows that stop being sampled before they are overwritten: see `acting`.
         self.margin = together if on_gpu and self.length >= context + sizes.rows + together else 0
         ends = np.cumsum([0, *groups])
         self.writers = [SequenceWriter(self, int(a), int(b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
@@ -140,11 +140,11 @@ class SequenceMemory(Memory):
 
     @contextlib.contextmanager
     def acting(self) -> Iterator[None]:
-        """Lock for actors.
+        """Lock memory while actors write.
 
-        On a GPU a learner's stream works at things begun long ago: to come after them at every row, an actor would wait
-        for an update each time. It need not, for it writes where no learner reads: to rows that were given up `margin`
-        rows ago, and to slots that were freed. It waits when slots are freed, once in at most so many rows.
+        On a GPU, an actor that waited for the learner's stream before each row would wait for an update each time. It
+        need not wait, because it writes where no learner reads: to rows that left the index at least `margin` rows ago,
+        and to freed slots. It waits when slots are freed, which happens once in `margin` rows or less often.
         """
         with self._turn, torch.no_grad():
             if not self.margin:
@@ -160,7 +160,7 @@ class SequenceMemory(Memory):
         if self._learned is not None:
             self._learned.wait()
 
-    # -- the learner's side
+    # -- used by the learner
 
     @property
     def steps(self) -> int:  # type: ignore[override]
@@ -211,8 +211,9 @@ class SequenceMemory(Memory):
         assert keys is not None
         with self.learning():
             if not self.margin:
-                self._upload()  # what is new has the largest error as it was when it came
-            with self._reading():  # notes on the device are the learner's, but for what actors upload in turns
+                self._upload()  # new sequences get the largest error of the time when they were added
+            # index entries on the device belong to the learner, except what actors upload under the lock
+            with self._reading():
                 self.index.judge(keys, priorities)
 
     def _draw(self, size: int) -> Sample:
@@ -234,7 +235,7 @@ class SequenceMemory(Memory):
         nothing = self.columns * self.length
         places = torch.where(there, column * self.length + (start + offset).remainder(self.length), nothing)
         after, before, acted = places[context + 1 :], places[: context + 1], places[context:-1]
-        acted = torch.where(offset[context:-1] < steps, acted, nothing)  # the last row's action was not answered
+        acted = torch.where(offset[context:-1] < steps, acted, nothing)  # the last row's action has no result
 
         def take(name: str, rows: Tensor) -> Tensor:
             return self.rings.take([name], rows)[0]
@@ -265,11 +266,16 @@ class SequenceMemory(Memory):
         structure = self._structure[name]
         return trees.pack(structure, self.rings.take(list(trees.named_leaves(structure, name)), places))
 
-    # -- the actor's side
+    # -- used by the actor
 
     def writer(self, group: int) -> SequenceWriter:
         """Return the writer of one group of environments."""
         return self.writers[group]
+
+    def release(self, group: int) -> None:
+        """End a group's episodes in progress at its latest row; its rows are stored again from its next resets on."""
+        with self.acting():
+            self.writers[group].leave()
 
     def named(self, row: Row, extras: dict[str, Any]) -> dict[str, Any]:
         """Return the stored leaves of a row, by the names of their rings."""
@@ -312,7 +318,7 @@ class SequenceMemory(Memory):
             writer.upload()
         self.index.upload()
 
-    # -- saving
+    # -- checkpoints
 
     def snapshot(self) -> dict[str, Any]:
         """Return rows that are in no segment, sequences with recurrent states and priorities, and the generator."""
@@ -339,7 +345,7 @@ class SequenceMemory(Memory):
 
         Args:
           snapshot: what `snapshot` gave.
-          same_episodes: whether the environments go on too; if not, what was under way ends where it stood.
+          same_episodes: whether the environments were restored too; if not, unfinished episodes end at their last row.
         """
         groups = group_sizes(snapshot)
         same_groups = groups == [writer.columns for writer in self.writers]
@@ -347,7 +353,8 @@ class SequenceMemory(Memory):
         if list(snapshot["sizes"]) != sizes or (same_episodes and not same_groups):
             sizes = [self.columns, self.length, self.context, self.sizes.rows]
             raise CheckpointError(
-                f"sequences of columns, rows, context and length {sizes} cannot go on from {list(snapshot['sizes'])}"
+                f"sequences of environments, rows, context and length {sizes} cannot be restored from "
+                f"{list(snapshot['sizes'])}"
             )
         with self.learning():
             self.count, self._adds, self._draws = (int(snapshot[name]) for name in ("count", "adds", "draws"))
@@ -366,7 +373,7 @@ class SequenceMemory(Memory):
                 for writer in self.writers:
                     writer.leave()
             if self._learned is not None:
-                torch.cuda.synchronize()  # actors write to what this stream has made
+                torch.cuda.synchronize()  # actors write to tensors created on this stream
 
     def put_rows(self, columns: slice, numbers: np.ndarray, rows: dict[str, Tensor]) -> None:
         """Store rows [R, columns, ...] of a snapshot under their numbers [R]."""

@@ -25,11 +25,11 @@ class SequenceWriter(Writer):
     def __init__(self, memory: SequenceMemory, begin: int, end: int):
         self._memory, self._group = memory, slice(begin, end)
         self.columns = end - begin
-        self.rows = 0  # ever written
-        self.begin = 0  # the first of them that was stored; above 0 once the number of environments has changed
-        self._episode = np.full(end - begin, -1)  # the row in which it began; −1: not known, nothing is kept
-        self._next = np.zeros(end - begin, np.int64)  # where the next sequence begins
-        self._waiting: list[dict[str, np.ndarray]] = []  # what is small of the latest rows, not on the device
+        self.rows = 0  # rows ever written
+        self.begin = 0  # the first of them that was stored; above 0 after the number of environments has changed
+        self._episode = np.full(end - begin, -1)  # row in which each episode began; −1: unknown, no sequences are added
+        self._next = np.zeros(end - begin, np.int64)  # row at which the next sequence begins
+        self._waiting: list[dict[str, np.ndarray]] = []  # small leaves of the latest rows, not on the device yet
 
     def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
         """Store one row of all columns; sequences that are complete now can be sampled."""
@@ -94,7 +94,7 @@ class SequenceWriter(Writer):
         self._end(np.flatnonzero(self._episode >= 0), self.rows - 1)
         self._episode[:] = -1
 
-    # -- saving
+    # -- checkpoints
 
     def snapshot(self) -> dict[str, Any]:
         """Return the writer's position, its rows by segment, and the rows that are in none."""
@@ -102,13 +102,13 @@ class SequenceWriter(Writer):
         segments, groups, mine = memory.segments, len(memory.writers), memory.writers.index(self)
         size = max(1, segments.rows // memory.columns)  # rows of this group in a segment
         oldest, whole = max(self.begin, self.rows - memory.length), self.rows // size
-        first = -(-oldest // size)  # the first segment of which every row is still there
+        first = -(-oldest // size)  # the first segment whose rows are all still stored
         described = []
         for number in range(first, whole):
             rows = lambda k=number: self._rows(k * size, (k + 1) * size)  # noqa: E731
             segments.write(number * groups + mine, rows)
             described += segments.described(number * groups + mine, number * groups + mine + 1)
-        if first >= whole:  # no whole segment: everything is in the checkpoint
+        if first >= whole:  # no complete segment: all rows are in the checkpoint
             head, tail = (oldest, oldest), (oldest, self.rows)
         else:
             head, tail = (oldest, first * size), (whole * size, self.rows)
@@ -146,11 +146,11 @@ class SequenceWriter(Writer):
     def lose(self, first: int, end: int) -> int:
         """Remove sequences that need one of the lost rows `first` to `end` − 1; return how many.
 
-        An episode under way of which a sequence still to come would need one is forgotten until its end.
+        If a later sequence of an unfinished episode needs a lost row, no more sequences of this episode are added.
         """
         columns, sizes = np.arange(self._group.start, self._group.stop), self._memory.sizes
         gone = self._memory.index.lose(columns, first, end)
-        # The last sequence of an episode may begin up to a stride before the next one that is due.
+        # The last sequence of an episode may begin up to a stride before the regular start of the next.
         earliest = np.where(self._next > self._episode, self._next - sizes.stride + 1, self._episode)
         earliest = np.maximum(earliest - self._memory.context, self._episode)
         self._episode[(self._episode >= 0) & (earliest < end)] = -1

@@ -22,8 +22,9 @@ class SlotGenerations:
         if capacity < 1:
             raise ConfigError(f"SlotGenerations.capacity = {capacity} must be at least 1")
         self.capacity = capacity
-        self._generation = torch.full((capacity,), -1, dtype=torch.int64, device=device)  # −1: nothing yet
-        self.dropped = torch.zeros((), dtype=torch.int64, device=device)  # keys that came too late, ever
+        self._generation = torch.full((capacity,), -1, dtype=torch.int64, device=device)  # −1: empty
+        # number of keys that were invalid when priorities arrived, ever
+        self.dropped = torch.zeros((), dtype=torch.int64, device=device)
 
     @staticmethod
     def bytes_needed(capacity: int) -> int:
@@ -57,7 +58,7 @@ class SlotGenerations:
         """Continue from a snapshot; CheckpointError if it has another capacity."""
         if snapshot["generation"].shape != (self.capacity,):
             raise CheckpointError(
-                f"keys of {self.capacity} slots cannot go on from those of {len(snapshot['generation'])}"
+                f"keys of {self.capacity} slots cannot be restored from those of {len(snapshot['generation'])}"
             )
         self._generation.copy_(snapshot["generation"])
         self.dropped.copy_(snapshot["dropped"])

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from packtrain.errors import ConfigError
 
-BLOCK = 16  # rows of a column that are compressed together
-_ALIGNMENT = 64  # bytes; where each leaf begins in what goes to the device
-_LARGE = "obs"  # what the names of large leaves begin with
+BLOCK = 16  # rows of an environment that are compressed together
+_ALIGNMENT = 64  # bytes; alignment of each leaf in the copy to the device
+_LARGE = "obs"  # prefix of the names of large leaves
 _CPU = torch.device("cpu")
 
 
@@ -42,7 +42,7 @@ class Rings:
         """
         self.columns, self.length, self.device = columns, length, device
         self._storage, self._compression = storage, compression
-        self.folder: Path | None = None  # of files; None: where temporary files lie
+        self.folder: Path | None = None  # folder of the files; None: the default folder for temporary files
         self._rings: dict[str, _Plain | _Packed] = {}
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class _Plain:
         self.values, self.shape, self.dtype = values, tuple(values.shape[1:]), values.dtype
         self.row_bytes = math.prod(self.shape) * values.element_size()
         self._grid = values[:-1].unflatten(0, (-1, length))
-        # Rows as the longest words they can be made of: fewer elements to copy.
+        # View rows as the longest integer words that fit: fewer elements to copy.
         words = (torch.int64, torch.int32, torch.int16, torch.uint8)
         word = next(word for word in words if self.row_bytes % word.itemsize == 0)
         self._words = values.view(len(values), math.prod(self.shape)).view(word)
@@ -149,10 +149,10 @@ class _Packed:
     def __init__(self, columns: int, length: int, shape: tuple[int, ...], dtype: torch.dtype):
         self.shape, self.dtype, self._columns, self._length = shape, dtype, columns, length
         self.row_bytes = math.prod(shape) * dtype.itemsize
-        self._blocks = -(-length // BLOCK)  # of a column
+        self._blocks = -(-length // BLOCK)  # blocks of an environment
         self._packed: list[bytes | None] = [None] * (columns * self._blocks)
         self._open = np.zeros((columns, BLOCK, self.row_bytes), np.uint8)
-        self._number = np.full(columns, -1)  # which block of the column is open
+        self._number = np.full(columns, -1)  # number of each environment's open block
 
     @property
     def packed_bytes(self) -> int:
@@ -168,7 +168,7 @@ class _Packed:
                 if self._number[column] >= 0:
                     closed = column * self._blocks + self._number[column]
                     self._packed[closed] = zlib.compress(self._open[column], 1)
-                self._open[column] = self._block(column * self._blocks + block)  # rows of the last lap are still there
+                self._open[column] = self._block(column * self._blocks + block)  # rows of the last lap are still in it
                 self._number[column] = block
             self._open[columns, row] = raw[:, at]
 

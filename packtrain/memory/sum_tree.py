@@ -1,9 +1,9 @@
 """Sum tree: leaves with priorities, sampled in proportion to them, in batches on any device.
 
 The tree is wide: a node has 32 children, so a million leaves are four levels, and each level takes a handful of
-operators however many leaves are set or drawn. A parent is always the sum of its children, made anew: rounding never
-adds up. Sums are float64 on every device. Nothing here waits for a GPU, and shapes never depend on values, so that
-all of it can be captured.
+operators however many leaves are set or sampled. A parent is always recomputed as the sum of its children, so rounding
+errors do not accumulate. Sums are float64 on every device. Nothing here waits for a GPU, and shapes never depend on
+values, so that all of it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from packtrain.errors import CheckpointError, ConfigError, DivergedError, Error
 
-LARGEST = 1e290  # a priority may be; sums of as many as fit any memory stay finite
-_FAN = 32  # children of a node, a power of two
+LARGEST = 1e290  # largest priority; the sum over any memory stays finite
+_FAN = 32  # number of children of a node, a power of two
 
 
 class SumTree:
@@ -35,12 +35,13 @@ class SumTree:
             torch.zeros(size, dtype=torch.float64, device=self.device) for size in _level_sizes(capacity)
         ]
         self._total = torch.zeros(1, dtype=torch.float64, device=self.device)
-        self.faults = torch.zeros(2, dtype=torch.int64, device=self.device)  # bad priorities, draws from nothing
+        # counts of invalid priorities and of samples from an empty tree
+        self.faults = torch.zeros(2, dtype=torch.int64, device=self.device)
 
     @staticmethod
     def bytes_needed(capacity: int) -> int:
         """Return the bytes of a tree of this many leaves on its device."""
-        return 8 * (sum(_level_sizes(capacity)) + 3)  # and the total and two counts
+        return 8 * (sum(_level_sizes(capacity)) + 3)  # the levels, the total and two counts
 
     @property
     def total(self) -> Tensor:
@@ -63,16 +64,16 @@ class SumTree:
         if not len(leaves):
             return
         priorities = priorities.to(self._total.dtype)
-        good = (priorities >= 0) & (priorities <= LARGEST)  # NaN is neither
+        good = (priorities >= 0) & (priorities <= LARGEST)  # False for NaN
         if self.device.type == "cpu":
             _refuse_bad(priorities, good)
             assert int(leaves.max()) < self.capacity, f"leaf {int(leaves.max())} of {self.capacity}"
         else:
             self.faults[0] += (~good).sum()
         ranked, order = leaves.sort(stable=True)
-        last = order[torch.searchsorted(ranked, leaves, right=True) - 1]  # [M] who of the same leaf comes last
+        last = order[torch.searchsorted(ranked, leaves, right=True) - 1]  # [M] the last entry with the same leaf
         places = torch.where(leaves < 0, self.capacity, leaves)
-        # Every one of a kind writes the same value, so that their order does not matter.
+        # Duplicates all write the same value, so their order does not matter.
         values = torch.where(good[last], priorities[last], self._levels[0][places])
         self._levels[0][places] = values.masked_fill(leaves < 0, 0.0)
         self._add_up(places)
@@ -87,16 +88,16 @@ class SumTree:
         if self.device.type != "cpu":
             self.faults[1] += (self._total[0] <= 0) * len(uniforms)
         elif not float(self._total) > 0:
-            raise Error(f"nothing can be drawn from a sum tree: the priorities of all {self.capacity} leaves are 0")
+            raise Error(f"a sum tree cannot be sampled: the priorities of all {self.capacity} leaves are 0")
         rest = uniforms.to(self._total.dtype) * self._total
         node = torch.zeros_like(rest, dtype=torch.int64)
         for level in reversed(self._levels):
             children = level.view(-1, _FAN)[node]  # [B, 32]
-            # Where each child ends. A GPU adds in an order of its own, so an empty one may seem to reach further.
+            # Where each child ends. A GPU adds in another order, so an empty child may seem to reach further.
             until = children.cumsum(-1).mul_(children > 0)
             end = until.amax(-1)
-            rest = torch.minimum(rest, torch.nextafter(end, torch.zeros_like(end)))  # rounding may lead past the end
-            child = (until > rest.unsqueeze(-1)).byte().argmax(-1, keepdim=True)  # the first
+            rest = torch.minimum(rest, torch.nextafter(end, torch.zeros_like(end)))  # rounding may exceed the end
+            child = (until > rest.unsqueeze(-1)).byte().argmax(-1, keepdim=True)  # the first child that reaches further
             begin = (until.gather(-1, child) - children.gather(-1, child)).squeeze(-1)
             rest = (rest - begin).clamp_(min=0.0)
             node = node * _FAN + child.squeeze(-1)
@@ -119,7 +120,9 @@ class SumTree:
         """Continue from a snapshot; CheckpointError if it has another capacity."""
         priorities = snapshot["priorities"]
         if priorities.shape != (self.capacity,):
-            raise CheckpointError(f"a sum tree of {self.capacity} leaves cannot go on from one of {len(priorities)}")
+            raise CheckpointError(
+                f"a sum tree of {self.capacity} leaves cannot be restored from one of {len(priorities)}"
+            )
         _refuse_bad(priorities, (priorities >= 0) & (priorities <= LARGEST))
         self._levels[0][: self.capacity] = priorities.to(self.device)
         for below, above in itertools.pairwise([*self._levels, self._total]):
@@ -135,7 +138,7 @@ class SumTree:
 
 def _level_sizes(capacity: int) -> list[int]:
     """Return the number of nodes of each level, leaves first, padded to a multiple of the branching factor."""
-    families, sizes = capacity + 1, []  # one leaf to spare, always 0: where writes go that must not happen
+    families, sizes = capacity + 1, []  # one extra leaf, always 0, which absorbs masked writes
     while families > 1:
         families = -(-families // _FAN)
         sizes.append(families * _FAN)

@@ -22,7 +22,7 @@ class TransitionWriter(Writer):
 
     def __init__(self, memory: ReplayMemory, size: int, n_step: int):
         self._memory, self.size = memory, size
-        self._obs: Tree = None  # of the row before
+        self._obs: Tree = None  # observation of the previous row
         self._joiner = Joiner(n_step) if n_step > 1 else None
 
     def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from packtrain import check, trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
-from packtrain.interfaces import Memory, MemoryBytes, MemorySettings, Writer
+from packtrain.interfaces import Memory, MemoryBytes, MemorySettings, PolicyLag, Writer
 from packtrain.trees import Tree
 from packtrain.types import Row, Sample, Trajectory
 
@@ -33,10 +33,13 @@ class Unrolls(MemorySettings):
     """Sizes of an unroll queue."""
 
     unroll_length: int = 80  # T, steps
-    batch_size: int = 8  # B, unrolls a batch
-    num_buffers: int | None = None  # finished unrolls that may wait; None: max(2 · num_actors, batch_size)
-    max_policy_lag: int | None = None  # learner versions; older unrolls are dropped. None: max(20, what can happen)
-    staggered: bool = True  # columns begin their unrolls one after another; False: all together, for rollouts
+    batch_size: int = 8  # B, unrolls per batch
+    # maximum number of finished unrolls in the queue; None: max(2 · num_actors, batch_size)
+    num_buffers: int | None = None
+    # learner versions; older unrolls are dropped. None: max(20, largest possible lag)
+    max_policy_lag: int | None = None
+    # environments begin their unrolls at different rows; False: all at the same row, as PPO needs
+    staggered: bool = True
 
     def __post_init__(self) -> None:
         check.at_least(self, 1, "unroll_length", "batch_size", "num_buffers", "max_policy_lag")
@@ -49,6 +52,11 @@ class Unrolls(MemorySettings):
     def build(self, groups: list[int], context: int, device: torch.device) -> UnrollQueue:
         """Return a queue for groups of columns of the given sizes."""
         return UnrollQueue(self, groups, context, device)
+
+    @property
+    def batch_steps(self) -> int:
+        """Steps of a batch, filler timesteps included."""
+        return self.batch_size * self.unroll_length
 
     def bytes_needed(self, columns: int, row: int) -> int:
         """Return the approximate bytes of the arena.
@@ -72,6 +80,10 @@ class Unrolls(MemorySettings):
         """Number of unrolls in the arena: one per column, the queue, those entering it together, a batch in copying."""
         joining = -(-columns // self.unroll_length) if self.staggered else columns
         return columns + self.bound(columns) + joining + self.batch_size
+
+    def policy_lag(self, num_envs: int) -> PolicyLag:
+        """Return the limit of policy lag, and the steps of a batch."""
+        return PolicyLag(self.lag_limit(num_envs), self.unroll_length * self.batch_size)
 
     def lag_limit(self, columns: int) -> int:
         """Lag above which an unroll is dropped; the default is at least what queue and columns can cause."""
@@ -98,13 +110,14 @@ class UnrollQueue(Memory):
         self._full: collections.deque[int] = collections.deque()
         self._free: collections.deque[int] = collections.deque(range(self._slots))
         self._changed = threading.Condition()
-        self.dropped = 0  # unrolls over the lag limit
-        self._written = torch.cuda.Event() if device.type == "cuda" else None  # after the last rows of full slots
+        self.dropped = 0  # unrolls dropped because of their policy lag
+        # recorded after the last rows of full slots
+        self._written = torch.cuda.Event() if device.type == "cuda" else None
         starts = np.arange(columns) * self.length // columns * sizes.staggered
         first = np.cumsum([0, *groups])
         self.writers = [_GroupWriter(self, starts[a:b]) for a, b in zip(first[:-1], first[1:], strict=True)]
 
-    # -- the learner's side
+    # -- used by the learner
 
     def ready(self) -> bool:
         """Return whether a batch can be sampled."""
@@ -166,7 +179,8 @@ class UnrollQueue(Memory):
         carry = trees.map(lambda leaf: pick(leaf, 0), self._carry)
         extras = {name: pick(leaf, 1) for name, leaf in self._extras.items()}
         if self.device.type == "cuda":
-            done = torch.cuda.Event(blocking=True)  # sleeping leaves the core to the environments
+            # blocking=True sleeps, which leaves the CPU core to the environments
+            done = torch.cuda.Event(blocking=True)
             done.record()
             done.synchronize()
         return rows, carry, extras
@@ -179,11 +193,15 @@ class UnrollQueue(Memory):
             self.dropped += 1
             self._changed.notify_all()  # there is room now, even if too few are left for a batch
 
-    # -- the actor's side
+    # -- used by the actor
 
     def writer(self, group: int) -> _GroupWriter:
         """Return the writer of one group of environments."""
         return self.writers[group]
+
+    def release(self, group: int) -> None:
+        """Cut a group's stream: its next row does not follow its latest one."""
+        self.writers[group].cut = True
 
     def has_room(self) -> bool:
         """Return whether an actor may continue."""
@@ -217,7 +235,7 @@ class UnrollQueue(Memory):
         self._row_arrays = [leaf.numpy() if leaf.device.type == "cpu" else leaf for leaf in trees.flatten(self._rows)]
         self._extra_arrays = {name: leaf.numpy() for name, leaf in self._extras.items()}
 
-    # -- saving
+    # -- checkpoints
 
     def snapshot(self) -> dict[str, Any]:
         """Return all rows that are queued or being filled."""
@@ -234,6 +252,7 @@ class UnrollQueue(Memory):
             "dropped": self.dropped,
             "sinks": [
                 {"slot": writer.slot.copy(), "position": writer.position.copy(), "early": writer.early.copy()}
+                | ({"cut": True} if writer.cut else {})
                 for writer in self.writers
             ],
         }
@@ -254,7 +273,7 @@ class UnrollQueue(Memory):
         self.dropped = int(snapshot["dropped"])
         for writer, state in zip(self.writers, snapshot["sinks"], strict=True):
             writer.slot, writer.position = state["slot"].copy(), state["position"].copy()
-            writer.early = state["early"].copy()
+            writer.early, writer.cut = state["early"].copy(), bool(state.get("cut", False))
 
 
 class _GroupWriter(Writer):
@@ -264,16 +283,19 @@ class _GroupWriter(Writer):
         self._queue = queue
         self.slot = np.array([queue._free.popleft() for _ in starts], np.int64)
         self.position = queue.length - starts  # the first unroll begins when this reaches T …
-        self.early = np.ones(len(starts), bool)  # … and what was written before it is thrown away
+        self.early = np.ones(len(starts), bool)  # … and rows written before it are discarded
+        self.cut = False  # the next row does not follow the latest one
 
-    @torch.no_grad()  # a value that hangs on a graph would make the arena part of it, for good
+    @torch.no_grad()  # a value with a graph would make the whole buffer part of that graph
     def add(self, row: Row, carry: Tree, extras: dict[str, Tensor]) -> None:
         """Write a row to every column's slot; columns whose slot is full continue in a free one."""
         queue = self._queue
         if queue._rows is None:
             queue._allocate(row, carry, extras)
+        if self.cut:
+            self._discard(~np.asarray(row.first))
         rows = queue.context + self.position
-        places: tuple[Tensor, ...] | None = None  # the same on the device
+        places: tuple[Tensor, ...] | None = None  # the same indices on the device
         for array, leaf in zip(queue._row_arrays, trees.flatten(row), strict=True):
             if isinstance(array, np.ndarray):
                 array[rows, self.slot] = _array(leaf)
@@ -286,9 +308,24 @@ class _GroupWriter(Writer):
         if len(finished):
             self._move_on(finished, carry)
             queue._begun[self.slot[finished]] = extras["weights_version"][finished]
+        steps = np.maximum(self.position, 0)  # below 0 for unrolls that are thrown away
         for name, leaf in extras.items():
-            queue._extra_arrays[name][self.position, self.slot] = _array(leaf)
+            queue._extra_arrays[name][steps, self.slot] = _array(leaf)
         self.position = self.position + 1
+
+    def _discard(self, columns: np.ndarray) -> None:
+        """Throw the current unrolls of these columns away when they are full; the stream was cut in front of this row.
+
+        Columns that begin an episode with this row go on: the row before it is a filler. All columns keep the times at
+        which their unrolls end, since the number of free slots relies on their being spread.
+
+        Args:
+          columns: bool [B], whose next row continues an episode of which rows are missing.
+        """
+        queue, self.cut = self._queue, False
+        self.early |= columns
+        while (late := columns & (self.position > queue.length - queue.context)).any():
+            self.position[late] -= queue.length  # too few rows would be left for the next unroll's context
 
     def _move_on(self, columns: np.ndarray, carry: Tree) -> None:
         """Queue the slots of these columns and give them free ones that begin with the rows just written."""

@@ -19,10 +19,10 @@ import numpy as np
 from packtrain.errors import MissingExtraError, RunFolderError
 from packtrain.files import write_inside
 
-COLOURS = 256  # of a palette
-LARGEST, SMALLEST = 480, 240  # pixels of the longer side that pictures are brought down and up to
-_EXACT = 1 << 24  # how many colours there are
-_SAMPLES = 1 << 20  # pixels that a palette is chosen from
+COLOURS = 256  # colours per palette
+LARGEST, SMALLEST = 480, 240  # pixels of the longer side: larger pictures are reduced, smaller ones enlarged
+_EXACT = 1 << 24  # number of colours in RGB
+_SAMPLES = 1 << 20  # number of pixels from which a palette is computed
 
 
 def fitted(picture: np.ndarray) -> np.ndarray:
@@ -72,7 +72,7 @@ def need_mp4() -> None:
         import imageio_ffmpeg
 
         imageio_ffmpeg.get_ffmpeg_exe()
-    except (ImportError, RuntimeError):  # RuntimeError: a package without its program
+    except (ImportError, RuntimeError):  # RuntimeError: the package imageio-ffmpeg without its program
         raise MissingExtraError("MP4", "imageio-ffmpeg", "video") from None
 
 
@@ -88,13 +88,13 @@ def mp4(pictures: Iterable[np.ndarray], seconds: float, hold: float, folder: Pat
     import imageio_ffmpeg
 
     writer: Any = None
-    place = Path(tempfile.mkdtemp(prefix=".encoding-", dir=folder))  # a name that nothing in the folder can have taken
+    place = Path(tempfile.mkdtemp(prefix=".encoding-", dir=folder))  # a name that no other file in the folder has
     file = place / "film.mp4"
     try:
         last = None
         for picture in pictures:
             height, width = picture.shape[:2]
-            last = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")  # H.264 wants even sides
+            last = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")  # H.264 requires even sides
             if writer is None:
                 size = (last.shape[1], last.shape[0])
                 writer = imageio_ffmpeg.write_frames(
@@ -167,14 +167,14 @@ class _Frames:
             seen[_codes(picture)] = True
             pixels += picture.shape[0] * picture.shape[1]
         exact = np.flatnonzero(seen)
-        self._table: np.ndarray | None = None  # from the code of a colour to its place in the palette
+        self._table: np.ndarray | None = None  # index in the palette, by the code of a colour
         if len(exact) <= COLOURS:
             self._table = np.zeros(_EXACT, np.uint8)
             self._table[exact] = np.arange(len(exact))
             colours = np.stack([exact >> 16, exact >> 8 & 255, exact & 255], axis=1).astype(np.uint8)
             self._palette: Any = colours.tobytes()
         else:
-            every = pixels // _SAMPLES | 1  # odd: an even one would miss every second column of most pictures
+            every = pixels // _SAMPLES | 1  # odd: an even stride would miss every second pixel column of most pictures
             samples = np.concatenate([picture.reshape(-1, 3)[::every] for picture in pictures])
             self._palette = _image(samples[None]).quantize(COLOURS)
 

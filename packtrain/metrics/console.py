@@ -14,10 +14,10 @@ from typing import Any, Protocol, TextIO
 from packtrain.metrics.bottleneck import bottleneck
 
 log = logging.getLogger("packtrain")
-NARROW = 70  # columns; a narrower terminal has no progress bar
-BORDER = 4  # columns of the frame and its padding
-CHANNELS = ("reward/", "episode_return/")  # how metrics of reward channels begin
-QUIET_SECS = 30.0  # after so long without a line, one says how far a run is
+NARROW = 70  # terminal columns; a narrower terminal has no progress bar
+BORDER = 4  # terminal columns of the frame and its padding
+CHANNELS = ("reward/", "episode_return/")  # prefixes of the metrics of reward channels
+QUIET_SECS = 30.0  # after this time without a line, the progress is logged
 
 
 def amount(value: float | None, digits: int = 3) -> str:
@@ -116,7 +116,7 @@ class RichConsole:
         self._task = self._progress.add_task(name, total=epochs or total_steps, steps="0")
         self._panel = lambda body: Panel(
             Group(self._progress, body),
-            title=Text(name),  # a folder's name is no markup
+            title=Text(name),  # a folder's name is not rich markup
             title_align="left",
         )
         self._newest: dict[str, dict[str, Any]] = {}
@@ -246,7 +246,7 @@ class _NeverFails(io.TextIOBase):
         """Write, or do nothing."""
         try:
             return self._inner.write(text)
-        except (OSError, ValueError, RuntimeError) as error:  # closed, or a signal came while it was written to
+        except (OSError, ValueError, RuntimeError) as error:  # the output was closed, or a signal interrupted the write
             return self._note(error) or len(text)
 
     def flush(self) -> None:

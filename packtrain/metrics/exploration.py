@@ -12,7 +12,7 @@ import numpy as np
 
 from packtrain.errors import CheckpointError
 
-NEVER = -1  # the step at which something not seen yet was first seen
+NEVER = -1  # first-seen step of states that have not been seen
 
 
 class Exploration:

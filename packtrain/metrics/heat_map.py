@@ -20,26 +20,26 @@ from packtrain.files import write_whole
 from packtrain.metrics.console import amount
 from packtrain.trees import Tree
 
-NARROWEST, WIDEST = 400, 1200  # pixels of a picture
-EMPTY = (12, 12, 15)  # where no state is
+NARROWEST, WIDEST = 400, 1200  # limits of a picture's width in pixels
+EMPTY = (12, 12, 15)  # background without states
 UNVISITED = (56, 56, 62)
-VISITED = (96, 96, 104)  # in a panel of marks: seen, without a mark
+VISITED = (96, 96, 104)  # in a panel of flags: visited, but never flagged
 INK = (214, 214, 220)
-# Lightness rises along each of them from a level that is told from UNVISITED, and so prints well in grey. The first is
-# for visits, the others for marks.
+# Lightness increases along each ramp from a level that differs from UNVISITED, so it prints well in grey. The first is
+# for visits, the others for flags.
 RAMPS = (
     ((70, 52, 170), (138, 54, 172), (214, 66, 126), (250, 128, 66), (254, 196, 90), (255, 246, 190)),
     ((20, 96, 120), (20, 160, 176), (120, 232, 226), (226, 255, 250)),
     ((36, 110, 44), (92, 178, 52), (188, 232, 92), (248, 255, 206)),
     ((140, 44, 40), (214, 78, 62), (252, 150, 124), (255, 230, 216)),
 )
-WIDE = 1.5  # charts this much wider than high are put below one another
+WIDE = 1.5  # panels wider than this times their height are placed below one another
 MARGIN = 12  # pixels around a panel
 STRIP = 12  # pixels of the legend's height
-SET_OFF = 6  # places of so many pixels are set off by dark lines, on charts without a background
+SET_OFF = 6  # places of at least this many pixels are separated by dark lines, on charts without a background
 
-# Letters, drawn side by side; any other character is a blank.
-_SIZE = 2  # pixels of the picture for one of a letter
+# Bitmaps of letters, side by side; other characters are blank.
+_SIZE = 2  # pixels of the picture per pixel of a letter
 _ALPHABET = "0123456789.-_/ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DRAWN = (
     "### .#. ### ### #.# ### ### ### ### ### . ... ... ..# "
@@ -57,7 +57,7 @@ _GLYPHS = {
     letter: np.array([list(line) for line in lines]) == "#"
     for letter, *lines in zip(_ALPHABET, *(row.split() for row in _DRAWN), strict=True)
 }
-_LINE = 5 * _SIZE  # pixels of a line's height
+_LINE = 5 * _SIZE  # height of a line of text in pixels
 
 
 def heat_map(
@@ -129,8 +129,8 @@ class _Paper:
         rows, columns = core.chart_shape()
         self._stacked = columns > WIDE * rows
         across = 1 if self._stacked else panels
-        room = (WIDEST - (across + 1) * MARGIN) // across  # for a chart's width, and its height too
-        self._shrink = -(-max(rows, columns) // room)  # pixels of the chart that become one; mostly 1
+        room = (WIDEST - (across + 1) * MARGIN) // across  # maximum width and height of a chart
+        self._shrink = -(-max(rows, columns) // room)  # chart pixels per picture pixel; usually 1
         self._rows, self._columns = -(-rows // self._shrink), -(-columns // self._shrink)
         self._scale = room // max(self._rows, self._columns)
         self._mark = max(1, getattr(core, "chart_mark", 1) // self._shrink)

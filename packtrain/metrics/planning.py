@@ -80,7 +80,7 @@ def planning_row(
             row[f"episode/{name}_median"] = statistics.median(values)
             row[f"episode/{name}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
         known = [episode.solved for episode in episodes if not np.isnan(episode.solved)]
-        if known:  # of those that say
+        if known:  # among the environments that report it
             row["episode/solved_rate"] = statistics.fmean(known)
     row |= {f"agent/{name}": value for name, value in decided.items()}
     for learner, averages in learned.items():

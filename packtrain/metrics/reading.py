@@ -18,7 +18,7 @@ METRICS_FILE = "metrics.jsonl"
 CONFIG_FILE = "config.gin"
 BOOKKEEPING = ("step", "wall_s", "kind")  # keys of a row that are not metrics
 
-_LONGEST_LINE = 2**20  # bytes; a longer one is read as several, none of which is a row
+_LONGEST_LINE = 2**20  # bytes; a longer line is read in pieces, which are not valid rows
 _SEED_NAME = re.compile(r"seed_(\d+)", re.ASCII)
 
 
@@ -133,7 +133,7 @@ def all_series(rows: list[dict[str, Any]]) -> dict[tuple[str, str], Series]:
         if name in BOOKKEEPING:
             continue
         values: list[Any] = [row.get(name) for row in kinds[kind]]
-        if rising[kind] and set(map(type, values)) == {float} and all(map(math.isfinite, values)):  # most are so
+        if rising[kind] and set(map(type, values)) == {float} and all(map(math.isfinite, values)):  # the usual case
             found[kind, name] = Series(steps[kind], values, walls[kind])
         elif one := _picked(steps[kind], [number(value) for value in values], walls[kind]):
             found[kind, name] = one

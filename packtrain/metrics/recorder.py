@@ -110,6 +110,6 @@ def means(updates: list[dict[str, Any]]) -> dict[str, float]:
 
 def _mean(values: list[Any]) -> float:
     if isinstance(values[0], torch.Tensor):
-        # Those of a checkpoint are on the CPU, those since then where the learner is.
+        # Values from a checkpoint are on the CPU, later ones on the learner's device.
         return float(torch.stack([value.to(values[-1].device) for value in values]).double().mean())
     return sum(values) / len(values)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-WINDOW, RATIO = 10, 0.5  # an event is stable when more than this share of so many epochs show it
-EVENTS = {"solved": 0.0, "solved_over_10": 0.1, "solved_over_75": 0.75}  # solved rates above this
+WINDOW, RATIO = 10, 0.5  # an event is stable if more than RATIO of the last WINDOW epochs show it
+EVENTS = {"solved": 0.0, "solved_over_10": 0.1, "solved_over_75": 0.75}  # thresholds of the solved rate
 STABLE = {"10": "solved_over_10", "75": "solved_over_75"}
 
 

@@ -6,33 +6,52 @@ goes on, and metrics.jsonl has every row.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import importlib.util
+import json
 import math
+import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from packtrain import knobs
 from packtrain.envs.stream import Finished
-from packtrain.errors import ConfigError, MissingExtraError, Seldom
+from packtrain.errors import ConfigError, MissingExtraError, RunFolderError, Seldom, warn
+from packtrain.files import list_inside, read_inside, write_inside
 
 BOOKKEEPING = ("step", "wall_s", "kind")  # keys of a row that are no metrics
+IDENTITIES = "trackers.json"
+"""File of a run folder: the run's id in each tracker, so that a resumed run goes on there as one run."""
+_MOST_IDENTITY = 200  # characters of an id
 
 
 class About(NamedTuple):
     """Information about the run that a sink receives before the first row."""
 
-    name: str  # of the run folder, as it was given
+    name: str  # name of the run folder, as given
     folder: Path
-    config: str  # the text of config.gin
-    settings: dict[str, Any]  # every parameter of the configuration by its name; values are texts
+    config: str  # text of config.gin
+    settings: dict[str, Any]  # every parameter of the configuration: name → value as text
 
 
 class Sink:
     """Base of sinks: every method does nothing."""
 
+    def for_seed(self) -> Sink:
+        """Return a sink of the same kind for one of several seeds; called before `begin`."""
+        return copy.copy(self)
+
+    def opened(self, training: Any) -> None:
+        """Receive the `Training` that writes to this sink, before it acts."""
+
     def begin(self, about: About) -> None:
         """Receive the run's name and configuration, before the first row."""
+
+    def update(self) -> None:
+        """Called after each call that makes updates of a learner, in the learner's thread."""
 
     def write(self, row: dict[str, Any]) -> None:
         """Receive a row of metrics."""
@@ -54,6 +73,34 @@ def numbers(row: dict[str, Any]) -> dict[str, float]:
         for name, value in row.items()
         if name not in BOOKKEEPING and isinstance(value, (int, float)) and math.isfinite(value)
     }
+
+
+def known_identity(folder: Path, tracker: str) -> str | None:
+    """Return the id that a run has in a tracker from before; None for a new run.
+
+    Args:
+      folder: of the run; a file in it that is not as packtrain writes it counts as none.
+      tracker: name of the tracker.
+    """
+    try:
+        found = json.loads(read_inside(folder, IDENTITIES)).get(tracker)
+    except (OSError, RunFolderError, ValueError, AttributeError, RecursionError):
+        return None
+    fits = isinstance(found, str) and 0 < len(found) <= _MOST_IDENTITY and found.isprintable()
+    return found if fits else None
+
+
+def note_identity(folder: Path, tracker: str, identity: str) -> None:
+    """Record the id that a run has in a tracker."""
+    known = {name: known_identity(folder, name) for name in TRACKERS}
+    known = {name: value for name, value in {**known, tracker: identity}.items() if value is not None}
+    write_inside(folder, IDENTITIES, json.dumps(known).encode())
+
+
+def folder_outside(run: Path, wanted: Path) -> Path:
+    """Return `wanted`, or the run folder's parent if it lies in the run folder, where trackers must not put links."""
+    run, wanted = run.resolve(), wanted.resolve()
+    return run.parent if wanted == run or run in wanted.parents else wanted
 
 
 class TensorBoard(Sink):
@@ -81,12 +128,13 @@ class TensorBoard(Sink):
             for name, value in found.items():
                 self._writer.add_scalar(name, value, row["step"])
         except OSError:
-            self._writer = None  # it ended with the error; TensorBoard reads all files of the folder
+            # the writer stopped with the error; TensorBoard reads all files of the folder, so a new one continues
+            self._writer = None
             raise
         self._last = {**self._last, **{f"final/{name}": found[name] for name in found if name.endswith("/return_mean")}}
 
     def close(self) -> None:
-        """Write hyper-parameters beside the last evaluation, and close the files."""
+        """Write hyper-parameters with the last evaluation's results, and close the files."""
         if self._writer is None:
             return
         if self._last:
@@ -100,18 +148,64 @@ class TensorBoard(Sink):
         self._writer.close()
 
 
+def add_films(run: Path, videos: Sequence[dict[str, Any]], step: int) -> None:
+    """Add animated PNGs of episodes to a run's TensorBoard files, as images that browsers animate.
+
+    Does nothing where the run has no folder `tensorboard`; errors are warnings.
+
+    Args:
+      run: its folder.
+      videos: as `Film.videos` returns them; other formats than PNG are left out, which TensorBoard cannot show.
+      step: of the checkpoint that was filmed.
+    """
+    shown = [video for video in videos if video["file"].endswith(".png")]
+    try:
+        has_folder = "tensorboard" in list_inside(run)
+        if not shown or not has_folder or importlib.util.find_spec("tensorboard") is None:
+            return
+        list_inside(run, "tensorboard")  # refuses a link
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from torch.utils.tensorboard import SummaryWriter
+
+        with contextlib.closing(SummaryWriter(str(run / "tensorboard"), filename_suffix=".films")) as writer:
+            for video in shown:
+                data = read_inside(run, video["file"])
+                image = Summary.Image(
+                    encoded_image_string=data, colorspace=3, height=video["height"], width=video["width"]
+                )
+                value = Summary.Value(tag=f"films/episode_{video['episode']}", image=image)
+                event_file: Any = writer.file_writer
+                event_file.add_summary(Summary(value=[value]), step)
+    except (OSError, RunFolderError) as error:
+        warn(f"tensorboard: {error}; the films are in {run / 'videos'}")
+
+
 class WeightsAndBiases(Sink):
-    """A run of Weights & Biases in the project "packtrain"; WANDB_MODE=offline needs no account."""
+    """A run of Weights & Biases in the project "packtrain"; WANDB_MODE=offline needs no account.
+
+    Its files go to WANDB_DIR, or to the folder `wandb` of the current folder. Run folders contain no links, and
+    wandb makes some.
+    """
 
     package, extra = "wandb", "wandb"
 
     def begin(self, about: About) -> None:
-        """Start the run with every parameter as its config."""
+        """Start the run with every parameter as its config, or go on with it."""
         import wandb
 
+        known = known_identity(about.folder, "wandb")
+        identity = known or secrets.token_hex(8)
         self._run: Any = wandb.init(
-            project="packtrain", name=about.name, dir=str(about.folder), config=about.settings, reinit="create_new"
+            project="packtrain",
+            name=about.name,
+            id=identity,
+            resume="allow",
+            dir=str(folder_outside(about.folder, Path(os.environ.get("WANDB_DIR") or os.getcwd()))),
+            config=about.settings,
+            reinit="create_new",
         )
+        if known is None:
+            note_identity(about.folder, "wandb", identity)
 
     def write(self, row: dict[str, Any]) -> None:
         """Log a row at its step."""
@@ -123,20 +217,37 @@ class WeightsAndBiases(Sink):
 
 
 class MlFlow(Sink):
-    """A run of MLflow in the experiment "packtrain", at MLFLOW_TRACKING_URI, which may be a folder."""
+    """A run of MLflow in the experiment "packtrain", at MLFLOW_TRACKING_URI."""
 
     package, extra = "mlflow", "mlflow"
 
     def begin(self, about: About) -> None:
-        """Start the run with every parameter."""
+        """Start the run with every parameter, or go on with it."""
         from mlflow.tracking import MlflowClient
 
         self._client: Any = MlflowClient()
+        known = known_identity(about.folder, "mlflow")
+        if known is not None and self._goes_on(known):
+            self._run: str = known
+            return
         experiment = self._client.get_experiment_by_name("packtrain")
         number = experiment.experiment_id if experiment else self._client.create_experiment("packtrain")
-        self._run: str = self._client.create_run(number, run_name=about.name).info.run_id
+        self._run = self._client.create_run(number, run_name=about.name).info.run_id
         for name, value in about.settings.items():
             self._client.log_param(self._run, name.replace("/", "."), str(value)[:500])
+        note_identity(about.folder, "mlflow", self._run)
+
+    def _goes_on(self, identity: str) -> bool:
+        """Open a run of before again; return False where this tracking server does not have it."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.update_run(identity, status="RUNNING")
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return False
+        return True
 
     def write(self, row: dict[str, Any]) -> None:
         """Log every number of a row at its step."""
@@ -149,15 +260,19 @@ class MlFlow(Sink):
 
 
 class Trackio(Sink):
-    """A run of trackio in the project "packtrain", on this machine."""
+    """A run of trackio in the project "packtrain", on this machine. Its name identifies the run."""
 
     package, extra = "trackio", "trackio"
 
     def begin(self, about: About) -> None:
-        """Start the run."""
+        """Start the run, or go on with it."""
         import trackio
 
-        self._run: Any = trackio.init(project="packtrain", name=about.name, config=about.settings)
+        known = known_identity(about.folder, "trackio")
+        name = known or f"{about.name} {secrets.token_hex(3)}"
+        self._run: Any = trackio.init(project="packtrain", name=name, resume="allow", config=about.settings)
+        if known is None:
+            note_identity(about.folder, "trackio", name)
 
     def write(self, row: dict[str, Any]) -> None:
         """Log a row at its step."""
@@ -205,6 +320,10 @@ class Forgiving(Sink):
     def __init__(self, name: str, inner: Sink):
         self._name, self._inner = name, inner
         self._begun, self._warnings = False, Seldom()
+
+    def for_seed(self) -> Sink:
+        """Return another one around a tracker of the same kind."""
+        return Forgiving(self._name, self._inner.for_seed())
 
     def begin(self, about: About) -> None:
         """Begin; if that fails, drop all later calls."""

@@ -11,7 +11,7 @@ from typing import Any
 from packtrain.errors import Seldom, warn
 from packtrain.files import write_whole
 
-MOST_PENDING = 1 << 20  # bytes of rows that wait for a disk that refuses
+MOST_PENDING = 1 << 20  # bytes of rows kept while the disk refuses writes
 
 
 class JsonlWriter:
@@ -73,7 +73,7 @@ class JsonlWriter:
             return
         data = b"".join(self._pending)
         try:
-            if os.fstat(self._file.fileno()).st_size != self._bytes:  # part of a row, from when the disk refused
+            if os.fstat(self._file.fileno()).st_size != self._bytes:  # an incomplete row, written when the disk refused
                 self._file.truncate(self._bytes)
             written = 0
             while written < len(data):

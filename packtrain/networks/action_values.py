@@ -57,7 +57,7 @@ class Epsilons:
         return self.base_end is not None or self.alpha_end is not None
 
     def after(self, updates: int, columns: int) -> Tensor:
-        """Return ε of all environments after so many updates, [N]."""
+        """Return ε of all environments after `updates` updates, [N]."""
         share = min(1.0, updates / self.updates)
         base, alpha = (
             begin if end is None else begin + share * (end - begin)

@@ -14,6 +14,7 @@ from packtrain import trees
 from packtrain.envs.validation import space_leaves
 from packtrain.equations.novelty import Moments, add_to_moments, no_moments
 from packtrain.errors import ConfigError
+from packtrain.networks.action_mask import allowed_actions, has_action_mask, masked_logits
 from packtrain.networks.distributions import distribution_for
 from packtrain.networks.frames import stack_frames
 from packtrain.networks.perception import Flatten, Perception, is_picture
@@ -22,7 +23,7 @@ from packtrain.trees import Tree
 from packtrain.types import Spec
 
 NORMALISER_EPSILON = 1e-8  # added to variances
-NORMALISER_CLIP = 10.0  # of normalised observations, in standard deviations
+NORMALISER_CLIP = 10.0  # clip value of normalised observations, in standard deviations
 
 
 class Output(NamedTuple):
@@ -55,10 +56,11 @@ class ActorCriticSizes:
     intrinsic_value: bool = False  # add a second value head, for intrinsic rewards
     initial_std: float = 0.6  # initial standard deviation of a continuous policy
     initialisation: Literal["default", "orthogonal"] = "default"
-    activation: Literal["relu", "tanh"] = "relu"  # of the fully connected layers
+    activation: Literal["relu", "tanh"] = "relu"  # activation of the fully connected layers
     shared_body: bool = True  # policy and value share the fully connected layers; False: each has its own
     free_std: bool = False  # the standard deviation of a continuous policy is a parameter, the same in every state
-    normalise_obs: bool = False  # by the running mean and deviation of each coordinate; saved with the weights
+    # normalise by the running mean and deviation of each coordinate; saved with the weights
+    normalise_obs: bool = False
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "lstm_size", "lstm_layers"):
@@ -132,6 +134,7 @@ class ActorCriticNetwork(nn.Module):
         super().__init__()
         self.obs_space = spec.obs
         self.distribution = distribution_for(spec.action)
+        self.masked = has_action_mask(spec)
         self.context = sizes.perception.frames - 1
         self.perception = sizes.perception.build(spec.obs)
         self._pictures = trees.map(is_picture, space_leaves(spec.obs))
@@ -209,6 +212,8 @@ class ActorCriticNetwork(nn.Module):
         parameters = self.policy(features)
         if self.log_std is not None:
             parameters = torch.cat([parameters, self.log_std.expand_as(parameters)], -1)
+        if self.masked:
+            parameters = masked_logits(parameters, allowed_actions(obs))
         return Output(parameters, self.value(of_value).squeeze(-1), carry, intrinsic)
 
     @torch.no_grad()

@@ -28,10 +28,10 @@ class ControlSizes:
     probability `explore_chance`: before the tanh, as in STEVE, or to the action itself, as in TD3.
     """
 
-    hidden_size: int = 128  # of policy and critics
+    hidden_size: int = 128  # units of each hidden layer of policy and critics
     num_layers: int = 3  # hidden layers of each
     critics: int = 4  # N
-    layer_norm: bool = False  # in the critics
+    layer_norm: bool = False  # layer normalisation in the critics
     stochastic: bool = False  # Gaussian followed by tanh; False: deterministic
     explore_chance: float = 0.05
     explore_std: float = 1.0
@@ -58,15 +58,18 @@ class ControlSizes:
 def _sizes(spec: Spec) -> tuple[int, int]:
     """Return the lengths of observation and action; EnvSetupError unless both spaces are float vectors."""
     if not isinstance(spec.action, gym.spaces.Box) or len(spec.action.shape) != 1:
-        raise EnvSetupError(f"value expansion needs a bounded vector of continuous actions, not {_line(spec.action)}")
+        raise EnvSetupError(
+            f"SAC, TD3, DDPG and STEVE need a bounded vector of continuous actions, not {_line(spec.action)}; PPO, "
+            "IMPALA and DQN play discrete ones: ppo/gym, impala/gym, dqn/gym"
+        )
     if not (np.isfinite(spec.action.low) & np.isfinite(spec.action.high)).all():
         raise EnvSetupError(
-            f"value expansion needs finite action bounds, not {spec.action.low.min():g} to {spec.action.high.max():g}; "
-            "gymnasium.wrappers.TransformAction can change them"
+            f"SAC, TD3, DDPG and STEVE need finite action bounds, not {spec.action.low.min():g} to "
+            f"{spec.action.high.max():g}; gymnasium.wrappers.TransformAction can change them"
         )
     if not isinstance(spec.obs, gym.spaces.Box) or len(spec.obs.shape) != 1:
         raise EnvSetupError(
-            f"value expansion needs vectors as observations, not {_line(spec.obs)}; "
+            f"SAC, TD3, DDPG and STEVE need vectors as observations, not {_line(spec.obs)}; "
             "gymnasium.wrappers.FlattenObservation makes them"
         )
     return spec.obs.shape[0], spec.action.shape[0]

@@ -158,29 +158,30 @@ class Gaussian:
         """Return the size: the action itself is the input."""
         return self.size
 
-    def _split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+    def split(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and log standard deviations, [..., size] each."""
         mean, log_std = parameters.float().chunk(2, -1)
         return mean, log_std.clamp(self.min_log_std, self.max_log_std)
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return mean + std · noise."""
-        mean, log_std = self._split(parameters)
+        mean, log_std = self.split(parameters)
         noise = torch.empty_like(mean).normal_(generator=generator)
         return (mean + log_std.exp() * noise).unflatten(-1, self.shape)
 
     def mode(self, parameters: Tensor) -> Tensor:
         """Return the mean."""
-        return self._split(parameters)[0].unflatten(-1, self.shape)
+        return self.split(parameters)[0].unflatten(-1, self.shape)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         """Return the sum of the dimensions' log-densities."""
-        mean, log_std = self._split(parameters)
+        mean, log_std = self.split(parameters)
         z = (self._flat(action) - mean) * torch.exp(-log_std)
         return (-0.5 * z * z - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
         """Return Σ (log std + ½ log 2πe)."""
-        _, log_std = self._split(parameters)
+        _, log_std = self.split(parameters)
         return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     def encode(self, action: Tensor) -> Tensor:

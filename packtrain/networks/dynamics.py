@@ -79,7 +79,7 @@ class Dynamics:
     rewards: int = 4  # members that predict the reward
     hidden_size: int = 512
     num_layers: int = 7  # hidden layers
-    aux_hidden_size: int = 128  # of reward and termination models
+    aux_hidden_size: int = 128  # units of the reward and termination models
     aux_num_layers: int = 3
     probabilistic: bool = False  # predict Gaussians and sample from them; False: means only
     normalise: bool = False  # normalise inputs and changes by running moments

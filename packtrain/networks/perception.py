@@ -83,7 +83,11 @@ class Conv:
             layers += [kind(channels, out, kernel, stride), nn.ReLU(inplace=True)]
             channels, height, width = out, (height - kernel) // stride + 1, (width - kernel) // stride + 1
             if height < 1 or width < 1:
-                raise ConfigError(f"Conv.kernels {self.kernels} are too large for an image of shape {shape}")
+                raise ConfigError(
+                    f"Conv.kernels {self.kernels} are too large for an image of shape {shape}; --config "
+                    "'QNetwork.perception = @Conv()', for PPO and IMPALA 'ActorCritic.perception = @Conv()', has "
+                    "kernels of 3, and Conv.channels, Conv.kernels and Conv.strides set them"
+                )
         return nn.Sequential(*layers, nn.Flatten()), channels * height * width
 
 

@@ -128,7 +128,7 @@ class Prediction:
 
     @property
     def members(self) -> int:
-        """Return 1: one network, with one batch an update."""
+        """Return 1: a single network, trained on one batch per update."""
         return 1
 
     def build(self, space: gym.Space, heads: dict[str, int]) -> PredictionNetwork:
@@ -201,15 +201,18 @@ class PredictionNetwork(nn.Module):
         return self(obs)
 
 
-def load_weights(network: nn.Module, file: str) -> None:
+def load_weights(network: nn.Module, file: str, setting: str = "Prediction.weights") -> None:
     """Load a network's weights from a safetensors file, which may hold others too; ConfigError if they do not fit.
 
-    Names in the file may have a prefix in front of the network's own, as in checkpoints.
+    Args:
+      network: what is loaded.
+      file: its path. Names in the file may have a prefix in front of the network's own, as in checkpoints.
+      setting: that named the file, for errors.
     """
     try:
         found = load_file(file)
     except (OSError, SafetensorError, ValueError) as error:
-        raise ConfigError(f"Prediction.weights = {file!r} cannot be read: {error}") from error
+        raise ConfigError(f"{setting} = {file!r} cannot be read: {error}") from error
     own = network.state_dict()
     first = next(iter(own))
     prefixes = [name.removesuffix(first) for name in found if name.endswith(first)]
@@ -217,14 +220,14 @@ def load_weights(network: nn.Module, file: str) -> None:
     if len(fitting) != 1:
         held = ", ".join(sorted(found)[:4]) or "nothing"
         raise ConfigError(
-            f"Prediction.weights = {file!r} has {len(fitting)} networks with the tensors {', '.join(own)}, and 1 is "
+            f"{setting} = {file!r} has {len(fitting)} networks with the tensors {', '.join(own)}, and 1 is "
             f"needed; it holds {held}"
         )
     for name, leaf in own.items():
         given = found[f"{fitting[0]}{name}"]
         if given.shape != leaf.shape:
             raise ConfigError(
-                f"Prediction.weights = {file!r} has {name} of shape {tuple(given.shape)}, and the network needs "
+                f"{setting} = {file!r} has {name} of shape {tuple(given.shape)}, and the network needs "
                 f"{tuple(leaf.shape)}"
             )
     network.load_state_dict({name: found[f"{fitting[0]}{name}"] for name in own})

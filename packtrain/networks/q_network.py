@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from packtrain.config import configurable
 from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.networks.action_mask import allowed_actions, has_action_mask, masked_values
 from packtrain.networks.distributions import Categorical
 from packtrain.networks.perception import Flatten, Perception
 from packtrain.networks.recurrent import ResettingLSTM
@@ -42,7 +43,8 @@ class QNetwork:
     """
 
     perception: Perception | None = None  # None: DQN's convolutions for an image, otherwise flattened
-    hidden_sizes: tuple[int, ...] | None = None  # after perception; None: (), or (512,) for vectors or without an LSTM
+    # layers after perception; None: (), or (512,) for vectors or without an LSTM
+    hidden_sizes: tuple[int, ...] | None = None
     recurrent: bool = True
     lstm_size: int = 512
     dueling_size: int | None = 512  # hidden units of each dueling stream; None: one linear layer, no dueling
@@ -84,10 +86,14 @@ class QValueNetwork(nn.Module):
     def __init__(self, sizes: QNetwork, spec: Spec):
         super().__init__()
         if not isinstance(spec.action, gym.spaces.Discrete):
-            raise EnvSetupError(f"QNetwork needs discrete actions, but the action space is {spec.action}")
+            raise EnvSetupError(
+                f"DQN, R2D2 and NGU need discrete actions, but the action space is {spec.action}; PPO, IMPALA and SAC "
+                "play continuous ones: ppo/gym, impala/gym, sac/gym"
+            )
         self.obs_space = spec.obs
         self.sizes = sizes
         self.actions = int(spec.action.n)
+        self.masked = has_action_mask(spec)
         self.distribution = Categorical(self.actions)
         self._arms = Categorical(sizes.arms) if sizes.arms else None
         beside = self.actions * sizes.use_last_action + sizes.use_last_reward + sizes.use_last_intrinsic + sizes.arms
@@ -135,13 +141,20 @@ class QValueNetwork(nn.Module):
             device.
         """
         beside = self._beside(first[self.context :], last_action, last_reward, last_intrinsic, arm)
+        allowed = self.allowed(obs)
         if self.intrinsic is None:
             values, carry = self.extrinsic(obs, first, beside, carry, self.precision, padded)
-            return QOutput(values, carry)
+            return QOutput(values if allowed is None else masked_values(values, allowed), carry)
         one, other = (carry["extrinsic"], carry["intrinsic"]) if carry else ((), ())
         values, one = self.extrinsic(obs, first, beside, one, self.precision, padded)
         intrinsic, other = self.intrinsic(obs, first, beside, other, self.precision, padded)
+        if allowed is not None:
+            values, intrinsic = masked_values(values, allowed), masked_values(intrinsic, allowed)
         return QOutput(values, {"extrinsic": one, "intrinsic": other} if carry else (), intrinsic)
+
+    def allowed(self, obs: Tree) -> Tensor | None:
+        """Return which actions are allowed in rows [C+T, B, ...], [T, B, A] bool; None where all are."""
+        return allowed_actions(obs)[self.context :] if self.masked else None
 
     def _beside(
         self, first: Tensor, action: Tensor, reward: Tensor, intrinsic: Tensor | None, arm: Tensor | None
@@ -156,11 +169,11 @@ class QValueNetwork(nn.Module):
         if self.sizes.use_last_action:
             inputs.append(self.distribution.encode(action).masked_fill(first.unsqueeze(-1), 0.0))
         if self.sizes.use_last_intrinsic:
-            assert intrinsic is not None, "QNetwork.use_last_intrinsic asks for the last intrinsic reward"
+            assert intrinsic is not None, "QNetwork.use_last_intrinsic needs the last intrinsic reward"
             squashed = intrinsic.float().sign() * intrinsic.float().abs().log1p()
             inputs.append(squashed.masked_fill(first, 0.0).unsqueeze(-1))
         if self._arms is not None:
-            assert arm is not None, "QNetwork.arms asks for the arm"
+            assert arm is not None, "QNetwork.arms needs the arm"
             inputs.append(self._arms.encode(arm))
         return inputs
 

@@ -62,7 +62,7 @@ class ResettingLSTM(nn.Module):
         padding = torch.cat([later[1:], torch.zeros_like(later[:1])]).unsqueeze(-1)
         inward, *others = [weight for weight in self.lstm._flat_weights if weight is not None]
         gates = torch.zeros_like(inward[:, :1])
-        gates[: 2 * self.lstm.hidden_size] = _CLOSED  # input and forget gate come first
+        gates[: 2 * self.lstm.hidden_size] = _CLOSED  # the input and forget gates are the first two
         weights = [torch.cat([inward, gates], 1), *others]
         inputs = torch.cat([inputs, padding], -1)
         outputs, h, c = torch.lstm(inputs, (h, c), weights, True, 1, 0.0, self.training, False, False)

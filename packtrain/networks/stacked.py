@@ -87,7 +87,7 @@ class StackedNetwork(nn.Module):
         """
         count = len(self.weights)
         weights, biases = self._leaves[:count], self._leaves[count : 2 * count]
-        # Of the parameters themselves, which may share their storage.
+        # Addresses of the parameters themselves, which may share their storage.
         versions = [leaf._version for leaf in (*weights, *biases)]
         if not self._simple or versions == self._packed_versions:
             return
@@ -267,7 +267,7 @@ def _is_wide(columns: Tensor) -> bool:
 
 
 def join(modules: Sequence[M]) -> M:
-    """Return one module for all runs. The given modules stay usable; their parameters become views into its memory."""
+    """Return one module for all runs. The given modules remain usable; their parameters become views of it."""
     if len(modules) == 1:
         return modules[0]
     joint = copy.deepcopy(modules[0])

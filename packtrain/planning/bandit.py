@@ -12,18 +12,19 @@ from packtrain import trees
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.planning.counter_rng import best, chance
-from packtrain.planning.events import Listener
-from packtrain.planning.model import Asking, Model
+from packtrain.planning.events import Listener, SearchRecord, tell_search
+from packtrain.planning.model import Asking, Model, Stepped
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.policy import PolicyAgent, categorical, dirichlet, discrete_actions
+from packtrain.planning.rollout_records import arms_record
 from packtrain.planning.rollouts import EstimateFn, Places, Uniform, estimate, repeat, roll_out, tell_steps
 from packtrain.planning.schedules import Schedule, check_schedules, scheduled
 from packtrain.planning.shooting import TIME_LIMIT, check_rollouts, rollout_heads, root_prior
 from packtrain.trees import Tree
 
-GREEDY = 0.01  # temperatures up to here choose the most visited action
+GREEDY = 0.01  # temperatures up to this choose the most visited action
 
-# Streams of random numbers of one decision. Those of the rollouts are seeded apart.
+# Keys of the random numbers of a decision. Those of the rollouts are seeded separately.
 _TIES, _CHOICE, _NOISE = -1, -2, -3
 
 
@@ -41,18 +42,18 @@ class BanditAgent:
     question of its bonus, not of the scale of rewards. Equal scores are decided by chance, equal counts by quality.
     """
 
-    n_rollouts: int = 1000  # pulls a decision
-    rollouts_per_pull: int = 1  # from the state that the pull leads to; their mean counts
-    rollout_time_limit: int | None = None  # steps; None: 100
+    n_rollouts: int = 1000  # pulls per decision
+    rollouts_per_pull: int = 1  # rollouts from the state that a pull leads to; their mean is its return
+    rollout_time_limit: int | None = None  # maximum number of steps; None: 100
     estimate_fn: EstimateFn = "truncated_return"
-    rollout_agent: PolicyAgent | None = None  # None: uniform over legal actions
+    rollout_agent: PolicyAgent | None = None  # policy of the rollouts; None: uniform over legal actions
     discount: float = 1.0
-    temperature: float = 0.0  # above 0.01 an action is drawn by N^(1 / temperature)
+    temperature: float = 0.0  # above 0.01 an action is sampled in proportion to N^(1 / temperature)
     prior_noise: float | None = None  # α of the Dirichlet distribution; None: no noise
     noise_weight: float = 0.25
     bonus_fn: Literal["pucb_bonus", "ucb_bonus"] = "pucb_bonus"
-    exploration_weight: float = 2.5  # in units of returns
-    initial_quality: float | None = None  # of actions not tried yet; None: that of the best so far
+    exploration_weight: float = 2.5  # weight of the exploration bonus, in units of returns
+    initial_quality: float | None = None  # quality of untried actions; None: that of the best so far
     parameter_schedules: dict[str, Schedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -106,17 +107,18 @@ class BanditPlanner:
         prior = known.now.prob
         if now.prior_noise is not None:
             noise = dirichlet(now.prior_noise, self._actions, self._seed, columns, decisions, _NOISE)
-            noise = noise * known.possible  # illegal actions get none of it
+            noise = noise * known.possible  # illegal actions get no noise
             noise /= np.maximum(noise.sum(axis=1, keepdims=True), 2.0**-1000)
             prior = (1 - now.noise_weight) * prior + now.noise_weight * noise
         counts, qualities = np.zeros(prior.shape, np.int64), np.zeros(prior.shape)
         steps = np.zeros(len(rows), np.int64)
+        seen = Outcomes(prior.shape)
         for pull in range(now.n_rollouts):
             if self._listener is not None:
                 self._listener.pass_begin(columns)
             scores = prior if pull == 0 else self._scores(prior, counts, qualities, pull)
             action = best(scores, chance(self._seed, *here, _TIES, pull, arms), known.possible)
-            target, made = yield from self._pull(roots, decisions, action, pull)
+            target, made = yield from self._pull(roots, decisions, action, pull, seen)
             steps += made
             counts[rows, action] += 1
             qualities[rows, action] += (target - qualities[rows, action]) / counts[rows, action]
@@ -134,13 +136,21 @@ class BanditPlanner:
         extras = {
             "action_histogram": histogram,
             "value": (counts * qualities).sum(axis=1) / now.n_rollouts,
-            "qualities": qualities,  # 0 where untried
+            "qualities": qualities,  # 0 for untried actions
             "bonuses": self._bonus(prior, counts, now.n_rollouts),
             "prior_entropy": known.now.entropy,
             "noisy_prior_entropy": _entropy(prior),
             "histogram_entropy": _entropy(histogram),
             **known.extras,
         }
+        if self._listener is not None:
+            fields = {"value": qualities, "prior": prior, "bonus": now.exploration_weight * extras["bonuses"]}
+
+            def describe(row: int, most: int) -> SearchRecord:
+                of_row = {name: values[row] for name, values in fields.items()}
+                return arms_record(counts[row], of_row, seen.of(row), seen.states_of(row), int(action[row]))
+
+            tell_search(self._listener, columns, describe)
         numbers = {name: array.astype(np.float32) for name, array in extras.items()}
         return Plan(action, {**numbers, "counts": counts, "tried": tried, "simulation_steps": steps})
 
@@ -161,13 +171,14 @@ class BanditPlanner:
         return prior * bonus if self._now.bonus_fn == "pucb_bonus" else bonus
 
     def _pull(
-        self, roots: Roots, decisions: np.ndarray, action: np.ndarray, pull: int
+        self, roots: Roots, decisions: np.ndarray, action: np.ndarray, pull: int, seen: Outcomes
     ) -> Asking[tuple[np.ndarray, np.ndarray]]:
         """Return values [R] of one pull each, r + γ · (0 at an end, else mean rollout return), and the steps [R]."""
         now, times = self._now, self._now.rollouts_per_pull
         stepped = yield from self._model.step(roots.states, action, self.rng)
         if self._listener is not None:
             tell_steps(self._listener, roots.columns, action, stepped.states, stepped.rewards, stepped.terminated)
+            seen.add(action, stepped)
         values, steps = stepped.rewards.astype(np.float64), np.ones(len(action), np.int64)
         on = np.flatnonzero(~stepped.terminated)
         if not len(on):
@@ -188,6 +199,35 @@ class BanditPlanner:
         values[on] += now.discount * returns.reshape(-1, times).mean(axis=1)
         steps[on] += rollouts.lengths.reshape(-1, times).sum(axis=1)
         return values, steps
+
+
+class Outcomes:
+    """What the latest pull of each arm led to, for R environments; filled while searches are recorded."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        self._rewards, self._terminated = np.zeros(shape), np.zeros(shape, bool)
+        self._states: Tree = None  # [R, A, ...]
+
+    def add(self, action: np.ndarray, stepped: Stepped) -> None:
+        """Store the outcomes of one pull in each environment."""
+        rows = np.arange(len(action))
+        self._rewards[rows, action], self._terminated[rows, action] = stepped.rewards, stepped.terminated
+        shape = self._rewards.shape
+        if self._states is None:
+            self._states = trees.map(lambda leaf: np.empty((*shape, *leaf.shape[1:]), leaf.dtype), stepped.states)
+
+        def put(mine: np.ndarray, given: np.ndarray) -> None:
+            mine[rows, action] = given
+
+        trees.map(put, self._states, stepped.states)
+
+    def of(self, row: int) -> dict[str, np.ndarray]:
+        """Return rewards and ends of an environment's arms, [A] each."""
+        return {"reward": self._rewards[row], "terminated": self._terminated[row]}
+
+    def states_of(self, row: int) -> Tree:
+        """Return the states that an environment's arms led to, [A, ...]."""
+        return None if self._states is None else trees.map(lambda leaf: leaf[row], self._states)
 
 
 def _entropy(prob: np.ndarray) -> np.ndarray:

@@ -18,16 +18,17 @@ from packtrain.envs.stream import ActionScale
 from packtrain.errors import ConfigError
 from packtrain.planning import trajectory_optimisers as optimise
 from packtrain.planning.counter_rng import chance
-from packtrain.planning.events import Listener
+from packtrain.planning.events import Listener, SearchRecord, tell_search
 from packtrain.planning.model import Asking, Model
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.policy import normals
+from packtrain.planning.rollout_records import Iteration, sequences_record
 from packtrain.planning.rollouts import open_loop, repeat
 from packtrain.planning.schedules import Schedule, check_schedules, scheduled
 from packtrain.trees import Tree
 
 NETWORK = "agent"
-CHUNK = 1 << 14  # sequences that are evaluated at once
+CHUNK = 1 << 14  # sequences evaluated at once
 
 
 @configurable
@@ -35,7 +36,7 @@ CHUNK = 1 << 14  # sequences that are evaluated at once
 class ContinuousShootingAgent:
     """Tries uniformly random sequences of actions and takes the first action of the best."""
 
-    n_rollouts: int = 1000  # sequences a decision
+    n_rollouts: int = 1000  # sequences per decision
     horizon: int = 20  # steps
     discount: float = 1.0
     parameter_schedules: dict[str, Schedule] = field(default_factory=dict)
@@ -65,15 +66,15 @@ class CEMAgent:
     model steps per decision. A population of 32 (6 elites, 2 kept, correlation 0.5) gave 4789 and 1555.
     """
 
-    horizon: int = 15  # steps
-    population: int = 48  # sequences tried an iteration
-    elites: int = 8  # of them that make the next mean and deviation
+    horizon: int = 15  # H, steps
+    population: int = 48  # sequences per iteration
+    elites: int = 8  # best sequences, from which the next mean and deviation are computed
     iterations: int = 2
-    momentum: float = 0.1  # share of the old mean and deviation that stays
-    initial_std: float = 0.5  # as a share of half the range of an action
+    momentum: float = 0.1  # weight of the old mean and deviation
+    initial_std: float = 0.5  # as a fraction of half the action range
     min_std: float = 0.05
-    noise_correlation: float = 0.3  # of neighbours in time; 0: white noise
-    keep_elites: int = 3  # elites that stay candidates
+    noise_correlation: float = 0.3  # correlation of the noise at successive steps; 0: white noise
+    keep_elites: int = 3  # elites kept as candidates of the next iteration
     warm_start: bool = True
     execute: Literal["best", "mean"] = "best"  # the first action of the best sequence seen, or of the final mean
     discount: float = 1.0
@@ -106,12 +107,12 @@ class CEMAgent:
 class MPPIAgent:
     """Samples sequences around a mean and takes the first action of their exp(return / temperature)-weighted mean."""
 
-    horizon: int = 20  # steps
-    population: int = 128  # sequences tried an iteration
+    horizon: int = 20  # H, steps
+    population: int = 128  # sequences per iteration
     iterations: int = 1
     temperature: float = 1.0  # in units of returns
-    noise_std: float = 0.5  # as a share of half the range of an action
-    noise_correlation: float = 0.5  # of neighbours in time; 0: white noise
+    noise_std: float = 0.5  # as a fraction of half the action range
+    noise_correlation: float = 0.5  # correlation of the noise at successive steps; 0: white noise
     warm_start: bool = True
     discount: float = 1.0
     terminal_value: bool = False  # add discount^horizon times the network's value of the last state
@@ -147,6 +148,7 @@ class _Planner:
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
             raise ConfigError(f"{name} plans between finite bounds, and this environment's action space is {space}")
         self._agent, self._model, self._seed, self._listener = agent, model, seed, listener
+        self._tried: list[Iteration] = []  # of the current decision, while searches are recorded
         self._shape, self._size = space.shape, int(np.prod(space.shape))  # of an action; D
         self._scale = ActionScale(space)
         self.decisions = 0
@@ -164,6 +166,7 @@ class _Planner:
     def _decide(self, columns: np.ndarray) -> np.ndarray:
         """Return the number [R] of the decision that begins."""
         self.decisions += 1
+        self._tried = []
         return np.full(len(columns), self.decisions - 1)
 
     def _normals(self, columns: np.ndarray, decisions: np.ndarray, iteration: int, population: int) -> np.ndarray:
@@ -197,7 +200,17 @@ class _Planner:
             steps += made.reshape(rows, count).sum(axis=1)
         if self._listener is not None:
             self._listener.pass_end(columns)
+            self._tried.append(Iteration(sequences.copy(), scores))
         return scores, steps
+
+    def _tell(self, columns: np.ndarray, plan: np.ndarray, std: np.ndarray | None = None) -> None:
+        """Report the sequences of a decision, and the plans [R, H, D], to the listener."""
+
+        def describe(row: int, most: int) -> SearchRecord:
+            spread = None if std is None else std[row]
+            return sequences_record(type(self._agent).__name__, self._tried, row, plan[row], spread)
+
+        tell_search(self._listener, columns, describe)
 
     def _plan(self, actions: np.ndarray, steps: np.ndarray, bad: np.ndarray, **extras: np.ndarray) -> Plan:
         """Return the plan to take actions [R, D]; `bad` [R] sequences had no finite return."""
@@ -220,6 +233,7 @@ class UniformPlanner(_Planner):
         scores = optimise.proper_scores(returns)
         best, top = optimise.elites(sequences, scores, 1)
         bad = (~np.isfinite(returns)).sum(axis=1)
+        self._tell(columns, best[:, 0])
         return self._plan(best[:, 0, 0], steps, bad, value=top[:, 0], simulation_value_mean=_mean(returns))
 
 
@@ -228,7 +242,7 @@ class CEMPlanner(_Planner):
 
     def __init__(self, agent: CEMAgent, model: Model, columns: int, seed: int, listener: Listener | None):
         super().__init__(agent, model, columns, seed, listener)
-        self._known = np.zeros(columns, bool)  # columns that have a plan to go on with
+        self._known = np.zeros(columns, bool)  # environments with a plan from the previous decision
         self._mean = np.zeros((columns, 0, self._size))  # [B, H, D]
         self._kept = np.zeros((columns, 0, 0, self._size))  # [B, K, H, D]
 
@@ -237,7 +251,7 @@ class CEMPlanner(_Planner):
         super().begin(columns, epoch)
         self._known[columns] = False
         sizes = (self._now.keep_elites, self._now.horizon)
-        if self._kept.shape[1:3] != sizes:  # a schedule has changed them: plans of that size are of no use
+        if self._kept.shape[1:3] != sizes:  # a schedule has changed the sizes, so old plans do not fit
             self._known[:] = False
             self._mean = np.zeros((self._columns, self._now.horizon, self._size))
             self._kept = np.zeros((self._columns, *sizes, self._size))
@@ -252,7 +266,7 @@ class CEMPlanner(_Planner):
         mean = np.where(known, self._mean[columns], 0.0)
         std = np.full(mean.shape, now.initial_std)
         steps, bad = np.zeros(len(columns), np.int64), np.zeros(len(columns), np.int64)
-        kept: list[tuple[np.ndarray, np.ndarray]] = []  # elites of the iteration before, and their scores
+        kept: list[tuple[np.ndarray, np.ndarray]] = []  # elites of the previous iteration, with their scores
         for iteration in range(now.iterations):
             noise = self._normals(columns, decisions, iteration, now.population)
             sequences = optimise.candidates_around(mean, std, noise)
@@ -268,13 +282,15 @@ class CEMPlanner(_Planner):
                 scores = np.concatenate([scores, old_scores], axis=1)
             best, top = optimise.elites(sequences, scores, now.elites)
             mean, std = optimise.cross_entropy(mean, std, best, now.momentum, now.min_std)
-            # At least the best one stays, whether it may be drawn around or not: it may be the one to execute.
+            # The best one is kept even if keep_elites = 0, since it may be the one to execute.
             kept = [(best[:, : max(now.keep_elites, 1)], top[:, : max(now.keep_elites, 1)])]
         if now.warm_start:
             self._known[columns] = True
             self._mean[columns] = optimise.shifted(mean)
             self._kept[columns] = optimise.shifted(best[:, : now.keep_elites])
-        action = best[:, 0, 0] if now.execute == "best" else mean[:, 0]
+        plan = best[:, 0] if now.execute == "best" else mean
+        self._tell(columns, plan, std)
+        action = plan[:, 0]
         extras = {"simulation_value_mean": _mean(returns), "simulation_std": std.mean(axis=(1, 2))}
         return self._plan(action, steps, bad, value=top[:, 0], **extras)
 
@@ -316,6 +332,7 @@ class MPPIPlanner(_Planner):
             "simulation_effective_sequences": 1 / np.square(weights).sum(axis=1),
         }
         value = (weights * np.where(weights > 0, scores, 0.0)).sum(axis=1)
+        self._tell(columns, mean)
         return self._plan(mean[:, 0], steps, bad, value=value, **extras)
 
 

@@ -9,20 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from packtrain.equations import puct
-
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: multiples of it make different inputs of `mix`
-
-
-def mix(words: np.ndarray) -> np.ndarray:
-    """Return the splitmix64 finaliser of each word: every bit of the result depends on every bit of the word."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+from packtrain.hashing import GOLDEN, mix
 
 
 def chance(seed: int, *counters: np.ndarray | int) -> np.ndarray:
     """Return uniform float64 numbers in [0, 1), of the shape to which the counters broadcast (at least [1])."""
-    words = mix(np.full(1, seed, np.uint64) + GOLDEN)  # arrays wrap around without a warning, scalars do not
+    words = mix(np.full(1, seed, np.uint64) + GOLDEN)  # arrays overflow without a warning, scalars do not
     return uniforms(hashed(words, *counters))
 
 

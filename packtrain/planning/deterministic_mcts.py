@@ -50,7 +50,7 @@ from packtrain import config
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.planning.counter_rng import chance
-from packtrain.planning.events import Listener
+from packtrain.planning.events import Listener, SearchRecord, tell_search
 from packtrain.planning.learned.verification import (
     build_verification,
     check_threshold_schedule,
@@ -62,9 +62,10 @@ from packtrain.planning.node_values import EnsembleValue, ScalarValue, Values
 from packtrain.planning.nodes import NO_NODE, RealSteps
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.schedules import Schedule, check_schedules, scheduled
+from packtrain.planning.search_records import graph_record
 from packtrain.trees import Tree
 
-SWEEP = 1 << 14  # number of nodes from which on those of finished episodes are removed
+SWEEP = 1 << 14  # number of nodes above which nodes of finished episodes are removed
 EPSILON, RANDOM_ACTION, TOP_LEVEL, PASSES = range(4)  # purposes of random numbers
 SCHEDULED = (
     *("n_passes", "top_level_epsilon", "avoid_history_coeff", "dead_end_value", "kappa"),
@@ -82,7 +83,7 @@ class DeterministicMCTSAgent:
     avoid_loops: bool = True  # a pass visits no state twice
     avoid_top_level_loops: bool = True  # no action that leads back to the root's own state
     avoid_termination: bool = False  # no action that ends the episode without a reward
-    dead_end_value: float = -2.0  # backed up from where no action is allowed
+    dead_end_value: float = -2.0  # value backed up from states where no action is allowed
     avoid_history_coeff: float = 0.0  # added to the index of a state each time it is the root
     top_level_epsilon: float = 0.0  # probability of a uniformly random action
     n_leaves_to_expand: int = 1  # per pass; more than 1 is Shoot Tree Search
@@ -94,7 +95,7 @@ class DeterministicMCTSAgent:
     beta: float = 0.0  # weight of the mean bonus in the index
     use_value_network: bool = True  # False: new states have value 0, without a network
     bonus_quantile_threshold: float | None = None  # verify actions with more disagreement than this; None: never
-    rejection_probability: float = 0.5  # probability of following the plan all the same
+    rejection_probability: float = 0.5  # probability of following the plan without verification
     bonus_queue_length: int = 2000  # number of expansions that the quantile is computed over
     noise_quantile: float | None = None  # quantile of the bonuses of correct predictions: up to it nothing is verified
     parameter_schedules: dict[str, Schedule] = field(default_factory=dict)
@@ -147,8 +148,8 @@ class DeterministicMCTSAgent:
             raise ConfigError(f"DeterministicMCTSAgent.beta = {self.beta} weighs a bonus that this model does not give")
         if self.bonus_quantile_threshold is not None and not gives_bonus(model):
             raise ConfigError(
-                f"DeterministicMCTSAgent.bonus_quantile_threshold = {self.bonus_quantile_threshold} verifies what a "
-                "learned model is unsure of, and this model is sure of everything"
+                f"DeterministicMCTSAgent.bonus_quantile_threshold = {self.bonus_quantile_threshold} verifies "
+                "predictions with disagreement, but this model is exact"
             )
         return DeterministicMCTS(self, model, columns, seed, listener)
 
@@ -168,28 +169,28 @@ class DeterministicMCTS:
 
     def __init__(self, agent: DeterministicMCTSAgent, model: Model, columns: int, seed: int, listener: Listener | None):
         self._scheduled, self.model, self.listener = agent, model, listener
-        self.agent = agent = scheduled(agent, 0)  # with the parameters of the epoch
+        self.agent = agent = scheduled(agent, 0)  # with the parameters of the first epoch
         self._seed = seed
-        self.rng = np.random.default_rng(seed)  # for the model, which should not need it
+        self.rng = np.random.default_rng(seed)  # passed to the model, which is deterministic
         self.decisions = 0
         self.values = agent.values(columns, seed)
         self._verification = build_verification(agent, model, columns, seed)
         learns_noise = self._verification is not None and self._verification.learns_noise
         self._clears_bonus = clears_bonus(model)
         self.graph = MctsGraph(agent, model, self.values, learns_noise)
-        self.labels = np.arange(columns)  # owners of the nodes of each environment's episode: a new one for each
+        self.labels = np.arange(columns)  # owner label of each environment's episode; a new one per episode
         self._next_label = columns
         self._past: list[np.ndarray] = []  # labels of finished episodes whose nodes are not removed yet
         self._sweep = SWEEP
         self._last_root = np.full(columns, NO_NODE)
         self._last_action = np.zeros(columns, np.int64)
-        self._unrated = np.empty((2, 0), np.int64)  # nodes of steps elsewhere that have no value; their environments
+        self._unrated = np.empty((2, 0), np.int64)  # unevaluated nodes of real steps, and their environments
         self._expand = functools.partial(
             expand, self.graph, model=model, rng=self.rng, verification=self._verification, listener=listener
         )
         self._evaluate = functools.partial(evaluate, self.graph, model=model)
 
-    # -- the planner interface
+    # -- planner interface
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
         """Clear these environments. Nodes are removed later, many at once, because that visits every node.
@@ -221,7 +222,7 @@ class DeterministicMCTS:
         decision = self.decisions
         self.decisions += 1
         root, _ = nodes.intern(self.labels[columns], self.model.keys(roots.states), roots.states)
-        nodes.terminal[root] = False  # a real state that wants an action is no end
+        nodes.terminal[root] = False  # a real state in which the environment requests an action is not terminal
         yield from self._evaluate_roots(columns, root)
         if agent.avoid_history_coeff:
             nodes.aux[root] += agent.avoid_history_coeff
@@ -266,7 +267,7 @@ class DeterministicMCTS:
         if self._verification is not None:
             self._verification.restore(lasting, run)
 
-    # -- parts
+    # -- internals
 
     def _take_parameters(self, epoch: int) -> None:
         self.agent = scheduled(self._scheduled, epoch)
@@ -299,7 +300,7 @@ class DeterministicMCTS:
             path = yield from search(
                 self.graph, self.agent, root, words, select=select, expand=grow, evaluate=rate, back_up=back_up
             )
-        except BaseException:  # a request failed, or the plan was abandoned: the graph is in an intermediate state
+        except BaseException:  # a request failed, or the plan was cancelled: the graph is in an intermediate state
             self._forget(columns)
             raise
         if self.listener is not None:
@@ -328,7 +329,7 @@ class DeterministicMCTS:
             ids = real[changed]
             nodes.terminal[ids] = terminated[changed]
             nodes.edge_row[ids], nodes.total[ids] = NO_NODE, 0.0
-            nodes.count[ids] = terminated[changed] | (not self.agent.use_value_network)  # 0: to be evaluated
+            nodes.count[ids] = terminated[changed] | (not self.agent.use_value_network)  # 0: not evaluated yet
             if graph.has_bonus:
                 nodes.bonus_total[ids] = 0.0
             graph.refresh(ids)
@@ -367,6 +368,12 @@ class DeterministicMCTS:
             nodes.aux[root[random]] -= agent.avoid_history_coeff
             graph.refresh(root[random])
         self._last_root[columns], self._last_action[columns] = root, action
+        if self.listener is not None:
+
+            def describe(row: int, most: int) -> SearchRecord:
+                return graph_record(graph, int(root[row]), int(action[row]), most)
+
+            tell_search(self.listener, columns, describe)
         return Plan(action, extras)
 
     def _choose(

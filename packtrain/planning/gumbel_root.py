@@ -39,7 +39,7 @@ def gumbel_terms(
 def gumbel_scores(
     tree: MctsTree, agent: StochasticMCTSAgent, decision: Decision, number: int, rows: np.ndarray
 ) -> np.ndarray:
-    """Return Gumbel noise + logits + qualities of the actions whose turn it is in sequential halving, else −inf."""
+    """Return Gumbel noise + logits + qualities of the actions that sequential halving considers now, else −inf."""
     assert decision.gumbel is not None
     logits, scaled = gumbel_terms(tree, agent, decision, rows)
     most = min(agent.max_considered_actions, tree.actions)

@@ -92,16 +92,16 @@ def ways(ids: np.ndarray, edges: np.ndarray, ways: np.ndarray) -> int:
 
 @_kernel
 def seek(
-    front: np.ndarray,  # [F] the outermost level, row by row
-    rows: np.ndarray,  # [F]
-    field: np.ndarray,  # [N] of nodes
-    wanted: np.ndarray,  # [R] or [1]
+    front: np.ndarray,  # [F] nodes of the outermost level, row by row
+    rows: np.ndarray,  # [F] row of each
+    field: np.ndarray,  # [N] heuristic of each node
+    wanted: np.ndarray,  # [R] or [1] value to look for
     ways: np.ndarray,  # [N, W]
     mark: np.ndarray,  # [N]
-    met: np.ndarray,  # [more than there are nodes] written: those met, row by row
+    met: np.ndarray,  # output, larger than the number of nodes: the nodes met, row by row
     floor: int,
-    number: int,  # of the first node that will be met
-    steps: np.ndarray,  # [R] written
+    number: int,  # of the first node that is met
+    steps: np.ndarray,  # [R] output
 ) -> tuple[int, np.ndarray]:
     """Advance a walk (`BreadthFirstWalk.seek`); return the number of nodes met, and the rows' last levels joined."""
     count, n_stopped, begin = 0, 0, 0
@@ -157,7 +157,7 @@ def first_met(
     current: np.ndarray,  # [R]
     mark: np.ndarray,  # [N]
     floor: int,
-    target: np.ndarray,  # [R] written where there is one
+    target: np.ndarray,  # [R] output
 ) -> None:
     """Write the first node met with the best rank in each wanted row (`FrontierIndex.first_met`)."""
     for row in range(len(columns)):
@@ -180,7 +180,7 @@ def plan_back(
     mark: np.ndarray,  # [N]
     edges: np.ndarray,  # [N, A]
     rewards: np.ndarray,  # [N, A]
-    plan_nodes: np.ndarray,  # [C, D], written like the others
+    plan_nodes: np.ndarray,  # [C, D] output, as are the next three
     plan_actions: np.ndarray,  # [C, D]
     plan_values: np.ndarray,  # [C, D]
     plan_steps: np.ndarray,  # [C]
@@ -233,7 +233,7 @@ def decode_deltas(
             total[d] = apart_total[d] = squares[d] = nothing
         for m in range(members):
             member = masks[n, m]
-            for d in range(width):  # innermost: compilers do several coordinates at once
+            for d in range(width):  # innermost, so that compilers vectorise it
                 value = delta[row, member, d]
                 apart = value - delta[row, base, d]
                 total[d] += value

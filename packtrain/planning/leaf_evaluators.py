@@ -27,20 +27,21 @@ class Leaves(NamedTuple):
     """M leaves to evaluate, with their states and observations."""
 
     model: Model
-    rng: np.random.Generator  # for the model
+    rng: np.random.Generator  # used by the model
     discount: float
     states: Tree  # [M, ...]
     size: int  # M
-    allowed: np.ndarray | None  # [M, A] bool; None where every action may be taken
-    words: Callable[[], np.ndarray]  # [M] uint64, one for each leaf and pass: what random choices are made from
-    tell: Callable[[np.ndarray, Stepped, np.ndarray, bool], None]  # of steps: [P] leaves, steps, actions, first ones
+    allowed: np.ndarray | None  # [M, A] bool; None: all actions are allowed
+    words: Callable[[], np.ndarray]  # returns [M] uint64, one per leaf and pass: keys of random choices
+    # receives model steps: [P] leaves, steps, actions, whether it is the first action
+    tell: Callable[[np.ndarray, Stepped, np.ndarray, bool], None]
 
 
 class Rating(NamedTuple):
     """The evaluation of M leaves."""
 
-    qualities: np.ndarray  # [M, A]; anything where an action may not be taken
-    logits: np.ndarray | None  # [M, A] of the prior; None for a uniform one
+    qualities: np.ndarray  # [M, A]; arbitrary for actions that are not allowed
+    logits: np.ndarray | None  # [M, A] of the prior; None: uniform
 
 
 class NewLeafRater(Protocol):
@@ -58,8 +59,8 @@ class NewLeafRater(Protocol):
 class RolloutNewLeafRater:
     """One step with every action, and a rollout from there: q = r + discount · Σ discount^t r_t. Uniform priors."""
 
-    rollout_time_limit: int = 100  # steps after the first
-    rollout_agent: Literal["logits"] | None = None  # None: uniform actions; "logits": drawn by the network's head
+    rollout_time_limit: int = 100  # maximum number of steps after the first
+    rollout_agent: Literal["logits"] | None = None  # None: uniform actions; "logits": sampled from the network's head
 
     def __post_init__(self) -> None:
         if self.rollout_time_limit < 1:
@@ -110,7 +111,7 @@ class RolloutNewLeafRater:
 class ValueNetworkNewLeafRater:
     """One step with every action, and the network's value of where it leads: q = r + discount · V, V = 0 at ends."""
 
-    use_policy: bool = False  # priors from the head "logits" at the leaf; else uniform
+    use_policy: bool = False  # priors from the head "logits" at the leaf; False: uniform
 
     def heads(self, actions: int) -> dict[str, int]:
         """Return values, and logits if they are the priors."""
@@ -143,7 +144,7 @@ class ValueNetworkNewLeafRater:
 class QualityNetworkNewLeafRater:
     """The network's qualities of all actions at the leaf, from its head "quality". The model is not stepped."""
 
-    use_policy: bool = False  # priors from the head "logits"; else uniform
+    use_policy: bool = False  # priors from the head "logits"; False: uniform
 
     def heads(self, actions: int) -> dict[str, int]:
         """Return qualities, and logits if they are the priors."""

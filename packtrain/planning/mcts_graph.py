@@ -4,10 +4,10 @@
 algorithm and calls this; start reading with `packtrain/testing/plain_deterministic_mcts.py`, which makes the same
 choices for one environment with objects and loops.
 
-Every operation of a level of the descent is one over all environments that are still under way. The way down is stored
-as arrays, one `Level` (rows, nodes, edges) per level; environments leave the arrays when their passes end.
+Every operation of a level of the descent covers all environments whose pass has not ended. The path is stored as
+arrays, one `Level` (rows, nodes, edges) per level; environments leave the arrays when their passes end.
 
-Shapes: R roots, M of them under way, A actions, [*shape] the values of one node.
+Shapes: R roots, M of them with an unfinished pass, A actions, [*shape] the values of one node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from packtrain.errors import DivergedError
-from packtrain.planning.counter_rng import GOLDEN, mix
+from packtrain.hashing import GOLDEN, mix
 from packtrain.planning.events import Listener, ModelSteps
 from packtrain.planning.learned.verification import Verification
 from packtrain.planning.model import Asking, Model, gives_bonus
@@ -28,7 +28,7 @@ from packtrain.planning.nodes import NO_NODE, Nodes, predict_values, step_all_ac
 if TYPE_CHECKING:
     from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
 
-# -- the data
+# -- data
 
 
 class MctsGraph:
@@ -48,17 +48,18 @@ class MctsGraph:
             "terminal": ((), bool, False),
             "solved": ((), bool, False),
             "total": (values.shape, np.float64, 0.0),  # sum of the values added
-            "count": ((), np.int64, 0 if agent.use_value_network else 1),  # of them; 0 until the network has answered
-            "initial": ((), np.float64, 0.0),  # the network's value, over the mask
+            # number of values added; 0 until the network has answered
+            "count": ((), np.int64, 0 if agent.use_value_network else 1),
+            "initial": ((), np.float64, 0.0),  # the network's value, over the ensemble mask
             "aux": ((), np.float64, 0.0),  # added to the index
             "discounted_index": ((), np.float64, 0.0),  # gamma · index, kept up to date; -inf while a pass is here
         }
         if not agent.avoid_loops:
-            fields["seen"] = ((), np.int64, 0)  # number of the last pass that came here
+            fields["seen"] = ((), np.int64, 0)  # number of the last pass that reached the node
         edge_fields: dict[str, tuple[tuple[int, ...], Any, Any]] = {
             "children": (each, np.int64, NO_NODE),  # the node that each action leads to
             "rewards": (each, np.float64, 0.0),
-            "visits": (each, np.int64, 0),  # passes that took the edge
+            "visits": (each, np.int64, 0),  # passes through the edge
         }
         if self.has_bonus:
             fields["bonus_total"] = ((), np.float64, 0.0)
@@ -66,7 +67,7 @@ class MctsGraph:
         if learns_noise:
             edge_fields["tried"] = (each, bool, False)
         self.nodes, self.edges = Nodes(fields), Nodes(edge_fields)
-        self.passes = 0  # made so far
+        self.passes = 0  # number of passes so far
         self.tie_words = tie_words(0, self.actions)  # of the levels met so far
 
     def forget(self, labels: np.ndarray) -> None:
@@ -95,7 +96,7 @@ class Level(NamedTuple):
     """One step down in M environments of a pass."""
 
     rows: np.ndarray  # [M] which of the R roots
-    nodes: np.ndarray  # [M] from where
+    nodes: np.ndarray  # [M] nodes that are left
     edges: np.ndarray  # [M] indices into the flattened fields of `MctsGraph.edges`
 
 
@@ -105,7 +106,7 @@ class Path:
     def __init__(self, graph: MctsGraph, roots: int):
         self.levels: list[Level] = []
         self.dead_ends: list[tuple[np.ndarray, np.ndarray]] = []  # rows and nodes where no action is allowed
-        self.value = np.zeros((roots, *graph.values.shape))  # [R, *shape] backed up; terminal states have 0
+        self.value = np.zeros((roots, *graph.values.shape))  # [R, *shape] values to back up; 0 for terminal states
         self.bonus = np.zeros(roots) if graph.has_bonus else None  # [R]
 
     def end(self, rows: np.ndarray, value: np.ndarray | float, bonus: np.ndarray | float = 0.0) -> None:
@@ -120,7 +121,7 @@ class Path:
         return np.bincount(np.concatenate(rows), minlength=roots) if rows else np.zeros(roots, np.int64)
 
 
-# -- the functions
+# -- functions
 
 
 def search(
@@ -184,7 +185,7 @@ def select(
     """
     nodes = graph.nodes
     rows, current = descend(graph, agent, path, rows, current, words)
-    path.end(rows, 0.0)  # the value of an earlier leaf counts no more
+    path.end(rows, 0.0)  # the value of an earlier leaf is replaced
     if not agent.avoid_loops:
         back = nodes.seen[current] == graph.passes
         path.value[rows[back]] = graph.get(current[back])
@@ -211,10 +212,10 @@ def descend(
     nodes, n = graph.nodes, graph.actions
     children, rewards = graph.edges.children, graph.edges.rewards
     edge_row, index = nodes.edge_row, nodes.discounted_index
-    first = np.arange(0, len(rows) * n, n)  # where the actions of each environment begin in flat arrays
-    began, here = rows, np.full(len(words), NO_NODE)  # where each environment is
+    first = np.arange(0, len(rows) * n, n)  # first index of each environment in flat arrays
+    began, here = rows, np.full(len(words), NO_NODE)  # current node of each environment
     here[rows] = current
-    for level in range(len(nodes) + 1):  # a way without loops has no more steps
+    for level in range(len(nodes) + 1):  # a path without loops has at most this many steps
         row = edge_row.take(current)
         inner = row != NO_NODE
         if not agent.avoid_loops:
@@ -225,7 +226,7 @@ def descend(
                 break
             first = first[: len(rows)]
         if agent.avoid_loops:
-            index[current] = -np.inf  # until the pass is backed up: it does not come here again
+            index[current] = -np.inf  # until the pass is backed up, so that it does not return here
         else:
             nodes.seen[current] = graph.passes
         targets, pay = children.take(row, axis=0), rewards.take(row, axis=0)  # [M, A]
@@ -356,7 +357,7 @@ def back_up(graph: MctsGraph, agent: DeterministicMCTSAgent, path: Path, only: n
     edges.visits.reshape(-1)[taken] += 1
     if bonuses is not None:
         nodes.bonus_total[ids] += bonuses
-    if only is None or not agent.avoid_loops:  # else the pass continues, and its marks stay
+    if only is None or not agent.avoid_loops:  # otherwise the pass continues, and its marks stay
         graph.refresh(ids)
 
 

@@ -4,7 +4,7 @@
 and calls this; start reading with `packtrain/testing/plain_stochastic_mcts.py`, which makes the same choices for one
 environment with objects and loops.
 
-Shapes: R roots, M of them under way, A actions.
+Shapes: R roots, M of them with an unfinished pass, A actions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import numpy as np
 
 from packtrain import trees
 from packtrain.equations import puct
-from packtrain.planning.counter_rng import GOLDEN, chance, dirichlet, hashed, mix
+from packtrain.hashing import GOLDEN, mix
+from packtrain.planning.counter_rng import chance, dirichlet, hashed
 from packtrain.planning.gumbel_root import gumbel_scores
 from packtrain.planning.leaf_evaluators import Leaves, possible
 from packtrain.planning.model import Asking, Model, Stepped
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
 
 LEAF, NOISE, GUMBEL, SAMPLE, TIE = range(1, 6)  # purposes of random numbers
-_COLLECT = 4096  # number of nodes from which on unused ones are looked for
+_COLLECT = 4096  # number of nodes above which unused ones are removed
 
 
 class MctsTree:
@@ -45,7 +46,8 @@ class MctsTree:
             {
                 "expanded": ((), bool, False),
                 "children": ((actions,), np.int64, NO_NODE),
-                "visits": ((actions,), np.float64, 0.0),  # an evaluation is one; 0 for actions that were not allowed
+                # an evaluation counts as one visit; 0 for actions that were not allowed
+                "visits": ((actions,), np.float64, 0.0),
                 "quality_sums": ((actions,), np.float64, 0.0),
                 "priors": ((actions,), np.float64, 0.0),
             }
@@ -114,20 +116,20 @@ class Decision:
     tickets: np.ndarray  # [R] uint64 words, from which all random choices of this decision are computed
     gumbel: np.ndarray | None  # [R, A]
     tried: np.ndarray  # [R, A] passes of this decision through each action
-    begun: np.ndarray  # [R] the pass from which on actions are tried: 1 if the first only expands the root, else 0
-    priors: np.ndarray  # [R, A] of the roots, noise included, once they are expanded
-    depth_sum: np.ndarray  # [R] over the passes
+    begun: np.ndarray  # [R] the first pass that tries actions: 1 if pass 0 only expands the root, else 0
+    priors: np.ndarray  # [R, A] priors of expanded roots, with noise
+    depth_sum: np.ndarray  # [R] sum of depths over the passes
     depth_max: np.ndarray  # [R]
 
 
 class Front(NamedTuple):
     """Nodes that the passes have reached."""
 
-    rows: np.ndarray  # [M] of the passes
-    ids: np.ndarray  # [M] nodes; NO_NODE where there is none yet
-    edges: np.ndarray  # [M] that led there, as node · A + action; NO_NODE at a root
+    rows: np.ndarray  # [M] pass of each entry
+    ids: np.ndarray  # [M] nodes; NO_NODE if not created yet
+    edges: np.ndarray  # [M] edges that led there, as node · A + action; NO_NODE at a root
     states: Tree  # [M, ...]
-    visits: np.ndarray  # [M] of the nodes themselves
+    visits: np.ndarray  # [M] visits of the nodes
     depths: np.ndarray  # [M] steps from the root
 
     def pick(self, some: np.ndarray) -> Front:
@@ -152,7 +154,7 @@ class Pass:
     def __init__(self, decision: Decision, number: int):
         self.decision, self.number = decision, number
         self.steps: list[Step] = []
-        self.found = np.zeros(len(decision.columns))  # [R] quality that is backed up; 0 beyond an end
+        self.found = np.zeros(len(decision.columns))  # [R] quality that is backed up; 0 after an end
 
 
 def search(
@@ -175,7 +177,7 @@ def search(
       select: descends from a front to leaves; None if there are none.
       expand: expands and evaluates leaves [M]; returns the quality of their best actions, [M].
       back_up: adds the qualities at the ends to the edges of the pass.
-      report: is told the steps made.
+      report: receives the model steps.
     """
     one, size = Pass(decision, number), len(decision.columns)
     nowhere, depths = np.full(size, NO_NODE, np.int64), np.zeros(size, np.int64)
@@ -207,7 +209,7 @@ def select(
     """Descend until all passes have reached a leaf, an end or the depth limit; return the leaves, None without any."""
     nodes, leaves, may_be_root = tree.nodes, [], True
     inner = nodes.expanded[front.ids]
-    if not inner.all():  # fresh roots
+    if not inner.all():  # new roots
         leaves.append(front.pick(np.flatnonzero(~inner)))
         front = front.pick(np.flatnonzero(inner))
     while len(front.rows):
@@ -254,7 +256,7 @@ def expand(
       leaves: M nodes that are not expanded.
       model: to step in.
       rng: for the model.
-      report: is told the environments and nodes of the leaves, and steps made from them.
+      report: receives the environments and nodes of the leaves, and the steps made from them.
 
     Returns:
       [M] the quality of the action with the largest exploratory score of each leaf.
@@ -284,7 +286,7 @@ def expand(
         low, high = bounds
         tree.widen(decision.columns[leaves.rows], low.min(axis=1), high.max(axis=1))
     prepare_roots(tree, agent, decision, leaves.rows[leaves.depths == 0])
-    if rating.logits is None:  # equal bonuses: the exploratory best is the best
+    if rating.logits is None:  # equal bonuses: the best action with exploration is also the best without
         best: np.ndarray = (qualities if allowed is None else np.where(allowed, qualities, -np.inf)).max(axis=1)
         return best
     actions, qualities = best_actions(tree, agent, one, leaves, model, False)
@@ -303,14 +305,14 @@ def back_up(tree: MctsTree, agent: StochasticMCTSAgent, one: Pass) -> None:
         found[step.rows] = back
         depths[step.rows] += 1
         entered.append(back)
-    edges = np.concatenate([step.edges for step in reversed(path)])  # no edge comes twice
+    edges = np.concatenate([step.edges for step in reversed(path)])  # no edge occurs twice
     tree.nodes.visits.reshape(-1)[edges] += 1
     tree.nodes.quality_sums.reshape(-1)[edges] += np.concatenate(entered)
     if agent.rescale_over == "tree":
         means = tree.nodes.quality_sums.reshape(-1)[edges] / tree.nodes.visits.reshape(-1)[edges]
         tree.widen(decision.columns[np.concatenate([step.rows for step in reversed(path)])], means, means)
     if decision.gumbel is not None:
-        first = np.full(len(found), NO_NODE, np.int64)  # roots that were leaves are left later than the others
+        first = np.full(len(found), NO_NODE, np.int64)  # a root that was a leaf is left in a later pass than the others
         for step in reversed(path):
             first[step.rows] = step.actions
         rows = np.flatnonzero(first != NO_NODE)
@@ -407,7 +409,7 @@ def _joined(fronts: list[Front]) -> Front:
     return Front(*(join(*parts) for parts in zip(*fronts, strict=True)))
 
 
-# -- random words as functions of where they are used
+# -- random words, computed from the place where they are used
 
 
 def decision_tickets(seed: int, columns: np.ndarray, number: int) -> np.ndarray:

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from packtrain.envs.functional import Core
-from packtrain.planning.nodes import digest
+from packtrain.hashing import digest
 from packtrain.trees import Tree
 from packtrain.types import Request
 
@@ -30,7 +30,7 @@ class Stepped(NamedTuple):
     rewards: np.ndarray  # [N] float32
     terminated: np.ndarray  # [N] bool
     solved: np.ndarray  # [N] bool; False where an environment does not report it
-    bonus: np.ndarray | None = None  # [N] float32, disagreement of an ensemble; None: the model is exact
+    bonus: np.ndarray | None = None  # [N] float32, disagreement of an ensemble; None: exact model
 
 
 class Model(Protocol):

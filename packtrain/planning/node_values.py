@@ -18,7 +18,7 @@ MASKS = 0x6D61736B  # purpose of a random number: the masks of `EnsembleValue`
 class Values(Protocol):
     """Storage of the values of M nodes, and the statistics read from it."""
 
-    shape: tuple[int, ...]  # of one node's value: () or (members,)
+    shape: tuple[int, ...]  # shape of a node's value: () or (members,)
 
     def begin(self, columns: np.ndarray, decisions: int) -> None:
         """Begin an episode in these environments, after this many decisions of the planner."""
@@ -86,11 +86,11 @@ class EnsembleValue:
         self.shape: tuple[int, ...] = (mask_size,)
         self.kappa, self.alpha, self.beta = kappa, alpha, beta
         self._size, self._seed = size, seed
-        self.members = np.zeros((columns, mask_size), np.int64)  # of each environment's episode, ascending
+        self.members = np.zeros((columns, mask_size), np.int64)  # members used in each environment's episode, ascending
         self.begin(np.arange(columns), 0)
 
     def begin(self, columns: np.ndarray, decisions: int) -> None:
-        """Sample the members."""
+        """Sample ensemble members for new episodes."""
         noise = chance(self._seed, MASKS, columns[:, None], decisions, np.arange(self._size))
         self.members[columns] = np.sort(noise.argsort(axis=1)[:, : self.shape[0]], axis=1)
 

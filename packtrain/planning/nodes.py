@@ -1,4 +1,4 @@
-"""States as numbered nodes: keys of states, a hash table from keys to node numbers, and the fields of the nodes.
+"""States as numbered nodes: a hash table from keys to node numbers, and the fields of the nodes.
 
 This is the data of every tree and graph search. A node is an integer. Its fields are rows of arrays that hold the nodes
 of all environments, so that a search works on all environments in one operation: `nodes.visits[ids] += 1`. A node keeps
@@ -17,57 +17,16 @@ import numpy as np
 
 from packtrain import trees
 from packtrain.arrays import longer
+from packtrain.hashing import own_keys
 from packtrain.planning import kernels
-from packtrain.planning.counter_rng import GOLDEN, mix
 from packtrain.trees import Tree
 from packtrain.types import Request
 
 if TYPE_CHECKING:
     from packtrain.planning.model import Asking, Model, Stepped
 
-NO_NODE = -1  # the number that stands for "no such node", and for a key that a hash table does not hold
+NO_NODE = -1  # number that means "no node", also returned for keys that a hash table does not contain
 _EMPTY = np.uint64(0)  # the key of an empty place in a hash table
-
-
-# -- keys of states
-
-
-def digest(states: Tree) -> np.ndarray:
-    """Return a 64-bit digest of each of N states, uint64 [N]: the sum over its 8-byte words of a mix of word and place.
-
-    Two different states share a digest with a probability of about 2^-64; among a million states any two do with
-    3 · 10^-8.
-    """
-    leaves = [np.ascontiguousarray(leaf) for leaf in trees.flatten(states)]
-    total = np.zeros(len(leaves[0]), np.uint64)
-    place = 0
-    for leaf in leaves:
-        rows = leaf.reshape(len(leaf), -1)  # [N, ...] → [N, size]
-        raw = rows.view(np.uint8).reshape(len(leaf), -1) if rows.size else np.zeros((len(leaf), 0), np.uint8)
-        words = -(-raw.shape[1] // 8)
-        padded = np.zeros((len(leaf), 8 * words), np.uint8) if raw.shape[1] % 8 else raw
-        if padded is not raw:
-            padded[:, : raw.shape[1]] = raw
-        mixed = padded.view(np.uint64) + GOLDEN * np.arange(place + 1, place + words + 1, dtype=np.uint64)
-        total += mix(mixed).sum(axis=1, dtype=np.uint64)
-        place += words
-    return mix(total)
-
-
-def observation_keys(obs: np.ndarray) -> np.ndarray:
-    """Return a key of each observation, uint64 [M]; −0 and 0 are the same."""
-    return digest(obs + np.float32(0))
-
-
-def state_action_keys(keys: np.ndarray, action: np.ndarray, run: np.ndarray) -> np.ndarray:
-    """Return a key of each triple of a state (given by its key), an action and a run, uint64 [M]."""
-    number = np.asarray(action).astype(np.uint64) + np.uint64(1) + (run.astype(np.uint64) << np.uint64(32))
-    return mix(keys + GOLDEN * number)
-
-
-def own_keys(columns: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Return keys that also differ between environments."""
-    return mix(keys + GOLDEN * (columns.astype(np.uint64) + np.uint64(1)))
 
 
 # -- the hash table
@@ -128,13 +87,13 @@ class HashTable:
             return found, places
         at, mine = places.take(open_), keys.take(open_)
         while True:
-            empty = (self._keys.take(at) == _EMPTY).nonzero()[0][::-1]  # of several keys that want a place, the last
-            claimed = at.take(empty)  # written one gets it: reversed, so that this is the first key
+            empty = (self._keys.take(at) == _EMPTY).nonzero()[0][::-1]  # of several keys for one place, the last
+            claimed = at.take(empty)  # written one stays: reversed, so that it is the first key
             self._keys[claimed] = mine.take(empty)
             self._values[claimed] = ~open_.take(empty)  # below 0: claimed in this call, not numbered yet
             hit = self._keys.take(at) == mine
             value = self._values.take(at)
-            found[open_], places[open_] = value, at  # wrong without a hit; a later round of the loop overwrites it
+            found[open_], places[open_] = value, at  # wrong for misses; a later round of the loop overwrites it
             if hit.all():
                 break
             left = (~hit).nonzero()[0]
@@ -187,20 +146,20 @@ class Nodes:
         self._fills = {name: fill for name, (_, _, fill) in fields.items()}
         self._capacity = capacity
         self.owner = np.full(capacity, NO_NODE, np.int64)  # the environment of each node
-        self._keys = np.zeros(capacity, np.uint64)  # of nodes that have one
+        self._keys = np.zeros(capacity, np.uint64)  # keys of the nodes that have one
         self._keyed = np.zeros(capacity, bool)
         for name, (shape, dtype, _) in fields.items():
             setattr(self, name, np.zeros((capacity, *shape), dtype))
         self.states: Tree = None  # [capacity, ...], of nodes that were added with states
-        self._free = np.empty(0, np.int64)  # numbers that can be used again
-        self._end = 0  # numbers from here on were never used
+        self._free = np.empty(0, np.int64)  # free numbers
+        self._end = 0  # numbers from here on have never been used
         self._table = HashTable(capacity)
 
     def __len__(self) -> int:
         """Return the number of nodes."""
         return self._end - len(self._free)
 
-    def __getattr__(self, name: str) -> Any:  # fields are set in __init__; this tells a type checker so
+    def __getattr__(self, name: str) -> Any:  # declares the fields set in __init__ to type checkers
         raise AttributeError(name)
 
     def add(self, columns: np.ndarray, states: Tree = None) -> np.ndarray:
@@ -345,16 +304,16 @@ class Expansion(NamedTuple):
     actions: np.ndarray  # [P]
     stepped: Stepped  # [P]
     target: np.ndarray  # [P] nodes
-    new: np.ndarray  # indices of the edges whose target was added now
+    new: np.ndarray  # indices of the edges whose target is a new node
 
 
 class RealSteps(NamedTuple):
     """M steps of real environments."""
 
     columns: np.ndarray  # [M] environments
-    before: np.ndarray  # [M] nodes they left
+    before: np.ndarray  # [M] nodes before the steps
     actions: np.ndarray  # [M]
-    states: Tree  # [M, ...] they led to
+    states: Tree  # [M, ...] states after the steps
     rewards: np.ndarray  # [M]
     terminated: np.ndarray  # [M] bool
 

@@ -23,15 +23,16 @@ class Roots(NamedTuple):
 class Plan(NamedTuple):
     """Actions for R environments, and the search results."""
 
-    action: np.ndarray  # [R] int64, or [R, ...] float32 in [−1, 1], which streams stretch to the bounds of a Box
-    extras: dict[str, np.ndarray]  # [R, ...]; "value", "qualities" and the like are what networks learn from
+    # [R] int64, or [R, ...] float32 in [−1, 1], which the environment rescales to the bounds of its Box
+    action: np.ndarray
+    extras: dict[str, np.ndarray]  # [R, ...] training targets such as "value" and "qualities"
 
 
 class Planner(Protocol):
     """Plans for some of B environments at once. Its search data lasts from `begin` to the next `begin`."""
 
-    decisions: int  # plans made; random choices depend on it, so a run that goes on sets it to where it stood
-    rng: np.random.Generator  # for models that draw
+    decisions: int  # number of plans made: part of the key of random choices, restored on resume
+    rng: np.random.Generator  # for models that sample
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
         """Begin an episode in these environments: clear their search data."""

@@ -23,19 +23,19 @@ from packtrain.trees import Tree
 from packtrain.types import Request
 
 NETWORK = "agent"
-LOG_OF_ZERO = float(np.log(np.finfo(np.float32).tiny))  # −87.3: what is reported as the logarithm of a probability of 0
+LOG_OF_ZERO = float(np.log(np.finfo(np.float32).tiny))  # −87.3: reported for the logarithm of a probability of 0
 
 
 class Distribution(NamedTuple):
     """Probabilities of A actions in M states, and what follows from them. All finite."""
 
     prob: np.ndarray  # [M, A]
-    logp: np.ndarray  # [M, A], LOG_OF_ZERO at the least
+    logp: np.ndarray  # [M, A], at least LOG_OF_ZERO
     entropy: np.ndarray  # [M] in nats
 
     def sample(self, noise: np.ndarray) -> np.ndarray:
         """Return actions [M] by Gumbel-max: largest log-probability plus Gumbel noise, from uniform noise [M, A]."""
-        gumbel = -np.log(-np.log(np.maximum(noise, 2.0**-54)))  # 0 has no logarithm, and may be drawn
+        gumbel = -np.log(-np.log(np.maximum(noise, 2.0**-54)))  # 0 has no logarithm, and may be sampled
         return np.where(self.prob > 0, self.logp + gumbel, -np.inf).argmax(axis=1)
 
 
@@ -67,7 +67,7 @@ def dirichlet(alpha: float, size: int, seed: int, *counters: np.ndarray | int) -
     d = alpha + 1 - 1 / 3
     c = 1 / np.sqrt(9 * d)
     log_gamma, open_, attempt = np.zeros(shape), np.ones(shape, bool), 0
-    while open_.any():  # one in twenty is refused at most
+    while open_.any():  # at most one in twenty is rejected
         normal = normals(seed, *places, attempt, np.arange(size))
         uniform = np.maximum(chance(seed, *places, attempt, 2, np.arange(size)), 2.0**-54)
         cubed = (1 + c * normal) ** 3
@@ -84,7 +84,7 @@ def dirichlet(alpha: float, size: int, seed: int, *counters: np.ndarray | int) -
 
 def normals(seed: int, *counters: np.ndarray | int) -> np.ndarray:
     """Return standard normal numbers by their keys in `chance` (Box and Muller 1958)."""
-    *outer, last = counters  # the last counter is the long one, as a rule: what comes after it costs most
+    *outer, last = counters  # the last counter is usually the longest; counters before it are hashed only once
     radius = np.sqrt(-2 * np.log1p(-chance(seed, *outer, 0, last)))
     return radius * np.cos(2 * np.pi * chance(seed, *outer, 1, last))
 
@@ -105,8 +105,8 @@ class SoftmaxAgent:
     """Acts by softmax(logits / temperature)."""
 
     temperature: float = 1.0
-    with_critic: bool = False  # ask the network for a value too, for those who learn from it
-    annealing: Schedule | None = None  # of the temperature, over epochs; None: constant
+    with_critic: bool = False  # also request a value from the network, for learners that use it
+    annealing: Schedule | None = None  # temperature over epochs; None: constant
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -139,8 +139,8 @@ class EpsilonGreedyAgent:
     """Acts by the largest logit, and with probability epsilon uniformly at random."""
 
     epsilon: float = 0.05
-    with_critic: bool = False  # ask the network for a value too, for those who learn from it
-    annealing: Schedule | None = None  # of epsilon, over epochs; None: constant
+    with_critic: bool = False  # also request a value from the network, for learners that use it
+    annealing: Schedule | None = None  # epsilon over epochs; None: constant
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon <= 1:

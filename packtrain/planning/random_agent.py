@@ -25,7 +25,7 @@ class RandomAgent:
     Streams stretch [−1, 1] to the bounds of a Box; in a dimension without bounds it stays what it is.
     """
 
-    legal_only: bool = False  # leave out actions that the model calls illegal; learned models want to see them too
+    legal_only: bool = False  # exclude actions that the model calls illegal; learned models are better trained on all
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
         """Return no heads: no network is used."""
@@ -47,7 +47,7 @@ class RandomPlanner:
         self._agent, self._model, self._seed = agent, model, seed
         self.decisions = 0
         self.rng = np.random.default_rng(seed)
-        self._shape: tuple[int, ...] | None = None  # of a Box
+        self._shape: tuple[int, ...] | None = None  # shape of a Box action
         if isinstance(model.action_space, gym.spaces.Box):
             if agent.legal_only:
                 raise ConfigError("RandomAgent.legal_only = True has no meaning in a Box action space")
@@ -69,7 +69,7 @@ class RandomPlanner:
             legal = self._model.legal(roots.states)
             return Plan(self._agent.distribution(noise, legal).sample(noise), {})
         return Plan(noise.argmax(axis=1), {})
-        yield  # a generator, although it never asks
+        yield  # makes this a generator, although it sends no requests
 
     def feedback(self, columns: np.ndarray, states: Tree, rewards: np.ndarray, terminated: np.ndarray) -> None:
         """Do nothing: outcomes are not used."""

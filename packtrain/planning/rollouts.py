@@ -16,12 +16,13 @@ from packtrain.planning.events import Listener, ModelSteps
 from packtrain.planning.model import Asking, Model
 from packtrain.planning.policy import NETWORK, Distribution, PolicyAgent, categorical
 from packtrain.planning.random_agent import RandomAgent
+from packtrain.planning.rollout_records import KEPT_LEVELS, Taken
 from packtrain.trees import Tree
 from packtrain.types import Request
 
 EstimateFn = Literal["truncated_return", "bootstrap_return_with_value"]
 
-BLOCK = 32  # steps for which uniform actions are drawn at once
+BLOCK = 32  # steps for which uniform noise is sampled at once
 
 
 class Uniform:
@@ -43,7 +44,7 @@ class Places(NamedTuple):
 
     columns: np.ndarray  # [N] environment columns
     decisions: np.ndarray  # [N] decisions made before
-    numbers: np.ndarray  # [N] of the rollout within the decision
+    numbers: np.ndarray  # [N] number of the rollout within the decision
 
 
 class Rollouts(NamedTuple):
@@ -54,6 +55,7 @@ class Rollouts(NamedTuple):
     terminated: np.ndarray  # [N] bool; the others were truncated
     truncated_states: Tree  # [K, ...] the last states of those
     entropy: np.ndarray  # [N] float64, the sum over the choices made; 0 where no network was asked
+    taken: list[Taken]  # the steps, time by time; empty without a listener
 
 
 def roll_out(
@@ -81,14 +83,14 @@ def roll_out(
       seed: of the agent's choices.
       rng: for the model.
       first: [N] first actions; None: the agent's.
-      listener: hears of the steps.
+      listener: receives the model steps; they are kept in the result, too.
     """
     count = len(places.columns)
     returns, entropy = np.zeros(count), np.zeros(count)
     lengths, terminated = np.full(count, limit), np.zeros(count, bool)
     alive = np.arange(count)
     choices = _Choices(model, agent, places, seed, limit)
-    weight = 1.0
+    weight, taken = 1.0, list[Taken]()
     for time in range(limit):
         if time == 0 and first is not None:
             actions = first
@@ -100,6 +102,8 @@ def roll_out(
         states = stepped.states
         if listener is not None:
             tell_steps(listener, places.columns[alive], actions, states, stepped.rewards, stepped.terminated)
+            kept_states = states if time < KEPT_LEVELS else None
+            taken.append(Taken(alive, actions, stepped.rewards, stepped.terminated, kept_states))
         returns[alive] += weight * stepped.rewards
         weight *= discount
         if stepped.terminated.any():
@@ -109,7 +113,7 @@ def roll_out(
             choices.keep(kept)
             if not len(alive):
                 break
-    return Rollouts(returns, lengths, terminated, states, entropy)
+    return Rollouts(returns, lengths, terminated, states, entropy, taken)
 
 
 def estimate(model: Model, rollouts: Rollouts, discount: float, estimate_fn: EstimateFn) -> Asking[np.ndarray]:
@@ -158,7 +162,7 @@ def open_loop(
     if native is not None:
         after, rewards, terminated = native(states, actions)
         over = np.zeros(rewards.shape, bool)
-        np.logical_or.accumulate(terminated[:, :-1], axis=1, out=over[:, 1:])  # ended before this step
+        np.logical_or.accumulate(terminated[:, :-1], axis=1, out=over[:, 1:])  # whether it ended before this step
         if listener is not None:
             for time in range(horizon):
                 on = np.flatnonzero(~over[:, time])
@@ -233,8 +237,8 @@ class _Choices:
         self._actions = int(model.action_space.n)
         self._asks = bool(agent.heads(model.action_space))
         self._uniform = isinstance(agent, RandomAgent | Uniform)
-        self._noise = np.empty((0, 0))  # [BLOCK, n] of those alive when it was drawn
-        self._rows = np.empty(0, np.int64)  # their places in it
+        self._noise = np.empty((0, 0))  # [BLOCK, n] noise of the rollouts that were unfinished when it was sampled
+        self._rows = np.empty(0, np.int64)  # their indices in it
         self._drawn = -1
 
     def make(self, states: Tree, alive: np.ndarray, time: int) -> Asking[tuple[Any, Any]]:

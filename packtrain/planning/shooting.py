@@ -11,19 +11,20 @@ import numpy as np
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.planning.counter_rng import best, chance
-from packtrain.planning.events import Listener
+from packtrain.planning.events import Listener, SearchRecord, tell_search
 from packtrain.planning.model import Asking, Model
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.policy import NETWORK, Distribution, PolicyAgent, discrete_actions
+from packtrain.planning.rollout_records import RolloutGroup, rollouts_record
 from packtrain.planning.rollouts import EstimateFn, Places, Uniform, estimate, repeat, roll_out
 from packtrain.planning.schedules import Schedule, check_schedules, scheduled
 from packtrain.trees import Tree
 from packtrain.types import Request
 
-TIME_LIMIT = 100  # steps of a rollout where nothing else is said
-CHUNK = 1 << 14  # rollouts that are under way at once
+TIME_LIMIT = 100  # default maximum number of steps of a rollout
+CHUNK = 1 << 14  # rollouts computed at once
 
-# Streams of random numbers of one decision. Those of the rollouts' later actions are seeded apart.
+# Keys of the random numbers of a decision. Those of the rollouts' later actions are seeded separately.
 _FIRST, _TIES, _OFFSET = -1, -2, -3
 
 
@@ -36,11 +37,11 @@ class ShootingAgent:
     tried equally often. Illegal actions are not tried.
     """
 
-    n_rollouts: int = 1000  # a decision
-    rollout_time_limit: int | None = None  # steps; None: 100
+    n_rollouts: int = 1000  # rollouts per decision
+    rollout_time_limit: int | None = None  # maximum number of steps; None: 100
     estimate_fn: EstimateFn = "truncated_return"
-    aggregate_fn: Literal["mean", "max"] = "mean"  # of the returns that began with the same action
-    rollout_agent: PolicyAgent | None = None  # None: uniform over legal actions
+    aggregate_fn: Literal["mean", "max"] = "mean"  # over the returns of rollouts with the same first action
+    rollout_agent: PolicyAgent | None = None  # policy of the rollouts; None: uniform over legal actions
     discount: float = 1.0
     stratified: bool = False
     parameter_schedules: dict[str, Schedule] = field(default_factory=dict)
@@ -84,6 +85,7 @@ class ShootingPlanner:
         prior = yield from root_prior(self._model, now.rollout_agent, roots, self._actions)
         limit = now.rollout_time_limit or TIME_LIMIT
         groups: list[tuple[np.ndarray, ...]] = []  # of rollouts under way at once: first actions, returns, …
+        recorded: list[RolloutGroup] = []
         at_once = max(1, CHUNK // len(rows))
         for low in range(0, now.n_rollouts, at_once):
             numbers = np.arange(low, min(low + at_once, now.n_rollouts))
@@ -106,6 +108,7 @@ class ShootingPlanner:
             returns = yield from estimate(self._model, rollouts, now.discount, now.estimate_fn)
             if self._listener is not None:
                 self._listener.pass_end(columns)
+                recorded.append(RolloutGroup(rollouts.taken, returns.reshape(first.shape)))
             parts = (returns, rollouts.lengths, rollouts.terminated, rollouts.entropy)
             groups.append((first, *(part.reshape(first.shape) for part in parts)))
         first, returns, lengths, terminated, entropy = (
@@ -114,6 +117,7 @@ class ShootingPlanner:
         qualities, tried = aggregate(first, returns, self._actions, now.aggregate_fn)
         noise = chance(self._seed, columns[:, None], decisions[:, None], _TIES, np.arange(self._actions))
         action = best(qualities, noise, tried)
+        self._tell(columns, action, prior, recorded)
         histogram = np.zeros(qualities.shape)
         histogram[rows, action] = 1.0
         steps = lengths.sum(axis=1)
@@ -136,13 +140,25 @@ class ShootingPlanner:
     def feedback(self, columns: np.ndarray, states: Tree, rewards: np.ndarray, terminated: np.ndarray) -> None:
         """Do nothing: outcomes are not used."""
 
+    def _tell(self, columns: np.ndarray, action: np.ndarray, prior: Prior, recorded: list[RolloutGroup]) -> None:
+        """Report the rollouts of a decision to the listener."""
+        how = self._now.aggregate_fn
+
+        def value(places: np.ndarray, returns: np.ndarray, count: int) -> np.ndarray:
+            return aggregate(places[None], returns[None], count, how)[0][0]
+
+        def describe(row: int, most: int) -> SearchRecord:
+            return rollouts_record(recorded, row, int(action[row]), prior.now.prob[row], value, most)
+
+        tell_search(self._listener, columns, describe)
+
     def _first(self, prior: Prior, columns: np.ndarray, decisions: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Return first actions [R, n] of the rollouts with these numbers."""
         if self._now.stratified:
             possible = prior.possible
             count = possible.sum(axis=1, keepdims=True)  # [R, 1]
             offset = (chance(self._seed, columns, decisions, _OFFSET)[:, None] * count).astype(np.int64)
-            order = np.argsort(~possible, axis=1, kind="stable")  # legal ones first
+            order = np.argsort(~possible, axis=1, kind="stable")  # legal actions first
             return np.take_along_axis(order, (numbers + offset) % count, axis=1)
         counters = (columns[:, None, None], decisions[:, None, None], _FIRST, numbers[:, None])
         noise = chance(self._seed, *counters, np.arange(self._actions))  # [R, n, A]
@@ -155,8 +171,8 @@ class Prior:
 
     def __init__(self, now: Distribution, possible: np.ndarray, extras: dict[str, np.ndarray]):
         self.now = now
-        self.possible = possible  # [R, A] actions that may be taken
-        self.extras = extras  # network_logits and the like, [R, ...]; empty where no network was asked
+        self.possible = possible  # [R, A] allowed actions
+        self.extras = extras  # network_logits etc., [R, ...]; empty without a network
 
 
 def root_prior(model: Model, agent: PolicyAgent | None, roots: Roots, actions: int) -> Asking[Prior]:

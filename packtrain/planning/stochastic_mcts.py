@@ -31,7 +31,7 @@ from packtrain.config import configurable
 from packtrain.equations import puct
 from packtrain.errors import ConfigError
 from packtrain.planning.counter_rng import gumbels, hashed
-from packtrain.planning.events import Listener, ModelSteps
+from packtrain.planning.events import Listener, ModelSteps, SearchRecord, tell_search
 from packtrain.planning.gumbel_root import gumbel_terms
 from packtrain.planning.leaf_evaluators import NETWORK, NewLeafRater, RolloutNewLeafRater, possible
 from packtrain.planning.mcts_tree import (
@@ -54,6 +54,7 @@ from packtrain.planning.nodes import NO_NODE
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.policy import discrete_actions
 from packtrain.planning.schedules import check_schedules, scheduled
+from packtrain.planning.search_records import tree_record
 from packtrain.trees import Tree
 
 
@@ -77,16 +78,16 @@ class StochasticMCTSAgent:
     rescale_qualities: bool = False  # add the bonus to (Q − min Q) / (max Q − min Q)
     rescale_over: Literal["node", "tree"] = "node"  # bounds: the node's actions, or all qualities in the tree so far
     action_selection_mode: Literal["count", "quality"] = "count"  # the root's action: largest ln N, or Q
-    sampling_temperature: float = 0.0  # times Gumbel noise, added to that
-    depth_limit: int | None = None  # steps from the root
-    prior_noise_weight: float = 0.0  # of Dirichlet noise in the root's priors
-    prior_noise_parameter: float = 1.0  # of the Dirichlet distribution
-    n_leaves_to_expand: int = 1  # per pass
+    sampling_temperature: float = 0.0  # scale of Gumbel noise added to that
+    depth_limit: int | None = None  # maximum number of steps from the root
+    prior_noise_weight: float = 0.0  # weight of Dirichlet noise in the root's priors
+    prior_noise_parameter: float = 1.0  # α of the Dirichlet distribution
+    n_leaves_to_expand: int = 1  # leaves per pass
     leaf_quality_bias: float = 0.0  # evaluations enter the tree as q · dampening + bias; reports undo this
     leaf_quality_dampening: float = 1.0
-    root_selection: Literal["puct", "gumbel"] = "puct"  # "puct": as everywhere, by `bonus`
-    max_considered_actions: int = 16  # at Gumbel's root
-    gumbel_scale: float = 1.0  # 0 for the same choice each time
+    root_selection: Literal["puct", "gumbel"] = "puct"  # "puct": like other nodes, by `bonus`
+    max_considered_actions: int = 16  # actions considered at Gumbel's root
+    gumbel_scale: float = 1.0  # 0: deterministic choice
     value_scale: float = 0.1  # c_scale of Gumbel's root
     visit_offset: float = 50.0  # c_visit of Gumbel's root
     parameter_schedules: dict[str, Any] = field(default_factory=dict)  # parameter → schedule over epochs
@@ -98,7 +99,7 @@ class StochasticMCTSAgent:
                 raise ConfigError(f"StochasticMCTSAgent.{name} = {value} must be at least 1")
         for name in ("exploration_weight", "sampling_temperature", "gumbel_scale", "value_scale", "visit_offset"):
             if not 0 <= getattr(self, name) < np.inf:
-                raise ConfigError(f"StochasticMCTSAgent.{name} = {getattr(self, name)} must be a number from 0 on")
+                raise ConfigError(f"StochasticMCTSAgent.{name} = {getattr(self, name)} must be a number ≥ 0")
         for name in ("discount", "prior_noise_weight"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"StochasticMCTSAgent.{name} = {getattr(self, name)} must be from 0 to 1")
@@ -145,7 +146,7 @@ class StochasticMCTS:
         self._select = functools.partial(select, model=model, rng=self.rng)
         self._expand = functools.partial(expand, model=model, rng=self.rng, report=self._report_evaluation)
 
-    # -- the planner interface
+    # -- planner interface
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
         """Clear the trees of these environments."""
@@ -172,7 +173,7 @@ class StochasticMCTS:
 
     def _open(self, agent: StochasticMCTSAgent, roots: Roots) -> Decision:
         tree, columns, count = self.tree, roots.columns, self.tree.actions
-        if self._listener is None:  # a listener identifies nodes by their numbers, so these must not be used again
+        if self._listener is None:  # a listener identifies nodes by their numbers, so numbers must not be reused
             tree.collect()
         ids = tree.root_nodes(columns)
         tickets = decision_tickets(self._seed, columns, self.decisions)
@@ -228,6 +229,12 @@ class StochasticMCTS:
                 scores = scores + agent.sampling_temperature * noise
         every = np.arange(self.tree.actions)
         actions = best_with_ties(scores, decision.legal, lambda: hashed(decision.tickets[:, None], TIE, every))
+        if self._listener is not None:
+
+            def describe(row: int, most: int) -> SearchRecord:
+                return tree_record(self.tree, agent, decision, row, int(actions[row]), most)
+
+            tell_search(self._listener, decision.columns, describe)
         self.tree.move_roots(decision.columns, ids, actions)
         return Plan(actions, {name: np.asarray(array, np.float32) for name, array in extras.items()})
 

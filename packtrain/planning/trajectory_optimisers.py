@@ -66,7 +66,7 @@ def path_integral(sequences: np.ndarray, scores: np.ndarray, temperature: float)
       [R, H, D] mean; [R, P] weights.
     """
     top = scores.max(axis=1, keepdims=True)
-    # Where every score is −inf, all candidates count alike.
+    # If every score is −inf, all candidates have the same weight.
     gaps = np.where(np.isneginf(top), 0.0, scores - np.where(np.isneginf(top), 0.0, top))
     weights = np.exp(gaps / temperature)
     weights /= weights.sum(axis=1, keepdims=True)

@@ -26,18 +26,18 @@ class Predictive:
 
     optimiser: Literal["cem", "mppi"] = "cem"
     horizon: int = 30  # H, steps
-    candidates: int = 500  # sequences an iteration
+    candidates: int = 500  # sequences per iteration
     iterations: int = 5
-    elites: int = 50  # of cem: the candidates that the next are drawn around
-    temperature: float = 1.0  # of mppi, in units of the return
-    initial_std: float = 0.5  # of the first candidates, in units in which actions span [−1, 1]
+    elites: int = 50  # cem only: best candidates, from which the next distribution is computed
+    temperature: float = 1.0  # mppi only, in units of the return
+    initial_std: float = 0.5  # of the first candidates, for actions scaled to [−1, 1]
     least_std: float = 0.05
-    momentum: float = 0.1  # of cem: the share of the old mean and deviation that stays
+    momentum: float = 0.1  # cem only: weight of the old mean and deviation
     discount: float = 1.0
-    terminal_value: bool = False  # add γ^H · the critics' value of the last state; needs a learner of critic and policy
-    value_scale: float = 1.0  # what the critics' values are divided by: the learner's reward_scale
-    particles: int = 1  # rollouts of a sequence in each member; of probabilistic models, whose steps differ
-    prior_candidates: int = 0  # candidates of the first iteration that the policy network proposes, by its own rollouts
+    terminal_value: bool = False  # add γ^H · the critics' value of the last state; needs an actor–critic learner
+    value_scale: float = 1.0  # divisor of the critics' values: the learner's reward_scale
+    particles: int = 1  # rollouts of a sequence in each member; needs a probabilistic model
+    prior_candidates: int = 0  # candidates of the first iteration from rollouts of the policy network
 
     def __post_init__(self) -> None:
         for name in ("horizon", "candidates", "iterations", "elites", "particles"):

@@ -30,11 +30,12 @@ from packtrain.types import Chunk, Spec
 class Acting(abc.ABC):
     """Steps the environments of a run. Loops and runtimes use this interface alone."""
 
-    context: int  # rows that the policy needs in front of the one it acts on
+    context: int  # number of rows that the policy needs before the one it acts on
     group_sizes: list[int]  # number of environments in each group
-    columns: Sequence[VectorEnv] = ()  # environments of this process, for its watchdog
-    num_workers: int = 1  # acting sides with environments and a policy of their own
-    row_needs_hold: bool = False  # `row` may not be called while another thread acts
+    columns: Sequence[VectorEnv] = ()  # environments of this process, observed by its watchdog
+    num_workers: int = 1  # number of acting sides, each with its own environments and policy
+    row_needs_hold: bool = False  # whether `row` may only be called while acting is paused
+    stopping: Callable[[], bool] = staticmethod(lambda: False)  # whether the run has been asked to stop
 
     @abc.abstractmethod
     def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:
@@ -47,6 +48,14 @@ class Acting(abc.ABC):
         Args:
           patience: seconds to wait for a result of other processes, if there is none yet; None: until there is one.
         """
+
+    def check(self) -> None:  # noqa: B027
+        """Raise an error if the processes that act are lost; never waits."""
+
+    @property
+    def lives(self) -> Sequence[int]:
+        """Number of each worker's current life, which its random numbers depend on."""
+        return ()
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context for the thread that calls `act`: on a GPU, its CUDA stream."""
@@ -131,10 +140,10 @@ class Acting(abc.ABC):
 class Block:
     """The groups of environments of one acting side, and their place among all groups of a run."""
 
-    groups: tuple[int, ...]  # numbers of its groups
+    groups: tuple[int, ...]  # indices of its groups
     first_env: int = 0  # index of its first environment
-    index: int = 0  # among the acting sides
-    life: int = 0  # how often it was started again after a fault
+    index: int = 0  # index among the acting sides
+    life: int = 0  # number of restarts after faults
 
 
 def whole_block(group_sizes: Sequence[int]) -> Block:
@@ -184,9 +193,11 @@ class ActingOptions:
     block: Block | None = None  # the groups that it serves; None: all
     sizes: tuple[int, ...] | None = None  # environments in each group of the run; None: the experiment's
     imports: tuple[str, ...] = ()  # modules that the configuration imports, for other processes
+    lives: tuple[int, ...] = ()  # `Acting.lives` of the checkpoint
+    trace: int = 0  # episodes whose searches are recorded
 
     def other_seeds(self, layout: Layout) -> tuple[int, ...]:
-        """Return `again`, or () if the environments of the checkpoint go on in a run of this layout."""
+        """Return `again`, or () if the checkpoint's environments continue their episodes in a run of this layout."""
         return () if layout == self.saved else self.again
 
 
@@ -214,7 +225,7 @@ def build_acting(
     block = options.block or whole_block(sizes)
     torch.manual_seed(seed_for(seed, "weights"))
     network = experiment.policy.build_network(spec).to(device)
-    if not experiment.learners:  # planners without learning use the seed's second network, as they always have
+    if not experiment.learners:  # planners without learning have always used the second network that the seed gives
         network = experiment.policy.build_network(spec).to(device)
     network_precision(experiment, network, spec, device, options.exact)
     streams = streams or open_streams(experiment, spec, options.travelling, again, block.groups, sizes)
@@ -227,6 +238,7 @@ def build_acting(
         env_name=experiment.streams.environment.id,
         trace_folder=None if folder is None else folder / "traces",
         trace_seed=seed_for(seed, "traces"),
+        trace_episodes=options.trace,
     )
     policy = experiment.policy.build_policy(network, place)
     for use in experiment.learners.values():
@@ -293,7 +305,7 @@ class ActingSide(Acting):
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._spread = [_Spread() for _ in streams]
         self._round_begun = False
-        self._group = 0  # served by the latest step
+        self._group = 0  # group served by the latest step
         self.explorer: Explorer | None = None
         self.actor = Actor(streams, policy, self._spread, self._refresh)
 
@@ -330,7 +342,7 @@ class ActingSide(Acting):
     def begin_stage(self, stage: Collect) -> None:
         """Act by the policy that a stage names from now on."""
         self.policy.random = stage.policy == "random"
-        settle_gpu()  # the actor's stream reads it
+        settle_gpu()  # the actor's CUDA stream reads the result
 
     def begin_round(self, stage: Collect) -> None:
         """Let every environment begin an episode with the next step, and fill the stage's memories."""
@@ -340,7 +352,7 @@ class ActingSide(Acting):
 
     def round_is_over(self) -> bool:
         """Return whether every environment has finished its episode."""
-        if not self._round_begun:  # the step that resets them is still to come
+        if not self._round_begun:  # the actor step that resets the environments has not been made yet
             self._round_begun = True
             return False
         return all(stream.columns.all_ended for stream in self.streams)  # type: ignore[attr-defined]
@@ -378,12 +390,12 @@ class ActingSide(Acting):
 
     def row(self) -> dict[str, Any]:
         """Return metrics of environments, exploration and policy since the last call."""
-        row: dict[str, Any] = {} if self.explorer is None else self.explorer.row()
-        row |= self.policy.row()
-        row["episodes_dropped"] = sum(columns.boundary.dropped for columns in self.columns)
-        row["search_steps_dropped"] = sum(columns.boundary.unforeseen for columns in self.columns)
-        row["values_clipped"] = sum(columns.boundary.clipped for columns in self.columns)
-        return row
+        row: dict[str, Any] = ({} if self.explorer is None else self.explorer.row()) | self.policy.row()
+        boundaries = [columns.boundary for columns in self.columns]
+        row["episodes_dropped"] = sum(boundary.dropped for boundary in boundaries)
+        row["envs_replaced"] = sum(boundary.replaced for boundary in boundaries)
+        row["search_steps_dropped"] = sum(boundary.unforeseen for boundary in boundaries)
+        return row | {"values_clipped": sum(boundary.clipped for boundary in boundaries)}
 
     def epoch_row(self) -> dict[str, dict[str, float]]:
         """Return metrics of the epoch's decisions in named groups, and begin a new epoch."""
@@ -427,7 +439,8 @@ class ActingSide(Acting):
         if "left" in state:
             adopt(self.actor.actor_states, state["left"])
         for actor_state, lasting in zip(self.actor.actor_states, state.get("seats", ()), strict=False):
-            actor_state.load_lasting_state(lasting)
+            if lasting:  # a worker that had ended has none
+                actor_state.load_lasting_state(lasting)
         self.streams[0].steps = state["run"]["env_steps"]
         return False
 

@@ -28,9 +28,10 @@ from packtrain.runtime.messages import Remote, Report
 from packtrain.runtime.preflight import row_bytes
 from packtrain.runtime.process_engine import ProcessEngine
 from packtrain.runtime.regrouping import Layout
-from packtrain.runtime.remote_acting import ROW_EXTRAS, divide, group_sizes
 from packtrain.runtime.remote_envs import EnvServers, RemoteGroup
+from packtrain.runtime.remote_setup import ROW_EXTRAS, divide, group_sizes
 from packtrain.runtime.seeds import seed_for
+from packtrain.runtime.starvation import StarvationLog
 from packtrain.runtime.weights import Weights
 from packtrain.types import Row, Spec
 
@@ -41,10 +42,13 @@ def refuse_central(experiment: Experiment) -> None:
     """Raise a ConfigError if the policy cannot act in another process than the environments."""
     if experiment.policy.env_access == "states":
         raise ConfigError(
-            "--inference learner: planners search in the simulator and act beside it; leave --inference out"
+            "--inference learner is not supported for planners, which act in the process of their simulator; "
+            "leave --inference out"
         )
     if experiment.exploration is not None:
-        raise ConfigError("--inference learner: ExplorationCallback looks into environments of the acting process")
+        raise ConfigError(
+            "--inference learner does not support ExplorationCallback, which needs the environments in this process"
+        )
 
 
 def central_acting(
@@ -64,7 +68,7 @@ def central_acting(
     environment = experiment.streams.environment
     launched = None
     if remote.kind == "cluster":
-        from packtrain.runtime.cluster.launch import launch  # needs an extra
+        from packtrain.runtime.cluster.launch import launch  # needs the extra "cluster"
 
         envs = experiment.streams.num_actors
         launched = launch(remote, envs, envs * (2 * row_bytes(spec) + ROW_EXTRAS), 0)
@@ -87,7 +91,8 @@ def central_acting(
         engine_for(setup, launched),
         blocks,
         start_secs=environment.start_deadline_secs + 60,
-        step_secs=max(environment.step_deadline_secs, environment.start_deadline_secs),
+        step_secs=environment.step_deadline_secs,
+        reset_secs=environment.start_deadline_secs,
     )
     streams = [Stream(RemoteGroup(servers, group, spec, environment.id), size) for group, size in enumerate(sizes)]
     kind = functools.partial(CentralActing, servers=servers, exact=options.exact)
@@ -161,7 +166,8 @@ class CentralActing(ActingSide):
         self._servers, self._exact = servers, exact
         self._memories: dict[str, Memory] = {}
         self._waiting: collections.deque[_Waiting] = collections.deque()
-        self._batches = self._served = 0  # since the last row of metrics
+        self._batches = self._served = 0  # since the last metrics row
+        self._starvation = StarvationLog("the run", lambda: f"environments: {servers.waiting_for()}")
 
     def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:
         """Store rows in these memories, and act with these weights; None if nothing learns."""
@@ -178,17 +184,24 @@ class CentralActing(ActingSide):
           patience: seconds to wait for a row; None: until there is one.
         """
         end = None if patience is None else time.monotonic() + patience
-        while not self._serve():
+        while not (served := self._serve()) and not self.stopping():
+            self._starvation.check()
             left = LOOK_SECS if end is None else min(LOOK_SECS, end - time.monotonic())
             if left <= 0:
                 break
             if self._waiting:
                 next(iter(self._memories.values())).wait_for_room(left)
                 if end is None:
-                    break  # the learner may have to make room first
+                    break  # wait until the learner makes room
             else:
                 self._servers.poll(left)
+        if served:
+            self._starvation.reset()
         return Report(self.actor.steps, self.actor.drain_finished(), self.policy.random)
+
+    def check(self) -> None:
+        """Raise an error if the cluster is lost; never waits."""
+        self._servers.check()
 
     def _serve(self) -> bool:
         """Serve the groups whose rows have arrived; return whether any was served."""
@@ -222,7 +235,7 @@ class CentralActing(ActingSide):
         """Begin new episodes of a group: the unfinished ones ended with its server."""
         stream, state = self.streams[group], self.actor.actor_states[group]
         if not stream.started:
-            return  # the first episodes of the run
+            return  # no state has been saved: the first episodes of the run
         lasting = state.lasting_state()
         state.begin()
         if lasting:

@@ -34,8 +34,8 @@ from packtrain.files import read_inside, sync, sync_folder, write_whole
 
 SCHEMA = 1
 KEPT = 3
-MOST_DAMAGED = 3  # damaged checkpoints that are kept for inspection
-MOST_JSON = 2**30  # bytes of a state without its arrays, or of a manifest
+MOST_DAMAGED = 3  # maximum number of damaged checkpoints kept for inspection
+MOST_JSON = 2**30  # maximum size of a state without its arrays, or of a manifest
 log = logging.getLogger("packtrain")
 
 
@@ -56,13 +56,14 @@ def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
         for name, data in _files_of(step, state).items():
             _write_synced(temporary / name, data)
         sync_folder(temporary)
-        if final.exists():  # of this very step: a run that was resumed and stopped before its next update, or damage
+        # the same step exists: a run resumed and stopped before its next update, or the old one is damaged
+        if final.exists():
             os.rename(final, old)
         os.rename(temporary, final)
     except BaseException:
         if old.exists() and not final.exists():
             os.rename(old, final)
-        shutil.rmtree(temporary, ignore_errors=True)  # at once: it may be what fills the disk
+        shutil.rmtree(temporary, ignore_errors=True)  # delete it now: it may be what fills the disk
         raise
     shutil.rmtree(old, ignore_errors=True)
     sync_folder(folder)
@@ -98,7 +99,7 @@ def load(path: Path) -> dict[str, Any]:
         arrays = {name: load_tensors(data) for name, data in contents.items() if name.endswith(".safetensors")}
         return {part: _restore(content, arrays.get(f"{part}.safetensors", {})) for part, content in plain.items()}
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
-        raise CheckpointError(f"{path} does not read as a checkpoint: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"{path} is not a valid checkpoint: {type(error).__name__}: {error}") from error
 
 
 def verify(path: Path) -> None:
@@ -158,8 +159,8 @@ def load_newest(folder: Path) -> tuple[int, dict[str, Any]] | None:
             log.warning("skipping a damaged checkpoint: %s", error)
     if found:
         raise CheckpointError(
-            f"none of the {len(found)} checkpoints in {folder} is whole; "
-            "--fresh starts anew beside them and deletes nothing"
+            f"none of the {len(found)} checkpoints in {folder} is intact; "
+            "--fresh starts a new run beside them and deletes nothing"
         )
     return None
 
@@ -171,7 +172,7 @@ def _recover(folder: Path) -> None:
         if final.exists():
             shutil.rmtree(old, ignore_errors=True)
         else:
-            with contextlib.suppress(OSError):  # somebody else's folder may be read-only
+            with contextlib.suppress(OSError):  # another user's folder may be read-only
                 os.rename(old, final)
 
 
@@ -263,7 +264,7 @@ def _last_whole(folder: Path, whole: set[int]) -> set[int]:
         except DamagedError as error:
             _move_aside(folder, step, error)
             continue
-        except CheckpointError:  # of a later version, or on a disk that does not answer: that may pass
+        except CheckpointError:  # written by a later version, or on a disk that does not answer: both may be temporary
             kept.add(step)
             continue
         whole.add(step)
@@ -286,7 +287,7 @@ def _move_aside(folder: Path, step: int, error: DamagedError) -> None:
 def _strip(tree: Any, part: str, path: str, arrays: dict[str, torch.Tensor]) -> Any:
     """Return the tree with placeholders for its arrays, which are moved to `arrays`."""
     if isinstance(tree, np.ndarray):
-        arrays[path] = torch.from_numpy(np.ascontiguousarray(tree).reshape(tree.shape))  # a lone number stays one
+        arrays[path] = torch.from_numpy(np.ascontiguousarray(tree).reshape(tree.shape))  # a 0-d array stays 0-d
         return {"__array__": path, "numpy": True}
     if isinstance(tree, torch.Tensor):
         arrays[path] = tree.detach().cpu().contiguous()
@@ -297,7 +298,8 @@ def _strip(tree: Any, part: str, path: str, arrays: dict[str, torch.Tensor]) -> 
             return {"__dict__": values}
         if not all(type(key) in (int, str) for key in tree) or len({str(key) for key in tree}) < len(tree):
             raise TypeError(f"{part}{path} has keys {list(tree)[:5]}; expected strings or integers, all different")
-        return {"__items__": [list(item) for item in values.items()]}  # the state of a torch optimiser
+        # dictionary with other keys than strings, such as a torch optimiser's state
+        return {"__items__": [list(item) for item in values.items()]}
     if isinstance(tree, (tuple, list)):
         kind = "__tuple__" if isinstance(tree, tuple) else "__list__"
         return {kind: [_strip(item, part, f"{path}/{index}", arrays) for index, item in enumerate(tree)]}
@@ -328,7 +330,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(read_inside(path.parent, path.name, MOST_JSON))
     except FileNotFoundError:
         raise DamagedError(f"{path} is missing") from None
-    except RunFolderError as error:  # a link, a pipe, a device
+    except RunFolderError as error:  # a link, a pipe or a device
         raise CheckpointError(str(error)) from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
@@ -341,17 +343,17 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_verified(path: Path, entry: Any) -> bytes:
     if not isinstance(entry, dict):
-        raise DamagedError(f"{path.parent / 'manifest.json'} says nothing about {path.name}")
+        raise DamagedError(f"{path.parent / 'manifest.json'} has no entry for {path.name}")
     try:
         size = path.lstat().st_size
         if size != entry.get("bytes"):
-            raise DamagedError(f"{path} has {size} bytes; its manifest says {entry.get('bytes')}")
+            raise DamagedError(f"{path} has {size} bytes, but its manifest expects {entry.get('bytes')}")
         if size > psutil.virtual_memory().available:
-            raise CheckpointError(f"{path} has {size:,} bytes, more than there is memory")
+            raise CheckpointError(f"{path} has {size:,} bytes, more than the available memory")
         data = read_inside(path.parent, path.name, size)
     except FileNotFoundError:
         raise DamagedError(f"{path} is missing") from None
-    except RunFolderError as error:  # a link, a pipe, a device
+    except RunFolderError as error:  # a link, a pipe or a device
         raise CheckpointError(str(error)) from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None

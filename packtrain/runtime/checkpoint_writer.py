@@ -33,16 +33,16 @@ class Saving:
         Args:
           folder: of the run.
           secs: between two checkpoints.
-          keep_every: steps; one checkpoint in each such span stays for ever.
-          in_use: memories, as in a checkpoint, to whose segments somebody refers beside all checkpoints.
+          keep_every: steps; one checkpoint in each such span is never deleted.
+          in_use: memories, as in a checkpoint, whose segments are in use although no checkpoint refers to them.
         """
         self._folder, self._secs, self._keep_every, self._in_use = folder, secs, keep_every, in_use
         self._last = time.monotonic()
         self._thread: threading.Thread | None = None
-        self._failed: BaseException | None = None  # what ended a write in the background, other than the disk
+        self._failed: BaseException | None = None  # error of a write in the background, other than a disk error
         self._whole: set[int] = set()  # steps whose checkpoints were written or verified by this process
         self._refused, self._cluttered = Seldom(), Seldom()
-        self.written: collections.deque[int] = collections.deque()  # steps; taken out by who reports them
+        self.written: collections.deque[int] = collections.deque()  # steps; removed by the code that reports them
 
     @property
     def due(self) -> bool:
@@ -78,7 +78,7 @@ class Saving:
         def run_beside() -> None:
             try:
                 run()
-            except BaseException as error:  # raised where the run would write the next one
+            except BaseException as error:  # raised at the next write
                 self._failed = error
 
         if background:
@@ -165,7 +165,7 @@ class Saving:
         try:
             others = [checkpoint.peek(folder, step, "memories") for step in checkpoint.steps(folder)]
         except CheckpointError:
-            return  # who knows what it refers to
+            return  # unreadable checkpoint: its references are unknown
         others.append(self._in_use())
         for name, snapshot in newest.items():
             drop_segments(self._folder.path / "replay" / name, snapshot, [other.get(name) for other in others])

@@ -12,13 +12,13 @@ class Counters:
     """Steps, epochs and the step of the first solved episode; updated from reports of the acting side only."""
 
     def __init__(self, stages: int):
-        self.step = 0  # decisions learned from; where experience is replayed or played in epochs, decisions made
-        self.env_steps = 0  # decisions made, as far as reports have arrived
-        self.random_steps = 0  # of them, uniformly random ones to gather data
-        self.solved_at: int | None = None  # env_steps when an episode was first solved, other than by random play
-        self.repeats = [0] * stages  # how often each stage of the schedule has been gone through
+        self.step = 0  # decisions learned from; with replay or whole epochs, decisions made
+        self.env_steps = 0  # decisions made, as far as reported
+        self.random_steps = 0  # number of them that were uniformly random, to collect data
+        self.solved_at: int | None = None  # env_steps at which an episode was first solved, not counting random play
+        self.repeats = [0] * stages  # number of completed passes through each stage of the schedule
         self.rolling = Rolling()
-        self.acts_randomly = False  # in the latest actor step, to gather data
+        self.acts_randomly = False  # whether the latest actor step was random, to collect data
 
     @property
     def epoch(self) -> int:

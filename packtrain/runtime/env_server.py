@@ -23,7 +23,7 @@ from packtrain.types import Spec
 class ServedGroup:
     """A group of environments of a server."""
 
-    number: int  # among all groups of the run
+    number: int  # index among all groups of the run
     size: int  # number of environments
     seed: int
 
@@ -35,9 +35,9 @@ class EnvServerSetup:
     environment: Environment
     spec: Spec
     groups: tuple[ServedGroup, ...]
-    all_groups: int  # number of groups of the run that share a machine's cores
+    all_groups: int  # number of groups of the run that share the machine's cores
     travelling: Travelling | None = None
-    import_path: tuple[str, ...] = field(default_factory=tuple)  # where modules of the user's are found
+    import_path: tuple[str, ...] = field(default_factory=tuple)  # folders of the user's modules
 
     def build(self) -> EnvServer:
         """Return the server; called in the server's process."""
@@ -72,7 +72,7 @@ class EnvServer:
             self._groups[group.number] = setup.environment.open(
                 group.size, group.seed, setup.spec, setup.travelling, setup.all_groups
             )
-        self.progress = 0  # steps so far; a supervisor sees from it that the server is not stuck
+        self.progress = 0  # number of steps; lets a supervisor detect a stuck server
 
     def act(self, order: EnvOrder, version: int, weights: Any) -> tuple[list[Any], EnvAnswer]:
         """Carry out an order; return no rows, and its answer.
@@ -90,7 +90,8 @@ class EnvServer:
                 columns.send(order.actions)
                 outcome = columns.recv()
         self.progress += 1
-        kept = Outcome(*trees.map(_owned, tuple(outcome._replace(info={}))))  # nothing reads `info` from afar
+        # `info` is not needed outside this process
+        kept = Outcome(*trees.map(_owned, tuple(outcome._replace(info={}))))
         return [], EnvAnswer(order.group, kept, columns.boundary.dropped, columns.boundary.clipped)
 
     def close(self) -> None:

@@ -19,20 +19,23 @@ from packtrain.config import unrecorded
 from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.picture import draw_without_screen
 from packtrain.envs.stream import Episode
-from packtrain.errors import EnvError
+from packtrain.errors import EnvError, RunFolderError
 from packtrain.files import write_inside
 from packtrain.interfaces import LearnerSettings
+from packtrain.metrics.intervals import mean_interval
+from packtrain.metrics.reading import seed_folders
+from packtrain.metrics.sinks import add_films
 from packtrain.runtime import checkpoint
 from packtrain.runtime import video as films
-from packtrain.runtime.evaluation import Evaluator, Kind, open_evaluator
+from packtrain.runtime.evaluation import Evaluator, Kind, Plays, open_evaluator
 from packtrain.runtime.experiment import Experiment
-from packtrain.runtime.preparation import find_device, prepare, refuse_no_run
-from packtrain.runtime.saved_state import refuse_ill_formed, refuse_other, restoring
+from packtrain.runtime.preparation import find_device, prepare, refuse_no_run, refuse_traces
+from packtrain.runtime.restore_checks import refuse_ill_formed, refuse_other, restoring
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import schedule_epoch
 from packtrain.runtime.watchdog import Watchdog
 
-MOST_LISTED = 20  # episodes of an evaluation that are listed one by one
+MOST_LISTED = 20  # maximum number of episodes listed one by one
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,15 @@ class EvalRequest:
     """An `eval` command line, parsed."""
 
     run: Path  # the run folder
-    num_episodes: int = 100  # of each kind
+    num_episodes: int = 100  # episodes of each kind
     checkpoint: str = "latest"  # latest, best, or a step
-    seed: int | None = None  # of the environments; None: the run's
-    device: str = "cpu"  # of the network
+    seed: int | None = None  # seed of the environments; None: the run's
+    device: str = "cpu"  # device of the network
     trust_config: bool = False  # the configuration may import modules outside packtrain
-    greedy: bool | None = None  # the mode of the distribution or samples; None: both, in the order of Evaluation.best
-    video_episodes: int = 0  # of the first kind, that are filmed
+    greedy: bool | None = None  # mode of the distribution, or samples; None: both, in the order of Evaluation.best
+    video_episodes: int = 0  # number of episodes of the first kind to film
     video_format: films.Format = "png"
+    trace_episodes: int = 0  # of the first kind, whose searches are recorded
 
 
 def evaluate(request: EvalRequest) -> dict[str, Any]:
@@ -61,6 +65,7 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     step, state = checkpoint.choose(run / "checkpoints", request.checkpoint)
     refuse_ill_formed(run, state)
     refuse_other(run, state, configuration)
+    refuse_traces(experiment, request.trace_episodes)
     device = find_device(request.device)
     torch.set_num_threads(1)
     seed = seed_for(experiment.seed if request.seed is None else request.seed, "eval")
@@ -69,7 +74,8 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
     kinds: list[Kind] = [] if request.greedy is None else ["greedy" if request.greedy else "sampled"]
     with unrecorded():
         settings = replace(experiment.evaluation, num_episodes=request.num_episodes, deadline_secs=math.inf)
-    evaluator, network = open_evaluator(experiment, spec, device, seed, settings, kinds=kinds)
+    plays = Plays(kinds, run / "traces", request.trace_episodes, step)
+    evaluator, network = open_evaluator(experiment, spec, device, seed, settings, plays=plays)
     learned = _restore(run, experiment, evaluator, network, state)
     greedy = evaluator.kind == "greedy"
     environment = experiment.streams.environment
@@ -82,16 +88,53 @@ def evaluate(request: EvalRequest) -> dict[str, Any]:
             film = films.Film(evaluator, folder, name, episodes, form, keep=analyst is not None)
         with exits_are_faults(envs):
             result, played = _play(evaluator, learned, film)
+            if request.trace_episodes:
+                evaluator.finish()
     result |= {"checkpoint": step, "env": environment.id, "greedy": greedy}
     result |= {"returns": [each.returns["train"] for each in played], "lengths": [each.length for each in played]}
     if film is not None and folder is not None:
         result["videos"] = film.videos
+        add_films(run, film.videos, step)
         if analyst is not None:
             analysis = analyst.analyse_episodes(network, film.steps)
             result["weights"] = films.write_analysis(folder / f"{name}_weights.json", analysis)
+    if request.trace_episodes:
+        result["traces"] = min(request.trace_episodes, result["episodes"])
     with contextlib.suppress(OSError):  # another user's folder may be read-only
         write_inside(run, "eval.json", json.dumps(result).encode() + b"\n")
     return result
+
+
+def evaluate_seeds(request: EvalRequest) -> dict[str, Any]:
+    """Evaluate a run, or every seed of a folder of seeds; each seed's folder gets its own eval.json.
+
+    Returns:
+      What `evaluate` returns; of several seeds the mean over them in `return_mean`, the half-width of its Student-t
+      interval over seeds in `return_ci95`, the number of seeds in `seeds` and the result of each in `each`.
+    """
+    if (request.run / "config.gin").is_file() or not request.run.is_dir():
+        return evaluate(request)
+    try:
+        folders = seed_folders(request.run)
+    except RunFolderError:
+        return evaluate(request)  # which says what is missing
+    each = {folder.name: evaluate(replace(request, run=folder)) for folder in folders}
+    mean, low, high = mean_interval([result["return_mean"] for result in each.values()])
+    return {
+        "return_mean": mean,
+        "return_ci95": None if math.isnan(low) else (high - low) / 2,
+        "episodes": sum(result["episodes"] for result in each.values()),
+        "env": next(iter(each.values()))["env"],
+        "seeds": len(each),
+        "each": each,
+    }
+
+
+def describe_seeds(run: str, result: dict[str, Any]) -> str:
+    """Return the result of several seeds as text."""
+    interval = _half_width(result["return_ci95"]) + " (95 % interval over seeds)" * (result["return_ci95"] is not None)
+    head = f"{run}: {result['seeds']} seeds, return {result['return_mean']:.3f}{interval}"
+    return "\n".join([head, *(describe_evaluation(f"{run}/{name}", one) for name, one in result["each"].items())])
 
 
 def _restore(
@@ -102,7 +145,7 @@ def _restore(
         repeats = state["run"].get("repeats", [0] * len(experiment.schedule))
         for policy in evaluator.policies:
             policy.begin_epoch(schedule_epoch(experiment, repeats), sum(repeats))
-        for weights in state["weights"].values():  # none where nothing learns
+        for weights in state["weights"].values():  # empty for runs without learners
             network.load_state_dict({**network.state_dict(), **weights})
         if "actor" in state:
             sides = state["actor"].get("workers", [state["actor"]])  # one per process that acted
@@ -168,6 +211,8 @@ def describe_evaluation(run: str, result: dict[str, Any]) -> str:
     text += "".join(f"\n  {name}: {value:.3f}" for name, value in others.items())
     if "videos" in result:
         text += "\n" + films.describe(run, result["videos"])
+    if "traces" in result:
+        text += f"\n  searches of {result['traces']} episodes: {run}/traces; packtrain explore {run} shows them"
     if "weights" in result:
         text += "\n" + "\n".join(result["weights"]["lines"])
         text += f"; every step's weights: {run}/{result['weights']['file']}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Kind = Literal["greedy", "sampled"]
 """How actions are chosen from the policy's distribution: its mode, or a sample."""
 
-MOST_ENVIRONMENTS = 16  # that play at the same time
+MOST_ENVIRONMENTS = 16  # maximum number of environments played at once
 LONGEST_TICK_SECS = 60.0  # a longer pause between two steps does not count as time of the evaluation
 
 
@@ -36,7 +37,7 @@ class Limits:
 
         Args:
           max_steps: of an episode; None: no limit.
-          deadline_secs: of an evaluation, after which all episodes under way are cut off; None: no deadline.
+          deadline_secs: of an evaluation, after which all unfinished episodes are cut off; None: no deadline.
         """
         self._max_steps, self._deadline = max_steps, deadline_secs
         self.begin()
@@ -44,7 +45,7 @@ class Limits:
     def begin(self) -> None:
         """Reset the limits for a new evaluation."""
         self._time = RunningTime(LONGEST_TICK_SECS)
-        self.cut_off = 0  # columns
+        self.cut_off = 0  # number of environments whose episode was cut off
 
     def apply(self, stream: Stream, played: list[list[Episode]], wanted: list[int]) -> None:
         """Add the episodes truncated now to `played`, and reduce `wanted` of their columns to what they have."""
@@ -53,7 +54,7 @@ class Limits:
             return
         for column, length in enumerate(stream.lengths.tolist()):
             if len(played[column]) < wanted[column] and (late or length >= (self._max_steps or 0)):
-                if length:  # else its next episode has not begun
+                if length:  # otherwise its next episode has not begun
                     played[column].append(stream.unfinished(column))
                 wanted[column] = len(played[column])
                 self.cut_off += 1
@@ -110,7 +111,7 @@ class Evaluator:
 
         Args:
           known: the snapshot of the actor state in training. It is copied:
-            evaluations teach nobody, themselves included.
+            evaluations do not change the training state.
         """
         self._known, self._results = known or {}, {}
         self._limits.begin()
@@ -125,7 +126,7 @@ class Evaluator:
         self.stream.restart()
         self._actor_state.begin()
         self._actor_state.load_evaluation_state(self._known)
-        if kind in self._generators:  # what is sampled must not depend on earlier evaluations
+        if kind in self._generators:  # samples must not depend on earlier evaluations
             self._policies[kind].generator.set_state(self._generators[kind])
         self._row = self.stream.start()
         self._wanted, self._limits.cut_off = list(self._share), 0
@@ -146,10 +147,14 @@ class Evaluator:
         found = summary([episode for played in self._played for episode in played])
         self._results[self.kind] = {**found, "episodes_truncated": self._limits.cut_off}
         if len(self._results) < len(self._kinds):
-            self._start_next = True  # with the next tick: a film still looks at the last step
+            self._start_next = True  # at the next tick, since the film still uses the last step
             return None
         self.active = False
         return self._combined()
+
+    def finish(self) -> None:
+        """Let the actor state process the last row, which no decision follows."""
+        self._actor_state.finish(self._row)
 
     def _combined(self) -> dict[str, Any]:
         """Return the result of the first kind, and with several kinds, the returns of each under its own name."""
@@ -164,7 +169,9 @@ class Evaluator:
     def progress(self) -> str:
         """Return the progress as text."""
         of = sum(self._share) * len(self._kinds)
-        return f"evaluating: {self.played} of {of} episodes; the longest under way: {self.stream.lengths.max():,} steps"
+        return (
+            f"evaluating: {self.played} of {of} episodes; the longest unfinished: {self.stream.lengths.max():,} steps"
+        )
 
     @property
     def row(self) -> Row:
@@ -205,9 +212,20 @@ def summary(episodes: list[Episode]) -> dict[str, Any]:
             name: statistics.fmean(episode.returns[name] for episode in episodes) for name in episodes[0].returns
         },
     }
-    if not all(math.isnan(episode.solved) for episode in episodes):  # some say it only of those that were
+    # some environments report it only for solved episodes
+    if not all(math.isnan(episode.solved) for episode in episodes):
         result["solved"] = statistics.fmean(not math.isnan(e.solved) and e.solved for e in episodes)
     return result
+
+
+class Plays(NamedTuple):
+    """What is played in an evaluation, and what is recorded of it."""
+
+    kinds: Sequence[Kind] = ()
+    """Kinds of episodes in order; none: all that the policy has, the one that `Evaluation.best` names first."""
+    trace_folder: Path | None = None  # for recorded searches
+    trace_episodes: int = 0  # number of them to record
+    checkpoint: int | None = None  # step of the checkpoint that is played
 
 
 def open_evaluator(
@@ -219,7 +237,7 @@ def open_evaluator(
     *,
     travelling: Travelling | None = None,
     precision: torch.dtype | None = None,
-    kinds: Sequence[Kind] = (),
+    plays: Plays = Plays(),  # noqa: B008  (a tuple)
 ) -> tuple[Evaluator, torch.nn.Module]:
     """Return an evaluator with its own environments and network, and that network.
 
@@ -231,8 +249,7 @@ def open_evaluator(
       settings: environment, agent, number of episodes and limits.
       travelling: the configuration, for child processes.
       precision: of the large layers.
-      kinds: of episodes, in the order in which they are played; none: all that the policy has, the one that
-        `Evaluation.best` names first.
+      plays: kinds of episodes, and what is recorded.
     """
     policy, num_episodes = experiment.policy, settings.num_episodes
     network = policy.build_network(spec).to(device)
@@ -246,11 +263,20 @@ def open_evaluator(
         stream = Stream(environment.open_core(size, own_seed, time_limit=limit), size)
     else:
         stream = Stream(environment.open(size, own_seed, spec, travelling), size)
+    kinds = plays.kinds
     if not kinds:
         both: list[Kind] = ["greedy", "sampled"] if experiment.samples else ["greedy"]
         kinds = sorted(both, key=lambda kind: kind != settings.best)
     if "greedy" in kinds:
         policy = policy.for_evaluation(settings.agent)
-    place = ActingPlace(device, seed_for(seed, "evaluation", "actions"), size)
+    place = ActingPlace(
+        device,
+        seed_for(seed, "evaluation", "actions"),
+        size,
+        env_name=environment.id,
+        trace_folder=plays.trace_folder,
+        trace_episodes=plays.trace_episodes,
+        trace_checkpoint=plays.checkpoint,
+    )
     policies = {kind: policy.build_policy(network, place._replace(greedy=kind == "greedy")) for kind in kinds}
     return Evaluator(stream, policies, num_episodes, Limits(settings.max_steps, settings.deadline_secs)), network

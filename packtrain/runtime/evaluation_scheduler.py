@@ -1,6 +1,7 @@
 """Evaluations during a training run: when each is due, its networks and environments, and its result.
 
-One plays at a time. It counts as under way until its row is written: only then may what was evaluated be deleted.
+Only one evaluation runs at a time. It is unfinished until its row is written; only then may the evaluated checkpoint be
+deleted.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class Evaluated(NamedTuple):
     """What is being evaluated."""
 
     step: int
-    state: dict[str, Any] | None  # of the run, as it was before; None: the disk refused
-    updates: dict[str, int]  # of every learner, by metric
+    state: dict[str, Any] | None  # state of the run before the evaluation; None: writing failed
+    updates: dict[str, int]  # number of updates of every learner, by metric
 
 
 class _One:
@@ -33,7 +34,7 @@ class _One:
 
     def __init__(self, name: str, settings: Evaluation, evaluator: Evaluator, network: nn.Module):
         self.name, self.settings, self.evaluator, self.network = name, settings, evaluator, network
-        self.next, self.last = 0, -1  # steps
+        self.next, self.last = 0, -1  # steps of the next and the last evaluation
 
     def is_due(self, step: int, epoch: int, finished: bool) -> bool:
         """Return whether it should begin at this step of the run."""
@@ -58,7 +59,7 @@ class Evaluations:
         travelling: Travelling | None,
         precision: torch.dtype | None,
     ):
-        self._results: collections.deque[dict[str, Any]] = collections.deque()  # from the actor's thread
+        self._results: collections.deque[dict[str, Any]] = collections.deque()  # results from the actor's thread
         self.under_way: Evaluated | None = None
         self._all: list[_One] = []
         for name, settings in experiment.evaluations.items():
@@ -123,8 +124,8 @@ class Evaluations:
         current.last = evaluated.step
 
     def tick(self) -> None:
-        """Play one step of the evaluation that is under way, if there is one."""
-        current = self._current  # the learner's thread may choose another one when none is under way
+        """Play one step of the current evaluation, if there is one."""
+        current = self._current  # the learner's thread may replace it when no evaluation is running
         if current is not None and current.evaluator.active:
             with exits_are_faults(self.columns):
                 result = current.evaluator.tick()
@@ -132,16 +133,16 @@ class Evaluations:
                 self._results.append(result)
 
     def progress(self) -> str:
-        """Say how far the current evaluation is."""
+        """Return the progress of the current evaluation as text."""
         assert self._current is not None
         return self._current.evaluator.progress()
 
     def finished(self) -> dict[str, Any] | None:
-        """Return the result of the evaluation under way, once; None while it plays."""
+        """Return the result of the current evaluation, once; None while it runs."""
         return self._results.popleft() if self._results else None
 
     def snapshot(self) -> dict[str, Any]:
-        """Return when each evaluation is due next; one that is under way begins again after a resume."""
+        """Return when each evaluation is due next; an unfinished one begins again after a resume."""
         due = {"": {"next": 0, "last": -1}}
         for one in self._all:
             again = self.under_way is not None and one is self._current
@@ -151,7 +152,7 @@ class Evaluations:
         return {"next_eval": first["next"], "last_eval": first["last"], **({"more_evals": due} if due else {})}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Go on with what was saved; evaluations that are new since then are due when their period says so."""
+        """Restore saved due times; evaluations added since then are due after their period."""
         saved = {name: (due["next"], due["last"]) for name, due in snapshot.get("more_evals", {}).items()}
         for one in self._all:
             first = (snapshot["next_eval"], snapshot["last_eval"])

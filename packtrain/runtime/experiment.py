@@ -11,6 +11,7 @@ from packtrain.config import configurable
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
 from packtrain.interfaces import Learner, MemorySettings, Policy, PolicySettings
+from packtrain.runtime.divergence import OnDiverged
 from packtrain.runtime.explorer import ExplorationCallback
 from packtrain.types import Spec
 
@@ -23,10 +24,11 @@ class Streams:
     """The environments that are acted in."""
 
     environment: Environment
-    num_actors: int = 4  # environment columns
-    groups: int | None = None  # served in turn; None: 2, from 256 columns on 4, where environments run by themselves
-    together: bool = False  # columns whose episode is over wait until all are; for planners
-    episode_time_limit: int | None = None  # steps; None: the environment's own; for planners
+    num_actors: int = 4  # number of environments
+    # number of groups served in turn; None: 2, or 4 from 256 environments on if these run outside Python
+    groups: int | None = None
+    together: bool = False  # environments whose episode is over wait for all others; for planners
+    episode_time_limit: int | None = None  # steps; None: the environment's own limit; for planners
 
     def __post_init__(self) -> None:
         if self.episode_time_limit is not None and self.episode_time_limit < 1:
@@ -56,10 +58,10 @@ class LearnerUse:
     """A learner and the memory it learns from."""
 
     learner: LearnerDescription
-    memory: str  # a name in Experiment.memories
-    publishes: tuple[str, ...] = ("policy",)  # the names of its weights; actors pick up "policy"
-    ratio: float | None = None  # updates for each step that is acted, from a replay; None: as many as it can make
-    slack: int | None = None  # updates that acting may run ahead of, at the same time; None: both take turns
+    memory: str  # name in Experiment.memories
+    publishes: tuple[str, ...] = ("policy",)  # names of its weights; actors use "policy"
+    ratio: float | None = None  # updates per environment step, for replay memories; None: as many as possible
+    slack: int | None = None  # maximum number of due updates by which acting may run ahead; None: act and learn in turn
 
     def __post_init__(self) -> None:
         if self.slack is not None and self.slack < 1:
@@ -96,10 +98,11 @@ class LearnerUse:
 class Collect:
     """Collect steps: until the memory can supply a batch, for a number of episodes, or for a number of steps."""
 
-    memory: str | tuple[str, ...] | None = None  # where episodes go; None: nothing is kept
-    rounds: int | None = None  # episodes that every column plays; None: as long as the memory is not ready
-    policy: Literal["policy", "random"] = "policy"  # who acts; random: uniformly random actions
-    steps: int | None = None  # until so many have been made since the beginning, for replays; None: see rounds
+    memory: str | tuple[str, ...] | None = None  # memory, or memories, that store the steps; None: store nothing
+    rounds: int | None = None  # episodes per environment; None: until the memory can supply a batch
+    policy: Literal["policy", "random"] = "policy"  # how actions are chosen; random: uniformly
+    # for replay memories: total number of steps since the start of the run at which to stop; None: see rounds
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.rounds is not None and self.rounds < 1:
@@ -107,9 +110,9 @@ class Collect:
         if self.memory is None and self.rounds is None:
             raise ConfigError("Collect needs a memory to fill, or a number of rounds to play")
         if self.steps is not None and (self.steps < 0 or self.rounds is not None):
-            raise ConfigError(f"Collect.steps = {self.steps} must not be negative, nor stand beside Collect.rounds")
+            raise ConfigError("set either Collect.steps (≥ 0) or Collect.rounds, not both")
         if self.policy == "random" and self.rounds is None and self.steps is None:
-            raise ConfigError("Collect.policy = 'random' needs to know how long: give Collect.rounds or Collect.steps")
+            raise ConfigError("Collect.policy = 'random' needs a length: set Collect.rounds or Collect.steps")
 
     @property
     def memories(self) -> tuple[str, ...]:
@@ -141,9 +144,9 @@ class Repeat:
     """
 
     stages: tuple[Collect | Update, ...]
-    times: int | None = None  # epochs; None: no end of its own
-    forget: bool = False  # empty the memories that its learners learn from, at the end
-    renew: tuple[str, ...] = ()  # learners that begin anew at the end: their weights, and what they learn from
+    times: int | None = None  # number of epochs; None: unlimited
+    forget: bool = False  # at the end of each epoch, clear the memories that its learners use
+    renew: tuple[str, ...] = ()  # learners to reset at the end of each epoch: new weights, empty memory
 
     @property
     def by_epochs(self) -> bool:
@@ -166,19 +169,22 @@ class Repeat:
 class Run:
     """Run length, and the intervals of logs and checkpoints. All of it may change on resume."""
 
-    total_steps: int | None = 100_000  # decisions learned from, or made where whole episodes are played; None: no limit
+    total_steps: int | None = 100_000  # decisions learned from, or made if whole episodes are played; None: no limit
     log_every: int = 5_000  # steps between metric rows
     checkpoint_secs: float = 300.0
     keep_every: int | None = None  # steps; one checkpoint in each such span is kept for ever
     num_threads: int = 1  # the learner's intra-op threads
     precision: Precision | None = None  # of the large layers: float32, bfloat16; None: bfloat16 where it pays
     until_solved: bool = False  # end when an episode has been solved
+    on_diverged: OnDiverged = "stop"  # at a loss or gradient that is not finite: stop, or skip (leave the update out)
 
     def __post_init__(self) -> None:
         for name in ("total_steps", "log_every", "keep_every", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"Run.{name} = {value} must be at least 1")
+        if self.on_diverged not in ("stop", "skip"):
+            raise ConfigError(f"Run.on_diverged = {self.on_diverged!r} is not one of 'stop', 'skip'")
         if self.checkpoint_secs <= 0:
             raise ConfigError(f"Run.checkpoint_secs = {self.checkpoint_secs} must be above 0")
 
@@ -193,14 +199,15 @@ class Evaluation:
     """
 
     every: int = 0  # steps; 0: never
-    every_epochs: int = 0  # epochs in which the planner plays, where there are epochs; 0: never
-    num_episodes: int = 16  # of each kind
-    best: Literal["greedy", "sampled"] = "greedy"  # the kind that `return_mean` and the best checkpoint go by
-    environment: Environment | None = None  # None: that of training; also what `packtrain eval` plays
-    episode_time_limit: int | None = None  # steps, for planners; None: that of training
-    max_steps: int = 108_000  # of an episode, after which it is cut off and counted as truncated
-    deadline_secs: float = 3600.0  # of an evaluation, after which episodes under way are cut off and counted
-    agent: Any = None  # of planners, acts in it; None: that of training
+    every_epochs: int = 0  # epochs in which the planner plays, for runs in epochs; 0: never
+    num_episodes: int = 16  # episodes of each kind
+    best: Literal["greedy", "sampled"] = "greedy"  # kind of evaluation that sets `return_mean` and the best checkpoint
+    environment: Environment | None = None  # None: the training environment; also used by `packtrain eval`
+    episode_time_limit: int | None = None  # steps, for planners; None: as in training
+    max_steps: int = 108_000  # maximum steps of an episode; it is then cut off and counted as truncated
+    # maximum duration of an evaluation; episodes in progress are then cut off and counted
+    deadline_secs: float = 3600.0
+    agent: Any = None  # agent to evaluate, for planners; None: the training agent
 
     def __post_init__(self) -> None:
         if self.max_steps < 1:
@@ -225,11 +232,12 @@ class Experiment:
     learners: dict[str, LearnerUse]
     schedule: tuple[Collect | Update | Repeat, ...]
     run: Run = field(default_factory=Run)
-    evaluation: Evaluation = field(default_factory=Evaluation)  # the first one; its score decides the best checkpoint
+    # first evaluation, whose score decides the best checkpoint
+    evaluation: Evaluation = field(default_factory=Evaluation)
     seed: int = 0
-    exploration: ExplorationCallback | None = None  # count states and distances; None: do not
-    evaluation_name: str = ""  # of the first evaluation, in metrics
-    more_evaluations: dict[str, Evaluation] = field(default_factory=dict)  # by their names
+    exploration: ExplorationCallback | None = None  # count states and distances; None: off
+    evaluation_name: str = ""  # name of the first evaluation in metrics
+    more_evaluations: dict[str, Evaluation] = field(default_factory=dict)  # further evaluations by name
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -241,7 +249,9 @@ class Experiment:
             )
         for name, use in self.learners.items():
             if use.memory not in self.memories:
-                raise ConfigError(f"learner {name!r} reads memory {use.memory!r}; there are {sorted(self.memories)}")
+                raise ConfigError(
+                    f"learner {name!r} reads unknown memory {use.memory!r}; defined: {sorted(self.memories)}"
+                )
         policies = [name for name, use in self.learners.items() if "policy" in use.publishes]
         if len(policies) != 1 and self.learners:
             raise ConfigError(
@@ -250,9 +260,9 @@ class Experiment:
         stages = [inner for s in self.schedule for inner in (s.stages if isinstance(s, Repeat) else (s,))]
         for stage in stages:
             if isinstance(stage, Update) and stage.learner not in self.learners:
-                raise ConfigError(f"Update.learner = {stage.learner!r}; there are {sorted(self.learners)}")
+                raise ConfigError(f"Update: unknown learner {stage.learner!r}; defined: {sorted(self.learners)}")
             if isinstance(stage, Collect) and not set(stage.memories) <= set(self.memories):
-                raise ConfigError(f"Collect.memory = {stage.memory!r}; there are {sorted(self.memories)}")
+                raise ConfigError(f"Collect: unknown memory {stage.memory!r}; defined: {sorted(self.memories)}")
         if self.learners and not any(isinstance(stage, Update) for stage in stages):
             raise ConfigError("Experiment.schedule has no Update: nothing would be learned")
         if not self.learners and not self.by_epochs:

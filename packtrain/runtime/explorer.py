@@ -20,19 +20,19 @@ from packtrain.errors import ConfigError, MissingExtraError, RunFolderError, Sel
 from packtrain.metrics.exploration import Exploration
 from packtrain.metrics.heat_map import heat_map, write_png
 
-MARKS = ("wrong", "false_loop", "verified")  # what may be noted of a step: see `PlannerPolicy.marks`
+MARKS = ("wrong", "false_loop", "verified")  # flags of a step: see `PlannerPolicy.marks`
 
 
 @partial(configurable, module="packtrain")
 @dataclass(frozen=True)
 class ExplorationCallback:
-    """Counts visited states and their exact distances to the goal, and draws pictures of them in RUN/pictures.
+    """Counts visited states and their exact distances to the goal, and writes heat maps to RUN/pictures.
 
     For small worlds of ours with one start: all states are listed when a run begins.
     """
 
-    picture_every: int = 0  # metric rows, which is epochs for planners, between two pictures; 0: only at the end
-    most_states: int = 1_000_000  # worlds with more are refused
+    picture_every: int = 0  # metrics rows (epochs, for planners) between two images; 0: only at the end
+    most_states: int = 1_000_000  # maximum number of states of an environment
 
     def __post_init__(self) -> None:
         for name, least in (("picture_every", 0), ("most_states", 1)):
@@ -63,7 +63,7 @@ class Explorer:
         self._before: list[tuple[np.ndarray, np.ndarray] | None] = [None] * len(streams)  # states, actions
         self._rows = 0
         self._refused = Seldom()
-        self._lock = threading.Lock()  # one thread may look while another writes a row
+        self._lock = threading.Lock()  # one thread may read while another writes a row
 
     def look(self, group: int, stream: Stream, at: int, random: bool, marks: Mapping[str, np.ndarray]) -> None:
         """Count the states of a group after its actor step, in which it received a row and sent actions.
@@ -76,14 +76,14 @@ class Explorer:
           marks: {name: bool [B]} what is noted of the step before this row.
         """
         states, first, acted = self.graph.find(stream.columns.states), stream.first, stream.acted  # type: ignore[attr-defined]
-        books = self.random if random else self.planned
+        counters = self.random if random else self.planned
         with self._lock:
             if self._before[group] is None or not acted.any():
-                books.visit(np.where(first, states, -1), at)
+                counters.visit(np.where(first, states, -1), at)
             else:
                 before, actions = self._before[group]  # type: ignore[misc]
                 before = np.where(acted, before, -1)
-                books.step(before, actions, np.where(acted | first, states, -1), at)
+                counters.step(before, actions, np.where(acted | first, states, -1), at)
                 for name, noted in marks.items():
                     np.add.at(self._marks[name], before[noted & (before >= 0)], 1)
         self._before[group] = (states, np.array(stream.sent))

@@ -36,8 +36,9 @@ class RunFolder:
         self.path, self.shown = (home or Path.cwd()) / path, path
         self._fresh = fresh
         self._lock: Any = None
-        self._held: Literal["lock", "name"] | None = None  # by name: on a file system without locks
-        self._handle: int | None = None  # the open folder itself, whatever its name becomes
+        # how it is held; "name": a file name, on file systems without locks
+        self._held: Literal["lock", "name"] | None = None
+        self._handle: int | None = None  # file descriptor of the folder, valid even if it is renamed
         self._handler: logging.Handler | None = None
 
     @property
@@ -140,8 +141,8 @@ class RunFolder:
         elsewhere = bool(host) and host != platform.node()
         if elsewhere or (_is_running(pid) and pid != str(os.getpid())):
             raise RunFolderError(
-                f"{self.shown} is in use by process {pid}{f' on {host}' * elsewhere}, as far as its file .lock says, "
-                f"and its file system has no locks; if that is no run any more, delete {self.path / '.lock'}"
+                f"{self.shown} is in use by process {pid}{f' on {host}' * elsewhere}, according to the file .lock on a "
+                f"file system without locks; if that process is not a run, delete {self.path / '.lock'}"
             )
 
     def _clear_leftovers(self) -> None:
@@ -172,7 +173,7 @@ class RunFolder:
             if self._held == "name":
                 with contextlib.suppress(OSError):
                     self._lock.truncate(0)
-            with contextlib.suppress(OSError):  # a full disk may have refused what is written there
+            with contextlib.suppress(OSError):  # writing there may have failed because the disk is full
                 self._lock.close()
             self._lock, self._held = None, None
 
@@ -184,7 +185,7 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"{self.shown}/config.gin cannot be written: {error.strerror}") from None
 
-    # -- whether it is still there
+    # -- whether the folder still exists
 
     def check_place(self) -> None:
         """Raise a FolderLostError if the path no longer leads to the folder that was opened."""
@@ -200,14 +201,14 @@ class RunFolder:
             return False
 
     def find_again(self) -> str:
-        """Switch to the folder's new path, or to a new folder if it is gone; return a sentence about what happened.
+        """Switch to the folder's new path, or to a new folder if it was deleted; return a sentence for the log.
 
         RunFolderError if no new folder can be made.
         """
         assert self._handle is not None
         before = self.shown
         name = None
-        with contextlib.suppress(OSError):  # Linux gives the current path of an open folder
+        with contextlib.suppress(OSError):  # Linux reports the current path of an open folder
             name = Path(os.readlink(f"/proc/self/fd/{self._handle}"))
         if name is not None and self._is_here(name):
             self.path = self.shown = name
@@ -218,7 +219,7 @@ class RunFolder:
         self.open()
         return f"{before} was {what} while its run went on"
 
-    # -- whether it can be used
+    # -- whether the folder can be used
 
     def check_writable(self) -> None:
         """Raise a RunFolderError if the folder could not be written; creates nothing."""
@@ -236,7 +237,8 @@ class RunFolder:
         """Raise a RunFolderError if the folder holds a run of the other kind, which this file or folder indicates."""
         if not self._fresh and sign.exists():
             raise RunFolderError(
-                f"{self.shown} holds another kind of run; --fresh starts one beside it, or choose another --output_dir"
+                f"{self.shown} contains another kind of run; --fresh starts a new run beside it, "
+                "or choose another --output_dir"
             )
 
 
@@ -281,7 +283,7 @@ def _users_of(path: Path) -> list[str]:
 
 
 def claim(path: Path) -> Path:
-    """Create a folder: this path if it is new, else the first free name beside it. Two processes never get the same."""
+    """Create a folder: this path if it is new, else the first free name with a number. Safe with several processes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     candidate, number = path, 2
     while True:
@@ -302,5 +304,5 @@ def point_latest(root: Path, path: Path) -> None:
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(os.path.relpath(path, root))
             os.replace(temporary, link)
-        except OSError as error:  # a full disk, or one without links
+        except OSError as error:  # a full disk, or a file system without links
             warn(f"{link} does not point to {path}: {error.strerror}")

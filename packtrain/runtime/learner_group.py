@@ -46,14 +46,14 @@ from packtrain.runtime.experiment import Experiment
 from packtrain.types import Spec
 
 log = logging.getLogger("packtrain")
-START_SECS = 180.0  # that ranks may take to import torch and build their networks
-TRANSFER_SECS = 30.0  # that a transfer between two live ranks may take
-LEAST_PATIENCE_SECS = 30.0  # for a part; and PATIENCE times as long as rank 0 took for its own
+START_SECS = 180.0  # limit for ranks to import torch and build their networks
+TRANSFER_SECS = 30.0  # limit for a transfer between two live ranks
+LEAST_PATIENCE_SECS = 30.0  # minimum time limit of a part; otherwise PATIENCE times the time of rank 0
 PATIENCE = 10.0
-MOST_FAILURES = 5  # in a row, without an update
+MOST_FAILURES = 5  # failures in a row without an update
 END_SECS = 5.0
-FAULT_SECS = 0.2  # that a rank may take to end after a transfer has failed
-ALIGNMENT = 16  # bytes, of tensors in a message
+FAULT_SECS = 0.2  # time in which a rank ends after a failed transfer
+ALIGNMENT = 16  # bytes, alignment of tensors in a message
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class RankSetup:
 
     experiment: Experiment
     spec: Spec
-    precision: torch.dtype | None  # of the networks' large layers
+    precision: torch.dtype | None  # precision of the networks' large layers
     device: str
     rank: int
     size: int
     backend: str  # gloo or nccl
-    store: str  # file by which the ranks find each other
-    import_path: tuple[str, ...]  # where modules of the user's are found
+    store: str  # file through which the ranks find each other
+    import_path: tuple[str, ...]  # folders of the user's modules
 
 
 def refuse_learners(count: int, experiment: Experiment, device: torch.device) -> None:
-    """Raise a ConfigError if a run cannot have so many learners.
+    """Raise a ConfigError if a run cannot have this number of learners.
 
     Args:
       count: K.
@@ -96,7 +96,7 @@ def refuse_learners(count: int, experiment: Experiment, device: torch.device) ->
         if first + count > found:
             raise ConfigError(
                 f"--learners {count} needs a GPU for each learner, from cuda:{first} on; torch sees {found}; "
-                "--device cpu has no such limit"
+                "--device cpu allows any number"
             )
 
 
@@ -155,12 +155,12 @@ class LearnerGroup:
         self._ranks: list[_Rank] = []
         self._folder: str | None = None
         self._connected = False
-        self._failures = 0  # since the latest update
+        self._failures = 0  # number since the latest update
         self.first_error = ""
         self.restarts = 0
         for name, learner in self._learners.items():
             learner.split(_NamedRanks(self, name))
-        atexit.register(self.close)  # before multiprocessing waits for its children
+        atexit.register(self.close)  # must run before multiprocessing waits for its children
         self._start()
 
     @property
@@ -193,7 +193,7 @@ class LearnerGroup:
             except _RankLostError as error:
                 self._recover(next(filter(None, (rank.fault() for rank in self._ranks)), str(error)))
             except BaseException:
-                self._end_ranks()  # some wait for this process to go on
+                self._end_ranks()  # some ranks wait for this process
                 raise
             else:
                 self._failures = 0
@@ -223,7 +223,7 @@ class LearnerGroup:
             dist.reduce(flat, 0)
         return unflatten(flat.to(self._devices[0]), part.gradients), parts
 
-    # -- life
+    # -- start and end of ranks
 
     def _start(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="packtrain-learners-")
@@ -267,8 +267,8 @@ class LearnerGroup:
         self._end_ranks()
         if self._backend == "nccl" or self._failures >= MOST_FAILURES:
             raise LearnerGroupError(
-                f"learners failed {self._failures} times without an update: {one_line(self.first_error)[-400:]}; the "
-                "same command goes on from the last checkpoint"
+                f"learners failed {self._failures} times without an update: {one_line(self.first_error)[-400:]}; "
+                "repeat the command to resume from the last checkpoint"
             )
         warn(f"{one_line(why)[-400:]}; all learners are started again and compute the same batch again")
 
@@ -366,13 +366,13 @@ class _Rank:
         self.pipe.close()
 
 
-# -- in the process of a rank
+# -- in a rank's process
 
 
 def _serve(pipe: Any, setup: RankSetup) -> None:
     """Build the learners and compute parts of batches until the pipe is closed."""
     die_with_parent(started_by_main_thread=False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C and ends this process
     sys.path[:0] = [path for path in setup.import_path if path not in sys.path]
     try:
         learners, device = _build(setup)
@@ -392,14 +392,14 @@ def _serve(pipe: Any, setup: RankSetup) -> None:
             pipe.send(("done", _to_arrays(part.metrics), _to_arrays(part.items)))
             dist.reduce(flatten(part.gradients, staging), 0)
     except (EOFError, OSError):
-        pass  # rank 0 has ended, or ends this process
+        pass  # rank 0 has ended, or is ending this process
     except BaseException:
         with contextlib.suppress(OSError):
             pipe.send(("failure", traceback.format_exc()))
 
 
 def _build(setup: RankSetup) -> tuple[dict[str, Any], torch.device]:
-    """Return learners like rank 0's, with weights of their own that each part replaces."""
+    """Return learners like rank 0's; their weights are overwritten by those sent with each part."""
     experiment, device = setup.experiment, torch.device(setup.device)
     torch.set_num_threads(experiment.run.num_threads)
     if device.type == "cuda":
@@ -413,7 +413,7 @@ def _build(setup: RankSetup) -> tuple[dict[str, Any], torch.device]:
     return {name: use.learner.build(network, total) for name, use in experiment.learners.items()}, device
 
 
-# -- tensors as messages
+# -- tensors in messages
 
 
 @dataclass(frozen=True)
@@ -519,7 +519,7 @@ def _join(backend: str, store: Path, rank: int, size: int) -> None:
 
 @contextlib.contextmanager
 def _transfers() -> Iterator[None]:
-    """Turn the errors of a transfer into that of a lost rank."""
+    """Convert errors of a transfer into a lost-rank error."""
     try:
         yield
     except RuntimeError as error:

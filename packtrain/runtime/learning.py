@@ -8,7 +8,8 @@ import torch
 
 from packtrain.accelerate.precision import choose_precision, use_tf32
 from packtrain.errors import CheckpointError, ConfigError
-from packtrain.interfaces import Learner, Memory, UpdateResult, learn
+from packtrain.interfaces import Learner, Memory, UpdateResult
+from packtrain.runtime.divergence import Divergence
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
@@ -37,6 +38,7 @@ class LearningSide:
         """
         self._experiment, self._spec, self.memories, self.learners = experiment, spec, memories, learners
         self._acting_network = experiment.policy.acting_network
+        self.divergence = Divergence(experiment.run.on_diverged, None)
         self.weights = Weights()
         self.precision = precision
         self._published = [(learners[name], use.publishes) for name, use in experiment.learners.items()]
@@ -53,8 +55,7 @@ class LearningSide:
 
     def learn(self, name: str, count: int) -> UpdateResult | None:
         """Make updates of one learner, at most `max_updates`; None if its memory holds too little."""
-        results = learn([self.learners[name]], [self.memory_of(name)], count)
-        return None if results is None else results[0]
+        return self.divergence.learn(name, self.learners[name], self.memory_of(name), count)
 
     def publish_after(self, name: str) -> None:
         """Publish the weights after a learner's updates; with an update ratio, only if the actors' weights changed."""
@@ -79,7 +80,7 @@ class LearningSide:
         learner = self.learners[name]
         learner.reset(self._experiment.policy.build_network(self._spec).state_dict())
         self.memory_of(name).clear()
-        learner.updates += 1  # other weights are another version
+        learner.updates += 1  # new weights get a new version number
         self.publish(self.updates)
 
     def state(self) -> dict[str, Any]:
@@ -112,11 +113,11 @@ class LearningSide:
                 weights = {**own, **{key: leaf for key, leaf in weights.items() if key in own}}
             try:
                 learner.load_state_dict({**state["learners"][name], "network": weights})
-            except RuntimeError as error:  # torch lists every tensor that does not fit
+            except RuntimeError as error:  # torch lists every tensor with another shape
                 reason = " ".join(str(error).split()[:40])
                 raise CheckpointError(
                     f"the checkpoint's weights of learner {name!r} do not fit the network of this version: {reason} …; "
-                    "--fresh starts anew beside it"
+                    "--fresh starts a new run beside it"
                 ) from error
         self.publish(self.updates)
         if "acting" in state:
@@ -142,7 +143,8 @@ def build_learning(
       exact: choose nothing by measured speed, so that the same run gives the same numbers.
     """
     seed = experiment.seed
-    torch.backends.cudnn.benchmark = not exact  # batches keep their shape: let cuDNN try which kernels are fastest
+    # shapes of batches are constant: let cuDNN measure which kernels are fastest
+    torch.backends.cudnn.benchmark = not exact
     torch.backends.cudnn.deterministic = exact
     if experiment.by_ratio:
         use_tf32(experiment.run.precision, device)
@@ -156,7 +158,7 @@ def build_learning(
         memory.reseed(seed_for(seed, "memory", name))
         if exact:
             memory.take_turns()
-    experiment.policy.build_network(spec)  # drawn like the actor's, before learners that draw from torch's generator
+    experiment.policy.build_network(spec)  # sampled like the actor's, before learners use torch's generator
     total = experiment.total_steps
     learners: dict[str, Learner] = {
         name: use.learner.build(network, total) for name, use in experiment.learners.items()

@@ -16,18 +16,18 @@ from packtrain.envs.deadline import RunningTime
 from packtrain.errors import ENDS_AFTER_SAVING, EnvError, StalledError
 from packtrain.runtime import serial
 from packtrain.runtime.loops import Act, Learn, Loop, queue, ratio
+from packtrain.runtime.starvation import StarvationLog
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog, is_in_environment, save_and_exit
 
 log = logging.getLogger("packtrain")
-LOOK_SECS = 0.2  # how often a waiting loop looks whether the run is to end
-PAUSE_SECS = 0.0005  # of a loop that waits for steps or updates to follow a ratio
+LOOK_SECS = 0.2  # interval at which a waiting loop checks whether the run should end
+PAUSE_SECS = 0.0005  # sleep of a loop that waits for steps or updates because of a ratio
 WARM_UP_PAUSE_SECS = 0.005
-STARVED_SECS = 60.0  # after which a waiting loop says for what it waits
-# How long one thread may keep the interpreter from another that asks for it. Both threads give it up inside every torch
-# operator and want it back right after; with Python's 5 ms, a learner of small operators waits for the actor's NumPy
-# more than it computes. Measured on 2 cores with impala/catch: the two loops together do 1.62 times the work of one
-# alone at 5 ms, 1.88 times at 0.1 ms.
+# Longest time for which one thread may hold the interpreter's lock while another waits for it. Both threads release it
+# inside every torch operator and need it right after; with Python's 5 ms, a learner of small operators waits for the
+# actor's NumPy longer than it computes. Measured on 2 cores with impala/catch: the two loops together do 1.62 times the
+# work of one alone at 5 ms, 1.88 times at 0.1 ms.
 SWITCH_SECS = 1e-4
 
 
@@ -43,7 +43,7 @@ def run(training: Training) -> None:
     learner = threading.current_thread()
 
     def on_hang(error: EnvError) -> None:
-        if is_in_environment(learner):  # it began an evaluation or waited for a row to save: it cannot end the run
+        if is_in_environment(learner):  # it began an evaluation or waited for a row to save, so it cannot end the run
             save_and_exit([training], error)
         faults.append(error)
         training.gate.stuck = True
@@ -51,7 +51,7 @@ def run(training: Training) -> None:
     over = threading.Event()
     actor = threading.Thread(target=_act_until, args=(training, over, faults), name="actor", daemon=True)
     due = _loop(training)
-    first = next(due, None)  # what acts is settled before the actor starts
+    first = next(due, None)  # the next action is determined before the actor starts
     deadlines = environment.step_deadline_secs, environment.start_deadline_secs
     watchdog = Watchdog(training.columns(), *deadlines, on_hang, lambda: training.stop is not None)
     with _short_switches(), watchdog:
@@ -60,10 +60,10 @@ def run(training: Training) -> None:
             if first is not None:
                 _learn(training, itertools.chain((first,), due), faults)
             _last_evaluation(training, faults)
-        except ENDS_AFTER_SAVING as error:  # met while learning, saving or evaluating
+        except ENDS_AFTER_SAVING as error:  # raised while learning, saving or evaluating
             faults.append(error)
         except StalledError:
-            if not faults:  # waiting for an actor whose environment hangs: the fault says more
+            if not faults:  # waiting for an actor whose environment hangs: the fault is more informative
                 raise
         finally:
             over.set()
@@ -80,7 +80,7 @@ def run(training: Training) -> None:
 
 
 _switches = threading.Lock()
-_runs, _before = 0, 0.0  # how many runs need short switches, and the interval before the first of them
+_runs, _before = 0, 0.0  # number of runs that need short switch intervals, and the interval before the first of them
 
 
 @contextlib.contextmanager
@@ -118,7 +118,7 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
     memories = list(training.learning.memories.values())
     ratios = training.experiment.by_ratio
     waits_for = "the learner to come nearer" if ratios else "room in the unroll queue: the learner is slower"
-    hunger = _Hunger("the actor", waits_for)
+    starvation = StarvationLog("the actor", waits_for)
     try:
         with training.acting.on_device():
             while not over.is_set():
@@ -130,14 +130,15 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
                         time.sleep(0.0 if training.evaluating else PAUSE_SECS)
                 with training.gate.turn():
                     if room and not over.is_set():
-                        hunger.fed()
+                        starvation.reset()
                         training.act(0.0 if training.evaluating else LOOK_SECS)
                     training.evaluations.tick()
+                training.acting.check()
                 if training.evaluating:
-                    hunger.fed()  # it has something to do
+                    starvation.reset()  # the actor can continue
                 elif not room:
-                    hunger.look()
-    except BaseException as error:  # handed to the learner's thread, which saves and ends the run
+                    starvation.check()
+    except BaseException as error:  # re-raised in the learner's thread, which saves and ends the run
         faults.append(error)
 
 
@@ -159,13 +160,15 @@ def _tidy(training: Training) -> None:
 def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseException]) -> None:
     """Run the learner's thread: make updates as they are due; the actor's thread makes actor steps."""
     memories, by_ratio = list(training.learning.memories.values()), training.experiment.by_ratio
-    hunger = _Hunger("the learner", "unrolls: the environments or the policy are slower")
+    what = "steps" if by_ratio else "unrolls"
+    starvation = StarvationLog("the learner", f"{what}: the environments or the policy are slower")
+    before = -1  # steps when it last looked
     for item in due:
         if faults:
             return
         if not isinstance(item, Act):
             if training.learn(item.learner, item.updates):
-                hunger.fed()
+                starvation.reset()
             continue
         with training.log.learner_busy.waiting():
             if by_ratio:
@@ -173,8 +176,11 @@ def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseExce
             else:
                 for memory in memories:
                     memory.wait_for_batch(LOOK_SECS)
+        if by_ratio and training.acted != before:
+            before = training.acted
+            starvation.reset()
+        starvation.check()
         if not by_ratio:
-            hunger.look()
             _tidy(training)
 
 
@@ -190,21 +196,3 @@ def _last_evaluation(training: Training, faults: list[BaseException]) -> None:
         time.sleep(0.005)
         training.collect_evaluation()
         training.saver.save_if_due(background=True)
-
-
-class _Hunger:
-    """Logs once a minute that a loop waits, and for what."""
-
-    def __init__(self, who: str, what: str):
-        self._who, self._what = who, what
-        self._since = time.monotonic()
-        self._said = 0
-
-    def fed(self) -> None:
-        self._since, self._said = time.monotonic(), 0
-
-    def look(self) -> None:
-        waited = time.monotonic() - self._since
-        if waited > STARVED_SECS * (self._said + 1):
-            self._said += 1
-            log.warning("%s has waited %.0f s for %s", self._who, waited, self._what)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-if TYPE_CHECKING:  # `packtrain train --help` imports this module, and must not wait for NumPy and Gymnasium
+if TYPE_CHECKING:  # `packtrain train --help` imports this module, and must not import NumPy or Gymnasium
     from packtrain.envs.stream import Finished
     from packtrain.types import Chunk
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:  # `packtrain train --help` imports this module, and must not 
 class Report(NamedTuple):
     """The outcome of one or several actor steps."""
 
-    env_steps: int  # decisions that reached an environment, since the beginning of the run
+    env_steps: int  # decisions executed since the beginning of the run
     finished: list[Finished]  # episodes that ended
-    random: bool  # whether actions are uniformly random to gather data
+    random: bool  # whether actions are uniformly random, to collect data
 
 
 @dataclass(frozen=True)
 class Order:
     """An order to a worker: act, or answer a question between two actor steps."""
 
-    steps: int = 1  # actor steps to make, at most; one serves one group of environments
-    each_group: bool = False  # so many steps for each group of the worker
-    random: bool = False  # act uniformly at random to gather data
-    round: int = 0  # number of the round of whole episodes; 0: there are no rounds
-    epoch: int = 0  # for schedules
+    steps: int = 1  # maximum number of actor steps; one serves one group of environments
+    each_group: bool = False  # this number of steps for each group of the worker
+    random: bool = False  # act uniformly at random to collect data
+    round: int = 0  # number of the round of whole episodes; 0: no rounds
+    epoch: int = 0  # used by schedules
     total_epochs: int = 0
-    call: str | None = None  # the method of `Worker` to call instead of acting
+    call: str | None = None  # method of `Worker` to call instead of acting
     arguments: tuple[Any, ...] = ()
 
 
@@ -39,10 +39,10 @@ class WorkerReport(NamedTuple):
     report: Report
     round: int  # `Order.round`
     round_over: bool  # every environment has finished its episode
-    savable: bool  # environments can be saved
+    savable: bool  # whether environments can be saved
     settled_steps: int  # see `Acting.settled_steps`
     row: dict[str, Any] = {}  # metrics of environments and policy so far
-    answer: Any = None  # to `Order.call`
+    answer: Any = None  # result of `Order.call`
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,21 @@ class WorkerSetup:
     """Settings of a worker, as plain values."""
 
     experiment: Any  # Experiment
-    groups: tuple[int, ...]  # numbers of the groups of environments that it serves
+    groups: tuple[int, ...]  # indices of the groups of environments that it serves
     group_sizes: tuple[int, ...]  # of all groups of the run
     first_env: int  # index of its first environment
-    index: int  # among the workers
-    life: int = 0  # how often it was started again
-    carries: str = "every"  # rows of a chunk that come with their recurrent state
+    index: int  # index among the workers
+    life: int = 0  # number of restarts
+    carries: str = "every"  # rows of a chunk that include their recurrent state
     chunk_rows: int = 1
     exact: bool = False  # choose nothing by measured speed
     lasting: tuple[Any, ...] = ()  # per group, see `Acting.lasting_state`; packed tensors
-    again: tuple[int, ...] = ()  # the steps after which the run goes on with new episodes
-    folder: str | None = None  # of the run, for recorded searches and pictures
-    import_path: tuple[str, ...] = field(default_factory=tuple)  # where modules of the user's are found
+    again: tuple[int, ...] = ()  # steps at which the run resumed with new episodes
+    folder: str | None = None  # of the run, for recorded searches and pictures; not used where it does not exist
+    subfolder: str = ""  # of it, for those of this worker, where there are several
+    import_path: tuple[str, ...] = field(default_factory=tuple)  # folders of the user's modules
     imports: tuple[str, ...] = ()  # modules that the configuration imports
+    trace: int = 0  # episodes whose searches are recorded
 
     def build(self) -> Any:
         """Return the worker; called in its process, which imports torch here and already answers its pipe."""
@@ -90,6 +92,6 @@ class Remote:
 
     kind: Literal["process", "cluster"]
     workers: int | None = None  # None: one process; on a cluster, one per NUMA node of every machine that may act
-    address: str | None = None  # of the head of a cluster; None: a private one on this machine
-    min_nodes: int = 1  # of a cluster, before the run begins
-    inference: Literal["worker", "learner"] = "worker"  # where policies act; learner: workers only step environments
+    address: str | None = None  # address of the head of a cluster; None: start a private one on this machine
+    min_nodes: int = 1  # minimum number of nodes before the run begins
+    inference: Literal["worker", "learner"] = "worker"  # where policies run; learner: workers only step environments

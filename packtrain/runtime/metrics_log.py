@@ -21,7 +21,7 @@ from packtrain.metrics.sinks import About, Sink
 from packtrain.metrics.writers import JsonlWriter
 from packtrain.runtime.pause import Busy
 
-LOSSES = ("total_loss", "grad_norm", "critic_loss", "model/total_loss")  # that must stay finite
+LOSSES = ("total_loss", "grad_norm", "critic_loss", "model/total_loss")  # metrics that must stay finite
 
 
 class MetricsLog:
@@ -37,7 +37,8 @@ class MetricsLog:
         """
         self.recorder = Recorder(every)
         self.console = console
-        self.episodes: collections.deque[Finished] = collections.deque()  # from the actor's thread to the learner's
+        # passed from the actor's thread to the learner's
+        self.episodes: collections.deque[Finished] = collections.deque()
         self.actor_busy, self.learner_busy = Busy(since=time.perf_counter()), Busy(since=time.perf_counter())
         self._frames_per_step = frames_per_step
         self._epoch_updates: dict[str, list[dict[str, Any]]] = {}  # metrics of the epoch's updates, by learner
@@ -69,10 +70,16 @@ class MetricsLog:
     def add_update(self, result: UpdateResult) -> None:
         """Add an update's metrics to the next row's averages."""
         self.recorder.update(result.metrics, result.lag)
+        self._note_update()
 
     def add_epoch_update(self, learner: str, result: UpdateResult) -> None:
         """Store an update's metrics until its epoch is over."""
         self._epoch_updates.setdefault(learner, []).append(result.metrics)
+        self._note_update()
+
+    def _note_update(self) -> None:
+        for sink in self._sinks:
+            sink.update()
 
     def epoch_updates(self) -> dict[str, list[dict[str, Any]]]:
         """Return copies of the metrics of the epoch's updates so far, by learner."""

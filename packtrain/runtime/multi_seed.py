@@ -30,7 +30,7 @@ from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog, save_and_exit
 
 log = logging.getLogger("packtrain")
-_MARK = "diverged.json"  # in the folder of a run that the others have left behind
+_MARK = "diverged.json"  # in the folder of a run that diverged and is no longer trained
 
 
 def can_share(experiment: Experiment) -> bool:
@@ -143,7 +143,7 @@ def _take_turns(trainings: dict[int, Training], launched: _Launched) -> dict[int
             except DivergedError as error:
                 diverged[place] = error
         _leave_out(trainings, diverged)
-        if None in wished.values():  # the end, or a signal that reached some before they wished
+        if None in wished.values():  # the end, or a signal that stopped some runs before their request
             return diverged
         (wish,) = set(wished.values())
         assert wish is not None
@@ -160,7 +160,7 @@ def _take_turns(trainings: dict[int, Training], launched: _Launched) -> dict[int
 
 
 def _leave_out(trainings: dict[int, Training], diverged: Mapping[int, DivergedError]) -> None:
-    """Remove diverged runs and join the others anew; DivergedError if none is left."""
+    """Remove diverged runs and join the remaining ones again; DivergedError if none is left."""
     gone = {place: trainings.pop(place) for place in diverged if place in trainings}
     if not gone:
         return
@@ -190,7 +190,7 @@ def take_up(folder: Path) -> None:
 
 
 class _Launched:
-    """Updates that a GPU may not have finished: as many as there is slack for.
+    """Launched updates that a GPU may not have finished, at most as many as `slack` allows.
 
     Without slack those who act wait for the newest weights, and so for all updates.
     """
@@ -236,10 +236,10 @@ def same_updates(folders: Sequence[Path]) -> list[tuple[int, dict[str, Any]] | N
         older = [other for other in checkpoint.steps(folders[ahead]) if other < step]
         if not older:
             if min(counts) == 0 and all(len(checkpoint.steps(folder)) <= 1 for folder in folders):
-                return [None] * len(saved)  # killed while the first of all were written
+                return [None] * len(saved)  # ended while the first checkpoints of all were written
             raise CheckpointError(
                 f"the runs beside {folders[0].parent} have no checkpoints of the same update; "
-                "go on with each of them alone, or --fresh starts anew beside them"
+                "resume each of them separately, or --fresh starts new runs beside them"
             )
         saved[ahead] = (older[-1], checkpoint.load(folders[ahead] / str(older[-1])))
 
@@ -295,7 +295,7 @@ def _plan(trainings: Mapping[int, Training], joint: SeedGroup) -> dict[int, Dive
     """
     under_way = {place: serial.loop(training) for place, training in trainings.items()}
     diverged: dict[int, DivergedError] = {}
-    waiting: set[int] = set()  # for a turn
+    waiting: set[int] = set()  # runs that wait for a turn
     epoch = -1
     while True:
         for place in sorted(set(under_way) - waiting):
@@ -307,7 +307,7 @@ def _plan(trainings: Mapping[int, Training], joint: SeedGroup) -> dict[int, Dive
                     raise
                 _say_diverged(trainings[place], error)
                 over = True
-            except Error:  # the others are between two turns, and go on from here when the cause is gone
+            except Error:  # the others are between two turns, and continue from there when the cause is removed
                 with contextlib.suppress(FolderLostError):
                     save_all({other: trainings[other] for other in set(under_way) - {place}})
                 raise
@@ -327,7 +327,7 @@ def _plan(trainings: Mapping[int, Training], joint: SeedGroup) -> dict[int, Dive
         try:
             with exits_are_faults(columns for training in trainings.values() for columns in training.columns()):
                 joint.turn(served)
-        except DivergedError:  # in a search that all share: the others are saved as their epochs began
+        except DivergedError:  # in a search shared by all: the others are saved as they were at the start of the epoch
             save_all(trainings)
             raise
         for place, group in zip(served, groups, strict=True):

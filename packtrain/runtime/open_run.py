@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,17 +29,17 @@ from packtrain.runtime.folder import RunFolder, point_latest
 from packtrain.runtime.learner_group import refuse_learners
 from packtrain.runtime.messages import Remote
 from packtrain.runtime.preflight import describe_plan, plan_memory, refuse_too_large
-from packtrain.runtime.preparation import find_device, finished, prepare, refuse_no_run
+from packtrain.runtime.preparation import find_device, finished, prepare, refuse_no_run, refuse_traces
 from packtrain.runtime.regrouping import saved_envs
-from packtrain.runtime.remote_acting import check_remote
+from packtrain.runtime.remote_setup import check_remote
+from packtrain.runtime.restore_checks import log_changes, refuse_ill_formed, refuse_other, restoring
 from packtrain.runtime.reward_summary import say_rewards
-from packtrain.runtime.saved_state import log_changes, refuse_ill_formed, refuse_other, restoring
 from packtrain.runtime.training import RunSetup, Training
 from packtrain.runtime.warm_start import branch
 from packtrain.types import Spec
 
 log = logging.getLogger("packtrain")
-MANY_GAMES = 32  # number of games from which on opening them takes long enough to announce it
+MANY_GAMES = 32  # number of games from which opening takes long enough to announce it
 Saved = tuple[int, dict[str, Any]]
 """The step and the state of a checkpoint."""
 
@@ -54,8 +55,8 @@ class TrainRequest:
     seed: int | None = None
     num_seeds: int | None = None
     runtime: str = "local"
-    remote: Remote | None = None  # processes that act; None: a thread of this one
-    learners: int = 1  # processes that learn, each from its part of a batch
+    remote: Remote | None = None  # processes that act; None: a thread of this process
+    learners: int = 1  # number of processes that learn, each from its part of a batch
     device: str = "cpu"
     fresh: bool = False
     start_from: Path | None = None  # a run to begin from; with several seeds, a folder of them
@@ -63,7 +64,9 @@ class TrainRequest:
     quiet: bool = False  # print nothing but warnings
     trust_config: bool = False  # a configuration of a run folder may import anything
     alone: bool = True  # no other run prints to the terminal
+    trace: int = 0  # episodes whose searches are recorded
     latest_in: Path | None = None  # the folder whose link `latest` should point to this run
+    notes: tuple[str, ...] = ()  # lines about the configuration's files, for stderr
     home: Path = field(default_factory=Path.cwd)  # what paths are relative to, wherever an environment goes
 
 
@@ -144,8 +147,11 @@ def open_run(request: TrainRequest, saved: Saved | str | None = "newest") -> Ite
         with restoring(folder.path, saved is not None), exits_are_faults():
             parts = (experiment, spec, folder, configuration, device, console)
             exact = request.runtime == "serial"
-            training = Training(RunSetup(*parts, request.sinks, exact, request.remote, request.learners), saved)
+            how = (request.sinks, exact, request.remote, request.learners, request.trace)
+            training = Training(RunSetup(*parts, *how), saved)
         with contextlib.closing(training):
+            for sink in request.sinks:
+                sink.opened(training)
             yield OpenRun(training, folder, console, request.quiet)
     except BaseException as error:
         _raise_logged(error, folder, device)
@@ -174,11 +180,12 @@ def _check_start(request: TrainRequest, experiment: Experiment, spec: Spec, devi
         check_remote(request.remote, experiment)
         if request.remote.inference == "learner":
             refuse_central(experiment)
+    refuse_traces(experiment, request.trace)
     folder = RunFolder(request.output, request.home, request.fresh)
     folder.check_writable()
     refuse_links(folder.path)
     folder.refuse_other_kind(folder.study)
-    if not checkpoint.steps(folder.checkpoints):  # a run made before something was refused may go on
+    if not checkpoint.steps(folder.checkpoints):  # old runs may be resumed although new ones of this kind are refused
         for use in experiment.learners.values():
             use.check_new_run(experiment.policy)
     return folder
@@ -189,7 +196,7 @@ def _branch(run: Path, source: Experiment, configuration: Configuration) -> tupl
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.gin"
         path.write_text(configuration.text(), encoding="utf-8")
-        _, written, _ = prepare([path], [], {}, None, trust_config=True)  # defaults spelt out, as in the other's
+        _, written, _ = prepare([path], [], {}, None, trust_config=True)  # with all defaults, as in the other's
     with restoring(run):
         step, state, metrics = branch(run, source, written, configuration)
     return (step, state), metrics
@@ -242,6 +249,8 @@ def _announce(
     request: TrainRequest, configuration: Configuration, experiment: Experiment, spec: Spec, device: torch.device
 ) -> None:
     """Print and log what starts, and which flags have no effect."""
+    for note in () if request.quiet else request.notes:
+        print(f"packtrain: {note}", file=sys.stderr, flush=True)
     versions = f"packtrain {__version__}, torch {torch.__version__}"
     text = "%s, %s runtime on %s, configuration %s"
     log.info(text, versions, request.runtime, device, configuration.hash()[:12])
@@ -249,6 +258,9 @@ def _announce(
     log.info("%s", line)
     if request.alone:
         _say(request, line)
+    if (batch := _batch_steps(experiment)) * 20 > experiment.total_steps:
+        ends = f"the run ends with the batch that reaches total_steps = {experiment.total_steps:,}"
+        _say(request, f"one batch is {batch:,} steps: {ends}")
     for line in say_rewards(experiment):
         _say(request, line)
         log.info("%s", line)
@@ -259,6 +271,13 @@ def _announce(
         _warn(f"nothing is learned: all {total:,} steps are random, of a warm-up of {warm_up:,}")
     if spec.frames_per_step > 1 and experiment.streams.num_actors >= MANY_GAMES:
         _say(request, f"opening {experiment.streams.num_actors} games, about a tenth of a second each")
+
+
+def _batch_steps(experiment: Experiment) -> int:
+    """Return the steps of the largest batch of a run that learns from batches in turn, else 0."""
+    if experiment.by_ratio or experiment.by_epochs:
+        return 0
+    return max((memory.batch_steps for memory in experiment.memories.values()), default=0)
 
 
 def _say(request: TrainRequest, line: str) -> None:
@@ -274,7 +293,7 @@ def _warn(line: str) -> None:
 def _raise_logged(error: BaseException, folder: RunFolder, device: torch.device) -> None:
     """Write an error to the run's log, and raise it again; out-of-memory errors become a ConfigError."""
     if isinstance(error, Error):
-        log.error("%s", error, exc_info=error.__cause__)  # an environment's own traceback is the cause
+        log.error("%s", error, exc_info=error.__cause__)  # the cause contains the environment's own traceback
     elif isinstance(error, torch.OutOfMemoryError):
         log.error("%s", error)
         raise ConfigError(

@@ -11,17 +11,18 @@ from packtrain.envs.deadline import RunningTime
 from packtrain.errors import StalledError
 
 
-class Gate:
+class ActorPause:
     """Lets another thread pause an actor thread between two actor steps.
 
-    The actor passes thousands of times for each time it is held, so passing takes no lock: it says that it is inside,
-    then looks whether somebody holds the gate; a holder says so, then looks whether somebody is inside.
+    The actor makes thousands of steps per pause, so a step takes no lock: the actor sets the flag `_inside`, then
+    checks whether the learner has requested a pause; the learner requests a pause, then checks whether the actor is
+    inside.
     """
 
     def __init__(self) -> None:
         self._holders = 0
         self._inside = False
-        self.stuck = False  # set when the turn under way is known not to end
+        self.stuck = False  # set when the current actor step is known never to end
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -44,7 +45,7 @@ class Gate:
             waited = RunningTime(longest_gap=1.0)
             while self._inside:
                 if self.stuck or waited.look() > timeout:
-                    raise StalledError(f"the actor did not finish its turn within {timeout:g} s")
+                    raise StalledError(f"the actor did not finish its step within {timeout:g} s")
                 time.sleep(0.0005)
             yield
         finally:

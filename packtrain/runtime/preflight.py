@@ -17,7 +17,7 @@ from packtrain.interfaces import ActingPlace
 from packtrain.runtime.experiment import Experiment
 from packtrain.types import Spec
 
-_TRAINING_BYTES = 100 * 2**20  # of a run beside memories and networks, as measured on small ones
+_TRAINING_BYTES = 100 * 2**20  # memory of a run without replay memories and networks, measured on small runs
 
 
 def check_parts(experiment: Experiment, spec: Spec) -> None:
@@ -26,7 +26,7 @@ def check_parts(experiment: Experiment, spec: Spec) -> None:
     network = settings.build_network(spec)
     place = ActingPlace(torch.device("cpu"), 0, experiment.streams.num_actors)
     policy = settings.build_policy(network, place)
-    if settings.env_access == "states":  # planners see whether they can plan in a model when they meet their simulator
+    if settings.env_access == "states":  # planners check whether they can plan in a model when they get their simulator
         stream = Stream(experiment.streams.environment.open_core(1, 0), 1)
         evaluated = [settings.for_evaluation(evaluation.agent) for evaluation in experiment.evaluations.values()]
         greedy = place._replace(greedy=True, num_envs=1)
@@ -87,7 +87,7 @@ def plan_memory(experiment: Experiment, spec: Spec, device: torch.device) -> dic
     memories, host_memories = sum(plan.device for plan in plans), sum(plan.host for plan in plans)
     copied = sum(plan.copied for plan in plans)
     weights = sum(leaf.nbytes for leaf in experiment.policy.build_network(spec).state_dict().values())
-    # A learner has weights, gradients and two averages of them; actors and evaluations have copies.
+    # A learner has weights, gradients and two averages of each; actors and evaluations have copies.
     networks = float(weights * (4 * len(experiment.learners) + 2))
     found = {"memories": memories + host_memories, "networks": networks}
     host = psutil.Process().memory_info().rss + _TRAINING_BYTES + host_memories

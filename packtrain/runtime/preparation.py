@@ -30,7 +30,7 @@ def prepare(
     spec = experiment.probe()
     try:
         check_parts(experiment, spec)
-    except RuntimeError as error:  # torch's word for a size that does not fit
+    except RuntimeError as error:  # torch's error for shapes that do not fit
         raise ConfigError(f"the network cannot be built: {str(error).splitlines()[0]}; lower hidden_size") from error
     return configuration, experiment, spec
 
@@ -60,12 +60,21 @@ def find_device(name: str) -> torch.device:
         if (device.index or 0) >= count:
             raise ConfigError(f"--device {name!r}: torch sees {count} CUDA devices here; try --device cpu")
         try:
-            torch.cuda.set_device(device.index or 0)  # events and streams that name no device mean this one
-        except RuntimeError as error:  # full, broken, or lent to somebody else alone
+            torch.cuda.set_device(device.index or 0)  # events and streams without a device use this one
+        except RuntimeError as error:  # full, broken, or reserved for another process
             why = str(error).strip().split("\n")[0]
             raise ConfigError(f"--device {name!r} does not open: {why}; nvidia-smi shows who uses it") from None
-        return torch.device("cuda", device.index or 0)  # "cuda" alone is not equal to the device of a tensor on it
+        return torch.device("cuda", device.index or 0)  # "cuda" is not equal to the device of a tensor on it
     return device
+
+
+def refuse_traces(experiment: Experiment, episodes: int) -> None:
+    """Raise a ConfigError if searches should be recorded and the policy does not search."""
+    if episodes and not experiment.policy.records_searches:
+        kind = type(experiment.policy).__name__
+        raise ConfigError(
+            f"--trace {episodes} records searches, and the policy of this configuration ({kind}) has none"
+        )
 
 
 def refuse_no_run(run: Path) -> None:

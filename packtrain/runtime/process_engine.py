@@ -1,7 +1,8 @@
 """Workers as processes of this machine, for `--acting process`: an `Engine` for the flow control without Ray.
 
 Each worker is a spawned process with one pipe. It answers calls in order, and status requests at once from a second
-thread. Messages on the pipe come from this program's own processes only.
+thread. Messages on the pipe come from this program's own processes only. On this side, each pipe has a thread that
+sends and one that receives: a process that is stopped in the middle of a message blocks these threads alone.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import multiprocessing
-import multiprocessing.connection
 import queue
 import signal
 import sys
@@ -17,7 +17,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from packtrain.envs.gymnasium_vector_env import die_with_parent
@@ -30,13 +29,14 @@ class Setup(Protocol):
 
     @property
     def import_path(self) -> tuple[str, ...]:
-        """Folders in which the process looks for modules first."""
+        """Folders in which the process searches modules first."""
 
     def build(self) -> Any:
         """Return the worker, with `act`, `progress` and `close`."""
 
 
-END_SECS = 5.0  # that a worker has to close its environments
+END_SECS = 5.0  # limit for a worker to close its environments
+CLOSE_SECS = 1.0  # the same after a failure, while a run waits
 
 
 class ProcessEngine:
@@ -51,8 +51,9 @@ class ProcessEngine:
         self._setup = setup
         self._context = multiprocessing.get_context("spawn")
         self._lives: dict[tuple[int, int], _Life] = {}
-        self._sent: dict[tuple[int, int], int] = {}  # version of the weights that a life has
-        atexit.register(self.close)  # before multiprocessing waits for its children
+        self._arrived = queue.SimpleQueue[tuple[tuple[int, int], tuple[Any, ...] | None]]()  # None: the pipe is closed
+        self._sent: dict[tuple[int, int], int] = {}  # version of the weights that each life has
+        atexit.register(self.close)  # must run before multiprocessing waits for its children
 
     def now(self) -> float:
         """Return the time in seconds, from a clock that never goes back."""
@@ -65,7 +66,7 @@ class ProcessEngine:
         process = self._context.Process(target=_serve, args=arguments, name=f"{role} {worker}", daemon=False)
         process.start()
         there.close()
-        self._lives[worker, life] = _Life(process, here)
+        self._lives[worker, life] = _Life(process, here, (worker, life), self._arrived)
 
     def call(self, call: Call) -> None:
         """Send a call; weights only if the process does not have this version yet."""
@@ -84,20 +85,25 @@ class ProcessEngine:
 
     def ready(self, timeout: float) -> Sequence[Event]:
         """Return the events since the last call; wait at most `timeout` seconds for the first one."""
-        pipes = {life.pipe: key for key, life in self._lives.items()}
-        if not pipes:
-            time.sleep(timeout)
-            return []
         events: list[Event] = []
-        for pipe in multiprocessing.connection.wait(list(pipes), timeout):
-            key = pipes[pipe]
-            try:
-                events.append(_event(*key, self._lives[key].pipe.recv()))
-            except (EOFError, OSError):
-                life = self._lives.pop(key)
-                life.process.join(END_SECS)
-                events.append(Failure(*key, f"the process ended with exit code {life.process.exitcode}"))
+        with contextlib.suppress(queue.Empty):
+            events += self._event(*self._arrived.get(timeout=timeout) if timeout else self._arrived.get_nowait())
+            while True:
+                events += self._event(*self._arrived.get_nowait())
         return events
+
+    def _event(self, key: tuple[int, int], message: tuple[Any, ...] | None) -> list[Event]:
+        """Return the event of a message; none if its life was killed before."""
+        if (life := self._lives.get(key)) is None:
+            return []
+        if message is None:
+            del self._lives[key]
+            life.end(END_SECS)
+            return [Failure(*key, f"the process ended with exit code {life.process.exitcode}")]
+        if message[0] == "failure":  # it may be unable to end: an environment's call does not return
+            del self._lives[key]
+            life.end(CLOSE_SECS)
+        return [_event(*key, message)]
 
     def kill(self, worker: int, life: int) -> None:
         """Kill a process."""
@@ -114,28 +120,51 @@ class ProcessEngine:
         lives, self._lives = list(self._lives.values()), {}
         for life in lives:
             life.send(("close",))
+        deadline = time.monotonic() + END_SECS
         for life in lives:
-            life.end(END_SECS)
+            life.end(max(0.0, deadline - time.monotonic()))
 
 
-@dataclass
 class _Life:
-    process: Any
-    pipe: Any
+    """One process, its pipe, and the threads that send and receive."""
+
+    def __init__(self, process: Any, pipe: Any, key: tuple[int, int], arrived: queue.SimpleQueue[Any]):
+        self.process, self._pipe, self._key, self._arrived = process, pipe, key, arrived
+        self._outbox = queue.SimpleQueue[tuple[Any, ...] | None]()
+        self._threads = [
+            threading.Thread(target=run, name=f"{process.name} {name}", daemon=True)
+            for name, run in (("sender", self._send_all), ("receiver", self._receive_all))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def send(self, message: tuple[Any, ...]) -> None:
-        """Send a message; `ready` notices a process that has ended."""
+        """Send a message, without waiting; `ready` notices a process that has ended."""
+        self._outbox.put(message)
+
+    def _send_all(self) -> None:
         with contextlib.suppress(OSError):
-            self.pipe.send(message)
+            while (message := self._outbox.get()) is not None:
+                self._pipe.send(message)
+
+    def _receive_all(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._arrived.put((self._key, self._pipe.recv()))
+        self._arrived.put((self._key, None))
 
     def end(self, patience: float) -> None:
-        """Let the process end by itself for some seconds, then kill it."""
+        """Wait some seconds for the process to end, then kill it."""
         if patience:
             self.process.join(patience)
         if self.process.is_alive():
             self.process.kill()
             self.process.join(END_SECS)
-        self.pipe.close()
+        self._outbox.put(None)
+        for thread in self._threads:  # without a process at the other end, no message blocks them
+            thread.join(END_SECS)
+        if not any(thread.is_alive() for thread in self._threads):
+            self._pipe.close()
 
 
 def _event(worker: int, life: int, message: tuple[Any, ...]) -> Event:
@@ -143,7 +172,7 @@ def _event(worker: int, life: int, message: tuple[Any, ...]) -> Event:
     if kind == "started":
         return Started(worker, life)
     if kind == "failure":
-        return Failure(worker, life, content[0])
+        return Failure(worker, life, content[0], raised=True)
     if kind == "beat":
         return Beat(worker, life, content[0])
     number, chunks, report = content
@@ -156,7 +185,7 @@ def _event(worker: int, life: int, message: tuple[Any, ...]) -> Event:
 def _serve(pipe: Any, setup: Setup) -> None:
     """Build a worker and answer calls until the pipe is closed."""
     die_with_parent(started_by_main_thread=False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the learner's process, which ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the learner's process handles Ctrl-C and ends this one
     sys.path[:0] = [path for path in setup.import_path if path not in sys.path]
     lock, orders = threading.Lock(), queue.SimpleQueue[tuple[Any, ...]]()
     workers: list[Any] = []
@@ -172,7 +201,11 @@ def _serve(pipe: Any, setup: Setup) -> None:
             except (EOFError, OSError):
                 message = ("close",)
             if message[0] == "status":
-                send("beat", workers[0].progress if workers else 0)
+                try:
+                    send("beat", workers[0].progress if workers else 0)
+                except Exception:  # an environment that does not answer
+                    with contextlib.suppress(OSError):
+                        send("failure", traceback.format_exc())
             else:
                 orders.put(message)
             if message[0] == "close":

@@ -18,7 +18,7 @@ class Layout(NamedTuple):
     """The division of a run's environments into groups."""
 
     workers: int  # acting sides; 0: environments that are never saved
-    sizes: tuple[int, ...]  # number of environments in each group, over all of them
+    sizes: tuple[int, ...]  # number of environments in each group of all workers
 
 
 def saved_layout(state: dict[str, Any]) -> Layout | None:
@@ -49,7 +49,7 @@ def leave_environments(state: dict[str, Any], layout: Layout) -> None:
     if saved is not None:
         sizes, seats = saved.sizes, [seat for worker in _workers(state) for seat in worker["seats"]]
         del state["actor"]
-    elif sizes is None or tuple(sizes) == layout.sizes:
+    elif not sizes or tuple(sizes) == layout.sizes:  # empty: converted runs, which have no state of environments
         return
     state.pop("seats", None)
     envs = np.arange(sum(layout.sizes)) % sum(sizes)
@@ -68,7 +68,7 @@ def adopt(actor_states: Sequence[ActorState], left: dict[str, Any]) -> None:
     for actor_state, group in zip(actor_states, left["groups"], strict=True):
         seats = left["seats"]
         lasting = [actor_state.lasting_part(seat) for seat in seats] if left["whole"] else seats
-        if lasting:
+        if lasting and all(lasting):
             actor_state.adopt(lasting, list(left["sizes"]), np.asarray(group["envs"]))
 
 

@@ -4,166 +4,40 @@ from __future__ import annotations
 
 import collections
 import logging
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from packtrain.errors import ConfigError, Error, WorkersLostError
-from packtrain.interfaces import ActingPlace, Memory
-from packtrain.runtime.acting import Acting, ActingOptions
+from packtrain.errors import Error, WorkersLostError
+from packtrain.interfaces import Memory
+from packtrain.runtime.acting import Acting
 from packtrain.runtime.cluster.flow import Delivery, Engine, Flow, Limits
 from packtrain.runtime.experiment import Collect, Experiment
-from packtrain.runtime.messages import GroupChunk, Order, Remote, Report, WorkerReport, WorkerSetup
-from packtrain.runtime.preflight import row_bytes
-from packtrain.runtime.process_engine import ProcessEngine
-from packtrain.runtime.regrouping import Layout
+from packtrain.runtime.messages import GroupChunk, Order, Report, WorkerReport
+from packtrain.runtime.starvation import StarvationLog
 from packtrain.runtime.weights import Weights
-from packtrain.runtime.worker import Worker, pack_tensors, unpack_tensors
-from packtrain.types import Chunk, Spec
+from packtrain.runtime.worker import pack_tensors, unpack_tensors
+from packtrain.types import CarryRows, Chunk
 
 log = logging.getLogger("packtrain")
-LOOK_SECS = 0.2  # how long one poll waits
-READY_SECS = 180.0  # that workers may take to start
-ROUND_STEPS = 64  # actor steps of an order where whole episodes are played
-OVERLAP_STEPS = 16  # actor steps of an order where learning goes on meanwhile
-ROW_EXTRAS = 512  # bytes of a row beside observation, action and flags, as a first estimate
-COUNTS = ("episodes_dropped", "search_steps_dropped", "values_clipped")  # metrics that are summed over workers
+LOOK_SECS = 0.2  # duration of a poll
+READY_SECS = 180.0  # limit for workers to start
+COUNTS = (
+    "episodes_dropped",
+    "envs_replaced",
+    "search_steps_dropped",
+    "values_clipped",
+)  # metrics that are summed over workers
 
 
-def group_sizes(experiment: Experiment, workers: int, kept: Sequence[int] | None = None) -> list[int]:
-    """Return the number of environments in each group: at least one group for each worker.
+class Division(NamedTuple):
+    """The environments of a run, divided over its workers."""
 
-    Args:
-      experiment: of the run.
-      workers: acting sides.
-      kept: the groups of a replay that the run goes on with; they stay as they are if there are enough for the
-        workers. Otherwise the replay is dealt out to other groups.
-    """
-    if kept is not None and workers <= len(kept):
-        return list(kept)
-    own = experiment.streams.group_sizes()
-    if len(own) % workers == 0:
-        return own
-    groups = workers * max(1, round(len(own) / workers))
-    return [len(block) for block in divide(experiment.streams.num_actors, groups)]
-
-
-def divide(count: int, parts: int) -> list[tuple[int, ...]]:
-    """Return 0 to `count` − 1 in consecutive parts whose sizes differ by one at most, the larger ones first."""
-    size, more = divmod(count, parts)
-    ends = [0]
-    for part in range(parts):
-        ends.append(ends[-1] + size + (part < more))
-    return [tuple(range(begin, end)) for begin, end in zip(ends, ends[1:], strict=False)]
-
-
-def check_remote(remote: Remote, experiment: Experiment) -> None:
-    """Raise an error of one sentence, within seconds, for workers that cannot be; nothing is started."""
-    envs = experiment.streams.num_actors
-    if remote.workers is not None and not 1 <= remote.workers <= envs:
-        raise ConfigError(
-            f"--workers {remote.workers}: {envs} environments can be divided over 1 to {envs} workers; "
-            "change --workers or the number of environments"
-        )
-    if remote.kind == "cluster":
-        from packtrain.runtime.cluster.launch import check  # needs an extra
-
-        check(remote)
-
-
-def remote_acting(
-    remote: Remote, experiment: Experiment, spec: Spec, options: ActingOptions, synchronous: bool
-) -> RemoteActing:
-    """Return an acting side of other processes, here or on a cluster; they start with `connect`.
-
-    Args:
-      remote: where they run, and how many.
-      experiment: what acts.
-      spec: of its environment.
-      options: its `folder` is needed, its `block` is not used; `sizes` are those of groups that a replay is stored in.
-      synchronous: acting and learning take turns, one actor step at a time.
-    """
-    envs = experiment.streams.num_actors
-    network = experiment.policy.build_network(spec)
-    context = experiment.policy.build_policy(network, ActingPlace(torch.device("cpu"), 0, envs)).context
-    steps = ROUND_STEPS if experiment.by_epochs else 1 if synchronous else OVERLAP_STEPS
-    weights_bytes = sum(leaf.nbytes for leaf in experiment.policy.acting_network(network).state_dict().values())
-    chunk_bytes = envs * steps * (2 * row_bytes(spec) + ROW_EXTRAS)
-    launched = None
-    if remote.kind == "cluster":
-        from packtrain.runtime.cluster.launch import launch  # needs an extra
-
-        launched = launch(remote, envs, chunk_bytes, weights_bytes)
-    workers = (remote.workers or 1) if launched is None else launched.workers
-    sizes = group_sizes(experiment, workers, options.sizes)
-    blocks = divide(len(sizes), workers)
-    order = Order(steps, each_group=not experiment.by_epochs and not synchronous)
-
-    def setup(worker: int, life: int) -> WorkerSetup:
-        lasting = acting.lasting_of(worker) if life else ()
-        return _worker_setup(experiment, options, order, blocks, sizes, Life(worker, life, lasting))
-
-    environment = experiment.streams.environment
-    limits = Limits(
-        calls_per_worker=1 if synchronous else 2,
-        max_lag=None,
-        start_secs=environment.start_deadline_secs + 60,
-        call_secs=environment.step_deadline_secs + 10,
-    )
-    engine: Any = ProcessEngine(setup) if launched is None else _ray_engine(launched, setup)
-    acting = RemoteActing(experiment, engine, limits, blocks, sizes, context, order, options.exact)
-    return acting
-
-
-class Life(NamedTuple):
-    """One life of a worker: workers are started again after a fault."""
-
-    worker: int
-    number: int
-    lasting: tuple[Any, ...]  # what its groups learned while acting in the life before, packed
-
-
-def _worker_setup(
-    experiment: Experiment,
-    options: ActingOptions,
-    order: Order,
-    blocks: Sequence[tuple[int, ...]],
-    sizes: Sequence[int],
-    life: Life,
-) -> WorkerSetup:
-    """Return what one life of a worker is built from."""
-    groups = blocks[life.worker]
-    return WorkerSetup(
-        experiment=experiment,
-        groups=groups,
-        group_sizes=tuple(sizes),
-        first_env=sum(sizes[: groups[0]]),
-        index=life.worker,
-        life=life.number,
-        chunk_rows=order.steps if order.each_group else -(-order.steps // len(groups)),
-        exact=options.exact,
-        again=options.other_seeds(Layout(len(blocks), tuple(sizes))),
-        folder=str(options.folder),
-        import_path=tuple(os.path.abspath(path) for path in sys.path),
-        imports=options.imports,
-        lasting=life.lasting,
-    )
-
-
-def _ray_engine(launched: Any, setup: Callable[[int, int], WorkerSetup]) -> Any:
-    """Return an engine that starts workers as Ray actors, and leaves the cluster when it is closed."""
-    from packtrain.runtime.cluster.engine import RayEngine, Recipe
-
-    def recipe(worker: int, role: str, life: int, seed: int) -> Recipe:
-        values = setup(worker, life)
-        return Recipe(Worker, (values,), values.import_path)
-
-    return RayEngine(launched.cluster, launched.plan, recipe)
+    blocks: Sequence[tuple[int, ...]]  # groups of environments of each worker
+    sizes: list[int]  # number of environments in each group
+    lives: Sequence[int] = ()  # numbers of the workers' lives when the run was saved
 
 
 class RemoteActing(Acting):
@@ -174,8 +48,7 @@ class RemoteActing(Acting):
         experiment: Experiment,
         engine: Engine,
         limits: Limits,
-        blocks: Sequence[tuple[int, ...]],
-        sizes: list[int],
+        division: Division,
         context: int,
         order: Order,
         exact: bool = False,
@@ -186,35 +59,42 @@ class RemoteActing(Acting):
           experiment: of the run.
           engine: starts and calls the workers.
           limits: of the flow control.
-          blocks: the groups of environments of each worker.
-          sizes: number of environments in each group.
+          division: of the environments over the workers.
           context: rows that the policy needs in front of the one it acts on.
           order: what workers do in the first stage.
-          exact: leave metrics of the workers out of rows, which would differ between equal runs.
+          exact: leave metrics of the workers out of rows, which would differ between equal runs, and wait for workers
+            that make no progress until their deadline.
         """
         self._exact = exact
+        blocks, sizes, lives = division
         self.context, self.group_sizes, self.num_workers = context, sizes, len(blocks)
         self._experiment, self._engine, self._blocks, self._stage = experiment, engine, blocks, order
-        self.row_needs_hold = experiment.exploration is not None  # the workers are asked
+        self.row_needs_hold = experiment.exploration is not None  # the workers must be asked for it
         self._error_logged = False
-        self._lost = False  # no worker can be reached any more
-        self._flow = Flow(engine, ["actor"] * len(blocks), limits, experiment.seed)
+        self._lost = False  # whether all workers are unreachable
+        self._flow = Flow(engine, ["actor"] * len(blocks), limits, experiment.seed, lives)
         self._memories: Mapping[str, Memory] = {}
         self._filled: tuple[str, ...] = ()
         self._weights: Weights | None = None
         self._version = -1
         self._pending: collections.deque[GroupChunk] = collections.deque()  # rows that wait for room in a memory
         self._finished: list[Any] = []
-        self._steps = 0  # decisions answered since the beginning of the run
-        self._seen = [0] * len(blocks)  # of each worker's life, as its latest report counts them
+        self._steps = 0  # decisions since the beginning of the run whose results have arrived
+        self._seen = [0] * len(blocks)  # steps of each worker's current life, from its latest report
         self._life = [0] * len(blocks)
         self._reports: list[WorkerReport | None] = [None] * len(blocks)
         self._lasting: list[tuple[Any, ...]] = [()] * len(blocks)  # of the groups of each worker, packed
         self._started = [False] * len(blocks)  # the memories have rows of this life
+        self._restored: dict[int, int] = {}  # lives of workers whose next rows follow those of the checkpoint
         self._over = [False] * len(blocks)  # the round, as each worker says
         self._answers: dict[int, WorkerReport] = {}
+        self._abandoned: set[int] = set()  # questions that are not waited for any more
+        self._counts: list[dict[str, int]] = [{} for _ in blocks]  # of `COUNTS`, by the current life of each worker
+        self._counts_before: collections.Counter[str] = collections.Counter()  # the same of all lives that ended
+        self._known: dict[str, WorkerReport] = {}  # the latest answers of `_ask_any`
+        self._starvation = StarvationLog("the run", lambda: f"workers: {self._flow.waiting_for()}", engine.now)
 
-    # -- starting and acting
+    # -- start and acting
 
     def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:
         """Store rows in these memories, and act with these weights; start the workers."""
@@ -232,10 +112,13 @@ class RemoteActing(Acting):
         """
         self._flow.hold(False)
         waited = False
-        while not self._store_pending() and not (waited and patience is not None):
+        while not (stored := self._store_pending()) and not (waited and (patience is not None or self.stopping())):
             self._publish()
             self._receive_all(self._poll(LOOK_SECS if patience is None else patience))
             waited = True
+            self._starvation.check()
+        if stored:
+            self._starvation.reset()
         return self._report()
 
     def _poll(self, timeout: float) -> list[Delivery]:
@@ -245,6 +128,20 @@ class RemoteActing(Acting):
         except Error:
             self._lost = True
             raise
+
+    def check(self) -> None:
+        """Raise an error if the cluster is lost; never waits."""
+        if not self._lost:
+            try:
+                getattr(self._engine, "check", lambda: None)()
+            except Error:
+                self._lost = True
+                raise
+
+    def carry_rows(self, rows: int) -> CarryRows:
+        """Return which rows of a chunk must come with recurrent states for the memories to store them."""
+        asked = {memory.chunk_carries(rows) for memory in self._memories.values()} or {"every"}
+        return asked.pop() if len(asked) == 1 else "every"
 
     def _publish(self) -> None:
         if self._weights is None:
@@ -270,21 +167,34 @@ class RemoteActing(Acting):
         worker, report = delivery.worker, delivery.report
         if delivery.life != self._life[worker]:
             self._life[worker], self._seen[worker] = delivery.life, 0
+            self._counts_before.update(self._counts[worker])
+            self._counts[worker] = {}
         if delivery.errand is not None:
-            self._answers[delivery.errand] = report
+            if delivery.errand in self._abandoned:
+                self._abandoned.remove(delivery.errand)
+            else:
+                self._answers[delivery.errand] = report
             return
         self._reports[worker] = report
+        self._count(worker, report.row)
         self._steps += report.report.env_steps - self._seen[worker]
         self._seen[worker] = report.report.env_steps
-        self._finished += report.report.finished
-        if report.round == self._stage.round:
+        if report.round and report.round == self._stage.round:
+            if self._over[worker]:
+                return  # a new life plays a round that the one before had finished
             self._over[worker] = report.round_over
+        self._finished += report.report.finished
+        continues = delivery.continues or self._restored.pop(worker, None) == delivery.life
         if delivery.chunk is None:
             return
-        if not delivery.continues and self._started[worker]:
+        if not continues and self._started[worker]:
             self._release(worker)
         self._started[worker] = True
         self._pending.extend(delivery.chunk)
+
+    def _count(self, worker: int, row: Mapping[str, Any]) -> None:
+        """Note the counts of a worker's current life."""
+        self._counts[worker] |= {name: int(row[name]) for name in COUNTS if name in row}
 
     def _release(self, worker: int) -> None:
         """End the episodes in progress of a worker's environments: its next rows do not follow its last ones."""
@@ -340,34 +250,70 @@ class RemoteActing(Acting):
         self._stage = replace(self._stage, **changes)
         self._flow.stage(self._stage, self._stage.round)
 
-    # -- questions to workers, between two orders
+    # -- requests to workers, between two orders
 
     def _ask(self, call: str, *arguments: Any, workers: Sequence[int] | None = None) -> list[WorkerReport | None]:
-        """Ask workers something, and return their answers; None for a worker that has died."""
+        """Ask workers something, and return their answers; None for a worker that cannot answer now.
+
+        A worker that starts, has ended or makes no progress is not waited for, so that a checkpoint or an evaluation
+        stops neither the learner nor the other workers.
+        """
         asked = range(len(self._blocks)) if workers is None else workers
-        if self._lost:
-            return [None for _ in asked]
-        self._wait_until_ready(asked)
-        ids = [self._flow.request(Order(call=call, arguments=arguments), worker) for worker in asked]
-        missing = set(ids)
+        answers: list[WorkerReport | None] = [None] * len(asked)
+        missing = {}  # place in `asked` by errand
+        for place, worker in enumerate(asked):
+            if not self._lost and self._can_answer(worker):
+                missing[self._flow.request(Order(call=call, arguments=arguments), worker)] = place
         while missing:
             self._receive_all(self._poll(LOOK_SECS))
-            missing -= set(self._answers) | set(self._flow.drain_failed_errands())
-        return [self._answers.pop(each, None) for each in ids]
+            for errand in self._flow.drain_failed_errands():
+                missing.pop(errand, None)
+            for errand, place in list(missing.items()):
+                if errand in self._answers:
+                    answers[missing.pop(errand)] = self._answers.pop(errand)
+                elif not self._can_answer(asked[place]):
+                    del missing[errand]
+                    self._abandoned.add(errand)
+        return answers
 
-    def _wait_until_ready(self, workers: Sequence[int]) -> None:
-        begin = self._engine.now()
-        while not all(self._flow.is_ready(worker) for worker in workers):
+    def _can_answer(self, worker: int) -> bool:
+        stalled = self._flow.is_stalled(worker) and (not self._exact or self.stopping())
+        return self._flow.is_ready(worker) and not stalled
+
+    def _ask_any(self, call: str) -> WorkerReport | None:
+        """Ask the first worker that can answer; if none can, return the answer of the last time.
+
+        At the beginning of a run, wait until a worker has started.
+        """
+        if call not in self._known:
+            self._wait_until_ready(range(len(self._blocks)), one=True)
+        for worker in range(len(self._blocks)):
+            (report,) = self._ask(call, workers=[worker])
+            if report is not None:
+                self._known[call] = report
+                break
+        return self._known.get(call)
+
+    def _wait_until_ready(self, workers: Sequence[int], one: bool = False) -> None:
+        """Wait until workers have started, those that are retired left out; `one`: until one of them has."""
+        begin, enough = self._engine.now(), any if one else all
+        while not self._lost and not self.stopping():
+            left = [worker for worker in workers if not self._flow.is_retired(worker)]
+            if enough(self._flow.is_ready(worker) for worker in left) or not left:
+                return
             self._receive_all(self._poll(LOOK_SECS))
             if self._engine.now() - begin > READY_SECS:
                 self._lost = True
                 raise WorkersLostError(f"workers did not start within {READY_SECS:g} s: {self._flow.waiting_for()}")
 
-    def _quiesce(self) -> None:
-        """Wait until no order is under way."""
+    def _quiesce(self) -> bool:
+        """Wait until no order is under way; return False if workers that make no progress still have some."""
         self._flow.hold(True)
         while self._flow.in_flight and not self._lost:
+            if not self._flow.busy() and (not self._exact or self.stopping()):
+                return False
             self._receive_all(self._poll(LOOK_SECS))
+        return True
 
     def settle(self) -> None:
         """Wait for the results of all orders."""
@@ -387,11 +333,17 @@ class RemoteActing(Acting):
     def row(self) -> dict[str, Any]:
         """Return metrics of environments, exploration and policy since the last call."""
         if self._experiment.exploration is not None:
-            rows = [report.answer for report in self._ask("row") if report is not None]
+            answers = self._ask("row")
+            for worker, report in enumerate(answers):
+                self._count(worker, {} if report is None else report.answer)
+            rows = [report.answer for report in answers if report is not None]
         else:
             rows = [report.row for report in self._reports if report is not None]
+        rows = [{name: value for name, value in row.items() if name not in COUNTS} for row in rows]
+        now = [self._counts_before, *self._counts]
+        counts = {name: sum(each.get(name, 0) for each in now) for name in COUNTS}
         flow = {} if self._exact else {f"workers/{name}": value for name, value in self._flow.row().items()}
-        return _merge(rows) | flow
+        return _merge(rows) | counts | flow
 
     def epoch_row(self) -> dict[str, dict[str, float]]:
         """Return metrics of the epoch's decisions in named groups, and begin a new epoch."""
@@ -401,76 +353,102 @@ class RemoteActing(Acting):
 
     def epoch_state(self) -> dict[str, Any]:
         """Return what `epoch_row` has accumulated so far."""
-        (report,) = self._ask("epoch_state", workers=[0])
+        report = self._ask_any("epoch_state")
         return {} if report is None else unpack_tensors(report.answer)
 
     def load_epoch_state(self, state: dict[str, Any]) -> None:
         """Load what `epoch_state` returned."""
+        self._wait_until_ready([0])
         self._ask("load_epoch_state", pack_tensors(state), workers=[0])
 
     # -- saving
 
     def snapshot(self) -> dict[str, Any] | None:
-        """Return the full state of environments and policies; None if some environment cannot be saved."""
-        self._quiesce()
-        if not self.savable:
+        """Return the full state of environments and policies; None if it cannot be saved.
+
+        It cannot while a worker starts or makes no progress, or if some environment is not savable.
+        """
+        if not self._quiesce() or not self.savable:
             return None
         reports = self._ask("snapshot")
-        states = [None if report is None else unpack_tensors(report.answer) for report in reports]
+        states = []
         for worker, report in enumerate(reports):
             if report is not None:
-                self._reports[worker] = report
-        if any(state is None for state in states):
+                state, lasting = report.answer
+                self._reports[worker], self._lasting[worker] = report, tuple(lasting)
+                states.append(unpack_tensors(state))
+        if len(states) < len(reports) or any(state is None for state in states):
             return None
-        if len(states) == 1:
-            state: dict[str, Any] = states[0]  # type: ignore[assignment]
-        else:
-            state = {"workers": states, "lasting": self.lasting_state()}
+        whole: dict[str, Any]
+        whole = states[0] if len(states) == 1 else {"workers": states, "lasting": self._kept_lasting()}
         if self._pending:
-            state["pending"] = [{"group": group, **chunk.as_dict()} for group, chunk in self._pending]
-        return state
+            whole["pending"] = [{"group": group, **chunk.as_dict()} for group, chunk in self._pending]
+        return whole
 
     def lasting_state(self) -> list[dict[str, Any]]:
-        """Return the state that outlives the current episodes, per group; empty if there is none."""
+        """Return the state that outlives the current episodes, per group; empty if there is none.
+
+        For a worker that cannot answer, it is that of the latest checkpoint.
+        """
         self._quiesce()
         for worker, report in enumerate(self._ask("lasting_state")):
             if report is not None:
                 self._lasting[worker] = tuple(report.answer)
-        kept = [unpack_tensors(state) for lasting in self._lasting for state in lasting]
+        return self._kept_lasting()
+
+    def _kept_lasting(self) -> list[dict[str, Any]]:
+        kept: list[dict[str, Any]] = []
+        for block, lasting in zip(self._blocks, self._lasting, strict=True):
+            kept += unpack_tensors(list(lasting)) if lasting else [{} for _ in block]
         return kept if any(kept) else []
 
     def lasting_of(self, worker: int) -> tuple[Any, ...]:
         """Return the lasting state that the next life of a worker begins with."""
-        return self._lasting[worker]
+        return self._lasting[worker] if any(self._lasting[worker]) else ()
+
+    @property
+    def lives(self) -> list[int]:
+        """Number of each worker's current life, which its random numbers depend on."""
+        return self._flow.lives()
 
     def evaluation_state(self) -> dict[str, Any] | None:
-        """Return what an evaluation needs of what the first worker learned while acting; None: nothing."""
-        (report,) = self._ask("evaluation_state", workers=[0])
+        """Return what an evaluation needs of what a worker learned while acting; None: nothing."""
+        report = self._ask_any("evaluation_state")
         return None if report is None else unpack_tensors(report.answer)
 
     def exploration_state(self) -> dict[str, Any]:
         """Return the counts of visited states under "exploration"; empty if they are not counted."""
         if self._experiment.exploration is None:
             return {}
-        (report,) = self._ask("exploration_state", workers=[0])
+        report = self._ask_any("exploration_state")
         return {} if report is None else report.answer
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Load the acting part of a checkpoint; return False if environments begin new episodes."""
-        each = self._states_of_workers(state)
         kept = {"run": {"env_steps": 0}} | {name: state[name] for name in ("exploration",) if name in state}
-        for worker, own in enumerate(each):
-            (report,) = self._ask("restore", pack_tensors(kept | own), workers=[worker])
-            if report is None:
-                raise WorkersLostError(f"worker {worker} ended while it was restored: {self._flow.first_error}")
-            self._seen[worker], self._reports[worker] = report.report.env_steps, report
+        for worker, own in enumerate(self._states_of_workers(state)):
+            report = self._restore_worker(worker, pack_tensors(kept | own))
+            if report is not None:
+                self._seen[worker], self._reports[worker] = report.report.env_steps, report
+                self._restored[worker] = self._life[worker]
         exact = "actor" in state
         self._steps = sum(self._seen) if exact else state["run"]["env_steps"]
         if exact:
             self._started = [True] * len(self._blocks)
             waiting = state["actor"].get("pending", ())
             self._pending.extend(GroupChunk(int(each["group"]), Chunk.from_dict(each)) for each in waiting)
+        self.lasting_state()  # for later lives of the workers
         return exact
+
+    def _restore_worker(self, worker: int, packed: dict[str, Any]) -> WorkerReport | None:
+        """Restore a worker, or its next life if it ends meanwhile; return None if it is retired."""
+        while not self._flow.is_retired(worker) and not self.stopping():
+            self._wait_until_ready([worker])
+            (report,) = self._ask("restore", packed, workers=[worker])
+            if report is not None:
+                return report
+            self._receive_all(self._poll(LOOK_SECS))
+        return None
 
     def _states_of_workers(self, state: dict[str, Any]) -> list[dict[str, Any]]:
         if "actor" in state:
@@ -489,10 +467,10 @@ class RemoteActing(Acting):
 
 
 def _merge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the metrics of several workers as one: sums of counts, means of the rest."""
+    """Return the means of the metrics of several workers."""
     names = dict.fromkeys(name for row in rows for name in row)
     merged = {}
     for name in names:
         values = [row[name] for row in rows if name in row]
-        merged[name] = values[0] if len(values) == 1 else sum(values) if name in COUNTS else float(np.mean(values))
+        merged[name] = values[0] if len(values) == 1 else float(np.mean(values))
     return merged

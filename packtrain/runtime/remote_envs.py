@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from packtrain import trees
 from packtrain.envs.validation import Boundary
 from packtrain.envs.vector_env import Outcome, Unsaved
 from packtrain.errors import EnvError, EnvSetupError, one_line, warn
@@ -23,11 +24,11 @@ from packtrain.trees import Tree
 from packtrain.types import Spec
 
 log = logging.getLogger("packtrain")
-FAILURES = 5  # in a row, after which a server is left out
-GOOD_ANSWERS = 100  # of a life, after which its failure is the first in a row again
-FIRST_DELAY, LAST_DELAY = 1.0, 30.0  # seconds before a server is started again
-LONGEST_GAP = 5.0  # seconds between two polls that count at most: this process was stopped, and no server is to blame
-LOOK_SECS = 0.2  # that a poll waits at most
+FAILURES = 5  # failures in a row, after which a server is not restarted
+GOOD_ANSWERS = 100  # number of answers in a life that resets the count of failures
+FIRST_DELAY, LAST_DELAY = 1.0, 30.0  # seconds before a server is restarted
+LONGEST_GAP = 5.0  # seconds; a longer time between two polls means that this process was stopped, and is not counted
+LOOK_SECS = 0.2  # maximum duration of a poll
 
 Phase = Literal["waiting", "starting", "ready", "left_out"]
 
@@ -38,12 +39,13 @@ class _Server:
     groups: tuple[int, ...]
     phase: Phase = "waiting"
     life: int = -1
-    since: float = 0.0  # when the phase began; of a ready one, when it last answered or began to be waited for
+    since: float = 0.0  # when the phase began; for a ready server, its last answer or the start of the wait
     due: float = 0.0  # when the next life starts
-    number: int = 0  # of the next call
+    number: int = 0  # number of the next call
     in_flight: set[int] = field(default_factory=set)
     answers: int = 0  # of this life
     failures: int = 0  # in a row
+    steps: int = 0  # environment steps since the last row of metrics
     error: str = ""
 
 
@@ -57,6 +59,7 @@ class EnvServers:
         *,
         start_secs: float,
         step_secs: float,
+        reset_secs: float = 0.0,
     ):
         """Store the settings; nothing starts before the first `poll`.
 
@@ -64,20 +67,22 @@ class EnvServers:
           engine: starts and calls the servers.
           blocks: the groups of each server.
           start_secs: that a server may take to start.
-          step_secs: that a reset or a step may take.
+          step_secs: that a step may take.
+          reset_secs: that the first reset may take, if longer.
         """
-        self._engine, self._start_secs, self._step_secs = engine, start_secs, step_secs
+        self._engine, self._start_secs, self._step_secs, self._reset_secs = engine, start_secs, step_secs, reset_secs
         self._servers = [_Server(index, tuple(block)) for index, block in enumerate(blocks)]
         self._server_of = {group: server for server in self._servers for group in server.groups}
-        self._answered: dict[int, EnvAnswer] = {}  # by group, first come first
-        self._new: set[int] = set()  # groups whose next outcome is the first of new episodes
-        self._counts: dict[int, tuple[int, int]] = {}  # (dropped, clipped) of lives that ended, by group
-        self._latest: dict[int, tuple[int, int]] = {}  # the same of this life
+        self._answered: dict[int, EnvAnswer] = {}  # by group, in order of arrival
+        self._new: set[int] = set()  # groups whose next outcome begins new episodes
+        self._counts: dict[int, tuple[int, int]] = {}  # (dropped, clipped) of ended lives, by group
+        self._latest: dict[int, tuple[int, int]] = {}  # the same for the current life
         self._time, self._last = 0.0, engine.now()
         self.restarts = 0
         self.first_error = ""
+        self._row_at, self._waited, self._bytes = 0.0, 0.0, 0  # of the metrics since the last row
 
-    # -- what the acting side uses
+    # -- used by the acting side
 
     @property
     def answered(self) -> list[int]:
@@ -120,12 +125,36 @@ class EnvServers:
         return before[0] + now[0], before[1] + now[1]
 
     def row(self) -> dict[str, float]:
-        """Return metrics of the servers."""
-        return {
-            "env_servers_ready": sum(server.phase == "ready" for server in self._servers),
+        """Return metrics of the servers since the last call; those of `workers/` have the meaning of other workers'."""
+        span = max(1e-9, self._time - self._row_at)
+        ready = sum(server.phase == "ready" for server in self._servers)
+        row: dict[str, float] = {
+            "env_servers_ready": ready,
             "env_servers_left_out": sum(server.phase == "left_out" for server in self._servers),
             "env_server_restarts": self.restarts,
+            "workers/workers_ready": ready,
+            "workers/calls_in_flight": sum(len(server.in_flight) for server in self._servers),
+            "workers/chunk_bytes_per_s": self._bytes / span,
+            "workers/wait_share": min(1.0, self._waited / span),
         }
+        for server in self._servers:
+            row[f"workers/worker_{server.index}_steps_per_s"] = server.steps / span
+            server.steps = 0
+        self._row_at, self._waited, self._bytes = self._time, 0.0, 0
+        return row
+
+    def waiting_for(self) -> str:
+        """Return one sentence that says why no outcome has arrived."""
+        for server in self._servers:
+            secs = self._time - server.since
+            name = f"environment server {server.index}"
+            if server.phase == "waiting":
+                return f"{name} starts in {max(0.0, server.due - self._time):.0f} s after: {server.error}"
+            if server.phase == "starting":
+                return f"{name} has been starting for {secs:.0f} s"
+            if server.phase == "ready" and server.in_flight:
+                return f"{name} has been at a step for {secs:.0f} s"
+        return "no environment server is at work"
 
     def poll(self, timeout: float) -> None:
         """Start and replace servers as due, and wait at most `timeout` seconds for an outcome.
@@ -135,10 +164,16 @@ class EnvServers:
         """
         self._tick(0.0)
         self._advance()
+        before = self._time
         events = self._engine.ready(timeout)
         self._tick(timeout)
+        self._waited += self._time - before
         for event in events:
             self._receive(event)
+
+    def check(self) -> None:
+        """ClusterLostError if the cluster is lost; never waits."""
+        getattr(self._engine, "check", lambda: None)()
 
     def close(self) -> None:
         """End all servers."""
@@ -148,7 +183,7 @@ class EnvServers:
             server.phase = "left_out"
         self._engine.close()  # type: ignore[attr-defined]
 
-    # -- the life of a server
+    # -- life cycle of a server
 
     def _tick(self, waited: float) -> None:
         now = self._engine.now()
@@ -164,8 +199,13 @@ class EnvServers:
                 self._engine.spawn(server.index, "env", server.life, 0)
             elif server.phase == "starting" and self._time - server.since > self._start_secs:
                 self._give_up(server, f"it did not start within {self._start_secs:g} s")
-            elif server.in_flight and self._time - server.since > self._step_secs:
-                self._give_up(server, f"it did not answer within {self._step_secs:g} s")
+            elif server.in_flight and self._time - server.since > (limit := self._limit(server)):
+                self._give_up(server, f"it did not answer within {limit:g} s")
+
+    def _limit(self, server: _Server) -> float:
+        """Return the deadline of the next answer: the first ones of a life are resets."""
+        resets = server.answers < len(server.groups)
+        return max(self._reset_secs, self._step_secs) if resets else self._step_secs
 
     def _give_up(self, server: _Server, why: str) -> None:
         self._engine.kill(server.index, server.life)
@@ -174,7 +214,7 @@ class EnvServers:
     def _receive(self, event: Event) -> None:
         server = self._servers[event.worker]
         if event.life != server.life or server.phase not in ("starting", "ready"):
-            return  # of a life that was given up
+            return  # result of a life that was given up
         match event:
             case Started() if server.phase == "starting":
                 server.phase, server.since = "ready", self._time
@@ -188,8 +228,13 @@ class EnvServers:
                 if server.answers == GOOD_ANSWERS:
                     server.failures = 0
                 self._answered[event.report.group] = event.report
+                self._measure(server, event.report.outcome)
             case Failure():
                 self._end_life(server, event.error)
+
+    def _measure(self, server: _Server, outcome: Outcome) -> None:
+        server.steps += len(outcome.first)
+        self._bytes += sum(np.asarray(leaf).nbytes for leaf in trees.flatten((outcome.obs, outcome.rewards)))
 
     def _call(self, server: _Server, order: EnvOrder) -> None:
         if not server.in_flight:
@@ -243,11 +288,11 @@ class RemoteGroup(Unsaved):
         self._servers, self._group, self._name = servers, group, name
         self.observation_space, self.action_space = spec.obs, spec.action
         self.reward_channels = spec.reward_channels
-        # Values are checked on the server's side; this one counts what happened there.
+        # The server checks values; only its counts are added here.
         self.boundary = Boundary(spec.obs, "raise", lambda column: f"environment {column} of group {group} ({name})")
 
     def reset(self) -> Outcome:
-        """Return the first rows of new episodes, which the server sends by itself."""
+        """Return the first rows of new episodes, which the server sends without a request."""
         return self.recv()
 
     def send(self, actions: Tree) -> None:

@@ -23,7 +23,7 @@ def collect(training: Training, with_actor: bool) -> dict[str, Any]:
     """
     settle_gpu()
     state = training.learning.state()
-    # Episodes in progress are played again after a resume; an epoch's updates go on where they stand.
+    # Unfinished episodes are played again after a resume; an epoch's updates continue at the same place.
     safe_point = training.safe_point if training.epoch_updates is None else None
     step, actor, counted = safe_point or (training.step, None, training.acting_state())
     if with_actor and safe_point is None:
@@ -39,6 +39,7 @@ def collect(training: Training, with_actor: bool) -> dict[str, Any]:
         "step": step,
         "repeats": list(training.counters.repeats),
         "groups": list(training.acting.group_sizes),
+        **({"lives": list(lives)} if any(lives := training.acting.lives) else {}),
         "wall_s": training.log.wall_s(),
         "metrics_bytes": training.log.bytes,
         **training.evaluations.snapshot(),

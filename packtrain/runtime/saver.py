@@ -26,8 +26,8 @@ class Saver:
         run, folder = training.experiment.run, training.setup.folder
         self._training = training
         self._saving = Saving(folder, run.checkpoint_secs, run.keep_every, self._evaluated_memories)
-        self.written = self._saving.written  # steps of checkpoints that no one has been told of yet
-        self.decides = True  # False where runs that learn together are saved at the same update
+        self.written = self._saving.written  # steps of checkpoints that have not been reported yet
+        self.decides = True  # False for runs that learn together, which are all saved at the same update
 
     def _evaluated_memories(self) -> dict[str, Any]:
         """Return the memories of the state that is being evaluated."""

@@ -13,7 +13,7 @@ def run(training: Training) -> None:
     environment = training.experiment.streams.environment
 
     def on_hang(error: EnvError) -> None:
-        save_and_exit([training], error)  # the only thread is stuck inside the environment, and nothing else moves
+        save_and_exit([training], error)  # the only thread is stuck inside the environment
 
     deadlines = environment.step_deadline_secs, environment.start_deadline_secs
     with Watchdog(training.columns(), *deadlines, on_hang, lambda: training.stop is not None):
@@ -45,6 +45,7 @@ def carry_out(training: Training, due: Act | Learn) -> None:
         with training.log.learner_busy.waiting():
             training.act()
     else:
+        training.acting.check()
         with training.log.actor_busy.waiting():
             training.learn(due.learner, due.updates)
 
@@ -52,6 +53,7 @@ def carry_out(training: Training, due: Act | Learn) -> None:
 def _evaluate_if_due(training: Training) -> None:
     while training.stop is None and training.begin_evaluation_if_due():
         while training.evaluating and training.stop is None:
+            training.acting.check()
             training.evaluations.tick()
             training.collect_evaluation()
             training.saver.save_if_due(background=False)

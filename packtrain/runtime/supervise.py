@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,16 +30,17 @@ from packtrain.errors import StalledError
 
 PREFIX = "packtrain-run-"
 RECORDS = "processes.json"
-LONGEST_PATH = 16  # letters of a session folder's parent; the path of a socket may have 107 in all
+LONGEST_PATH = 16  # characters of a session folder's parent; the path of a socket is limited to 107 in all
 GRACE_SECS = 2.0  # between SIGTERM and SIGKILL
 WATCH_SECS = 1.0
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
+BREAKER_FAILURES, BREAKER_SECS = 5, 600.0
 AGAIN = {StalledError.exit_code}
 """Exit codes after which a run is started again; also after a signal that it did not handle."""
 
 
 class Record(NamedTuple):
-    """One process; its creation time tells it from a later one with the same id."""
+    """One process; its creation time distinguishes it from a later one with the same id."""
 
     pid: int
     created: float
@@ -105,13 +106,13 @@ class Session:
     """A private folder whose processes end with the driver; must be closed."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_short_folder()))  # mode 700
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_short_folder()))  # created with mode 700
         self._guard = subprocess.Popen(
             [sys.executable, "-m", "packtrain.runtime.supervise", str(os.getpid()), str(self.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the driver
+            start_new_session=True,  # Ctrl-C is handled by the driver
         )
 
     def close(self) -> None:
@@ -138,25 +139,38 @@ def _short_folder() -> str | None:
 def guard(driver: int, folder: Path) -> None:
     """Record the processes that a driver starts, and end the remaining ones when stdin closes or the driver dies.
 
-    The driver itself is not ended, and while it lives neither are processes of Python's multiprocessing. Standard
-    input is a pipe from the driver, which the kernel closes when it dies.
+    The driver itself is not ended, nor what it had started before this guard. While it lives, processes of Python's
+    multiprocessing are not ended either. Standard input is a pipe from the driver; the kernel closes it when it dies.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     root, mine = record(driver), record(os.getpid())
     known: set[Record] = set()
     while root is not None and mine is not None:
-        now = descendants([root, *known]) - {mine}
+        now = descendants([*_started_since(root, mine), *known]) - {mine}
+        now |= _started_since(root, mine)
         if not now <= known:
             known = {each for each in known if is_running(each)} | now
             _write(folder, root, known)
         closed, _, _ = select.select([sys.stdin], [], [], WATCH_SECS)
         if closed or not is_running(root):
             break
-    known |= descendants([*([root] if root is not None else []), *known]) - {mine}
-    if root is not None and is_running(root):  # it goes on without this session, and so do its own helper processes
+    if root is not None and mine is not None:
+        known |= _started_since(root, mine)
+        known |= descendants(known) - {mine}
+    if root is not None and is_running(root):  # it continues without this session, and so do its helper processes
         known -= mentioning("multiprocessing.resource_tracker") | mentioning("multiprocessing.spawn")
     _finish(folder, known, mine)
+
+
+def _started_since(driver: Record, mine: Record) -> set[Record]:
+    """Return the children that a driver has started since it started this guard: earlier ones are not the session's."""
+    found: set[Record] = set()
+    if is_running(driver):
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(driver.pid).children()
+            found = {known for child in children if (known := record(child.pid)) is not None}
+    return {each for each in found if each.created >= mine.created and each != mine}
 
 
 def reap_left_over(root: Path | None = None) -> int:
@@ -209,6 +223,21 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
 
 
+def launch(command: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a process in a group of its own that gets SIGTERM if this one dies; its output goes to a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            list(command),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
+
+
 def supervise(
     command: Sequence[str],
     restarts: int,
@@ -221,6 +250,8 @@ def supervise(
     """Run a command, and run it again when a signal or a fault ended it; return the last exit code.
 
     SIGINT, SIGTERM and SIGHUP are passed on, and after one of them nothing is started again.
+
+    After `BREAKER_FAILURES` failures within `BREAKER_SECS` nothing is started again either, and the exit code is 3.
 
     Args:
       command: the program and its arguments; started again, it must go on where it was.
@@ -242,10 +273,11 @@ def supervise(
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, pass_on) for number in numbers}
     delay, used = first_delay, 0
+    failures: list[tuple[float, str]] = []  # when and how it ended, within the last minutes
     try:
         while True:
             begin = time.monotonic()
-            # In a process group of its own: Ctrl-C reaches it once, through this process.
+            # In a separate process group, so that Ctrl-C reaches it once, through this process.
             child = subprocess.Popen(list(command), process_group=0, preexec_fn=die_with_parent)
             if stopped:
                 child.send_signal(stopped[-1])
@@ -256,6 +288,13 @@ def supervise(
             used += 1
             delay = first_delay if time.monotonic() - begin > steady_secs else delay
             how = f"ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+            now = time.monotonic()
+            failures = [each for each in failures if now - each[0] < BREAKER_SECS] + [(now, how)]
+            if len(failures) >= BREAKER_FAILURES:
+                say(
+                    f"it failed {len(failures)} times within {BREAKER_SECS / 60:g} minutes; the first: {failures[0][1]}"
+                )
+                return StalledError.exit_code
             say(f"{how}; restart {used} of {restarts} in {delay:g} s")
             reap_left_over()
             deadline = time.monotonic() + delay

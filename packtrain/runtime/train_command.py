@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder, claim, point_latest
 from packtrain.runtime.open_run import OpenRun, Saved, TrainRequest, open_run, prepare_request
 from packtrain.runtime.preparation import finished
-from packtrain.runtime.saved_state import refuse_ill_formed
+from packtrain.runtime.restore_checks import refuse_ill_formed
 from packtrain.runtime.training import Training
 
 RUNTIMES = {"local": local.run, "serial": serial.run, "cluster": local.run}
@@ -40,19 +41,32 @@ def output_folder(output_dir: str | None, savedir: str | None, xpid: str | None,
     return root / name / time.strftime("%Y%m%d-%H%M%S")
 
 
+Guard = Callable[[], AbstractContextManager[Any]]
+"""Makes a context in which configurations are loaded and runs are built."""
+
+
 def train(request: TrainRequest) -> int:
     """Train one seed, or several; return the exit code."""
     with never_failing_terminal():
-        return _train(request)
+        if request.num_seeds is not None:
+            return train_seeds(request, request.num_seeds)[1]
+        return train_one(request)[1]
 
 
-def _train(request: TrainRequest) -> int:
-    if request.num_seeds is not None:
-        return _train_seeds(request, request.num_seeds)
-    with open_run(request) as opened:
-        if opened is None:
-            return 0
-        return carry_out(request, opened)
+def train_one(request: TrainRequest, guard: Guard = contextlib.nullcontext) -> tuple[Path, int]:
+    """Train one seed; return the run folder and the exit code.
+
+    Args:
+      request: what to train.
+      guard: context for what must not happen in two threads at once.
+    """
+    with contextlib.ExitStack() as stack:
+        with guard():
+            opened = stack.enter_context(open_run(request))
+        if opened is None:  # it was finished already
+            return request.home / request.output, 0
+        code = carry_out(request, opened)
+        return opened.folder.path, code
 
 
 def carry_out(request: TrainRequest, opened: OpenRun) -> int:
@@ -64,9 +78,19 @@ def carry_out(request: TrainRequest, opened: OpenRun) -> int:
     return opened.close(received)
 
 
-def _train_seeds(request: TrainRequest, num_seeds: int) -> int:
-    """Train several seeds, at once where they can share updates, else one after another."""
-    _, experiment, _ = prepare_request(request)
+def train_seeds(request: TrainRequest, num_seeds: int, guard: Guard = contextlib.nullcontext) -> tuple[Path, int]:
+    """Train several seeds, at once where they can share updates, else one after another.
+
+    Args:
+      request: what to train.
+      num_seeds: number of seeds, from the request's on.
+      guard: as in `train_one`.
+
+    Returns:
+      The folder of the seeds' folders, and the exit code.
+    """
+    with guard():
+        _, experiment, _ = prepare_request(request)
     root = request.output
     if request.fresh:
         root = root.with_name(claim(request.home / root).name)
@@ -76,37 +100,31 @@ def _train_seeds(request: TrainRequest, num_seeds: int) -> int:
     for k in range(num_seeds):
         output, start = root / f"seed_{k}", request.start_from and request.start_from / f"seed_{k}"
         one = replace(request, output=output, start_from=start, seed=experiment.seed + k, alone=not shared)
+        one = replace(one, notes=request.notes if k == 0 else (), sinks=tuple(s.for_seed() for s in request.sinks))
         requests.append(replace(one, num_seeds=None, latest_in=None, fresh=False))
-    if shared:
-        code = _train_together(requests)
-    else:
-        numbered = enumerate(requests)
-        code = next(filter(None, (_train_one_of(one, num_seeds) for one in numbered)), 0)  # stops at a failure
-        if code:
-            return code
+    code = _train_together(requests, guard) if shared else 0
+    for number, one in enumerate([] if shared else requests, 1):
+        if not request.quiet:
+            print(f"seed {number} of {num_seeds}: {one.output}", flush=True)
+        if code := train_one(one, guard)[1]:
+            break  # at the first failure
     if request.latest_in is not None and not code:
         point_latest(request.home / request.latest_in, request.home / root)
-    return code
-
-
-def _train_one_of(numbered: tuple[int, TrainRequest], num_seeds: int) -> int:
-    """Train one of several seeds, one after another; return the exit code."""
-    number, request = numbered
-    if not request.quiet:
-        print(f"seed {number + 1} of {num_seeds}: {request.output}", flush=True)
-    return _train(request)
+    return request.home / root, code
 
 
 def _shares(request: TrainRequest, experiment: Experiment) -> bool:
     """Return whether several seeds run in one loop, which needs their environments and learners in this process."""
-    return request.remote is None and request.learners == 1 and multi_seed.can_share(experiment)
+    here = request.remote is None and request.learners == 1 and not request.trace
+    return here and multi_seed.can_share(experiment)
 
 
-def _train_together(requests: list[TrainRequest]) -> int:
+def _train_together(requests: list[TrainRequest], guard: Guard) -> int:
     """Train several seeds at once in this process; return the exit code."""
     with contextlib.ExitStack() as stack:
-        found = _together_from(requests)
-        each = [None if one is None else stack.enter_context(open_run(*one)) for one in found]
+        with guard():
+            found = _together_from(requests)
+            each = [None if one is None else stack.enter_context(open_run(*one)) for one in found]
         opened = [one for one in each if one is not None]
         if not opened:
             return 0
@@ -157,7 +175,7 @@ def _signals(trainings: list[Training]) -> Iterator[list[signal.Signals]]:
     the start, as under `nohup`, it stays ignored.
     """
     received: list[signal.Signals] = []
-    if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread alone
+    if threading.current_thread() is not threading.main_thread():  # Python delivers signals only to the main thread
         yield received
         return
 

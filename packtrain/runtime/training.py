@@ -23,6 +23,7 @@ from packtrain.runtime import run_state
 from packtrain.runtime.acting import Acting, ActingOptions, build_sides, settle_gpu
 from packtrain.runtime.central_acting import central_acting
 from packtrain.runtime.counters import Counters
+from packtrain.runtime.divergence import Divergence
 from packtrain.runtime.evaluation_scheduler import Evaluated, Evaluations
 from packtrain.runtime.experiment import Experiment, Repeat
 from packtrain.runtime.folder import RunFolder
@@ -30,9 +31,9 @@ from packtrain.runtime.learner_group import LearnerGroup, open_group
 from packtrain.runtime.learning import LearningSide, build_learning, nothing_to_learn_from
 from packtrain.runtime.messages import Remote, Report
 from packtrain.runtime.metrics_log import MetricsLog
-from packtrain.runtime.pause import Gate
+from packtrain.runtime.pause import ActorPause
 from packtrain.runtime.regrouping import saved_layout
-from packtrain.runtime.remote_acting import remote_acting
+from packtrain.runtime.remote_setup import remote_acting
 from packtrain.runtime.saver import Saver
 from packtrain.types import Spec
 
@@ -66,6 +67,7 @@ class RunSetup:
     exact: bool = False  # a serial run: choose nothing by measured speed, so that the same run gives the same numbers
     remote: Remote | None = None  # the processes that act; None: a thread of this one
     learners: int = 1  # processes among which each batch is divided, this one included
+    trace: int = 0  # episodes whose searches are recorded
 
 
 class Training:
@@ -81,15 +83,17 @@ class Training:
         """
         self.setup, self.experiment = setup, setup.experiment
         self.device, self.folder = setup.device, setup.folder
-        self.overlaps = not setup.exact and setup.experiment.can_overlap  # acting and learning at the same time
+        # whether acting and learning run at the same time
+        self.overlaps = not setup.exact and setup.experiment.can_overlap
         self.counters = Counters(len(setup.experiment.schedule))
-        self.stop: BaseException | None = None  # why the run should end early
-        self.gate = Gate()
-        self.patience = setup.experiment.streams.environment.step_deadline_secs + 30  # for an actor step to end
-        # What is saved while an epoch is under way, since episodes cannot be saved: step, actor and counters before it.
+        self.stop: BaseException | None = None  # reason to end the run early
+        self.gate = ActorPause()
+        # time limit for an actor step to end
+        self.patience = setup.experiment.streams.environment.step_deadline_secs + 30
+        # State before the current epoch, saved during it because episodes cannot be saved: step, actor and counters.
         self.safe_point: tuple[int, dict[str, Any] | None, dict[str, Any]] | None = None
-        # Updates of an epoch that are under way: the place of their stage in the epoch, and how many are made. Between
-        # two of them a run is saved as it is.
+        # Unfinished updates of an epoch: index of their stage in the epoch, and number made. Between two updates the
+        # current state is saved.
         self.epoch_updates: tuple[int, int] | None = None
         torch.set_num_threads(setup.experiment.run.num_threads)
         keep_large_blocks()
@@ -112,14 +116,16 @@ class Training:
         again: tuple[int, ...] = ()
         if saved is not None and saved[1]["run"]["env_steps"]:
             again = (saved[1]["run"]["env_steps"],)
-        # A replay stays in the groups that it is stored in, if they are of the same environments.
+        # A replay keeps its groups if they contain the same environments.
         kept = saved[1]["run"].get("groups") if saved is not None and experiment.by_ratio else None
         if kept is not None and (sum(kept) != experiment.streams.num_actors or experiment.streams.groups is not None):
             kept = None
         sizes = None if kept is None else tuple(kept)
         layout = None if saved is None else saved_layout(saved[1])
         imports = tuple(setup.configuration.imports)
-        options = ActingOptions(travelling, setup.exact, setup.folder.path, again, layout, sizes=sizes, imports=imports)
+        lives = () if saved is None else tuple(saved[1]["run"].get("lives", ()))
+        parts = (travelling, setup.exact, setup.folder.path, again, layout)
+        options = ActingOptions(*parts, sizes=sizes, imports=imports, lives=lives, trace=setup.trace)
         if setup.remote is None:
             return build_sides(experiment, setup.spec, setup.device, options, streams)
         acting: Acting
@@ -130,6 +136,7 @@ class Training:
         group_sizes, context = acting.group_sizes, acting.context
         learning = build_learning(experiment, setup.spec, setup.device, group_sizes, context, setup.exact)
         acting.connect(learning.memories, learning.weights if experiment.learners else None)
+        acting.stopping = lambda: self.stop is not None
         return acting, learning
 
     def _begin(self, saved: tuple[int, dict[str, Any]] | None, travelling: Travelling) -> None:
@@ -143,6 +150,7 @@ class Training:
         self.evaluations = Evaluations(experiment, setup.spec, setup.device, travelling, precision)
         keep = run_state.restore(self, *saved) if saved else 0
         settle_gpu()  # the actor's stream goes on from what this one has made
+        self.learning.divergence = Divergence(experiment.run.on_diverged, folder.path / "diverged")
         settings = dict(setup.configuration.values)
         about = About(str(folder.shown), folder.path, setup.configuration.text(), settings)
         self.log.open(folder.metrics, keep, setup.sinks, about)
@@ -189,7 +197,7 @@ class Training:
             self.log.add_epoch_update(name, result)
             return
         self.log.add_update(result)
-        if not self.experiment.by_ratio:  # else steps are counted as they are acted
+        if not self.experiment.by_ratio:  # otherwise steps are counted when they are acted
             self.counters.step += result.steps
             self.write_row_if_due(without_updates=False)
         self.pulse()
@@ -261,6 +269,8 @@ class Training:
             row["replay_steps_lost"] = lost
         if any(learner.saves_acting_weights for learner in self.learning.learners.values()):
             row["priorities_late"] = dropped
+        if self.learning.divergence.skipped:
+            row["updates_skipped"] = self.learning.divergence.skipped
         if self._group is not None:
             row |= self._group.row()
         self.log.train_row(self.step, row)
@@ -301,7 +311,7 @@ class Training:
         if not evaluations.is_due(self.step, planned_epochs(self.experiment, self.counters.repeats), self.finished):
             return False
         with self.gate.held(self.patience):
-            # The state before the evaluation: a run that resumes from it evaluates again and writes the row.
+            # State before the evaluation: a run that resumes from it repeats the evaluation and writes the row.
             state = self.saver.state_to_evaluate()
             epoch = schedule_epoch(self.experiment, self.counters.repeats)
             for policy in evaluations.policies:
@@ -309,7 +319,7 @@ class Training:
             networks = [learner.network for learner in self.learning.learners.values()]
             state_for_it = self.acting.evaluation_state()
             evaluations.begin(Evaluated(self.step, state, self._update_counts()), networks, state_for_it)
-            settle_gpu()  # the actor's stream plays on with what this one has prepared
+            settle_gpu()  # the actor's CUDA stream uses tensors prepared on this one
         return True
 
     def collect_evaluation(self) -> None:
@@ -340,7 +350,7 @@ class Training:
         """Whether an evaluation has begun and its row is not written yet."""
         return self.evaluations.under_way is not None
 
-    # -- life
+    # -- start and end
 
     def acting_state(self) -> dict[str, Any]:
         """Return the counters of environment steps."""

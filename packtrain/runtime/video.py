@@ -19,10 +19,10 @@ from packtrain.runtime.evaluation import Evaluator
 from packtrain.runtime.experiment import Experiment
 
 Format = Literal["png", "mp4"]
-MOST_PICTURES = 601  # of a film, the start among them; of longer episodes it shows every second step, or every fourth …
-MOST_BYTES = 4_000_000  # of an animated PNG; a larger one is made again at half its size
-FASTEST = 50.0  # pictures a second: browsers slow down what is much faster
-HOLD_SECS = 1.0  # how long the last picture stays
+MOST_PICTURES = 601  # pictures of a film with the start; longer episodes show every second step, or every fourth …
+MOST_BYTES = 4_000_000  # maximum size of an animated PNG; a larger one is made again at half the resolution
+FASTEST = 50.0  # pictures per second; browsers slow down faster films
+HOLD_SECS = 1.0  # display time of the last picture
 
 
 def folder_for(run: Path, form: Format) -> Path:
@@ -36,7 +36,7 @@ def folder_for(run: Path, form: Format) -> Path:
 
 def for_pictures(experiment: Experiment) -> Experiment:
     """Return the experiment with environments that can be drawn; EnvSetupError if they cannot."""
-    if experiment.policy.env_access == "states":  # it plays in functional cores, which can always be drawn
+    if experiment.policy.env_access == "states":  # planners play in functional cores, which can always be rendered
         return experiment
     environment = experiment.evaluation.environment or experiment.streams.environment
     return replace(experiment, evaluation=replace(experiment.evaluation, environment=environment.for_pictures()))
@@ -66,7 +66,7 @@ class Film:
         self._folder, self._name, self._form = folder, name, form
         self._size, self._speed = evaluator.stream.size, self._columns.pictures_per_second()
         self._wanted = [episodes // self._size + (c < episodes % self._size) for c in range(self._size)]
-        self._reels: dict[int, _Reel] = {}  # of columns whose episode is being filmed
+        self._reels: dict[int, _Reel] = {}  # films in progress, by environment
         self._finished: dict[int, tuple[dict[str, Any], _Reel]] = {}
 
     def look(self) -> None:
@@ -137,12 +137,12 @@ class Film:
             "return": episode.returns["train"],
             "file": f"{self._folder.name}/{path.name}",
             "pictures": count,
-            "every": reel.every,  # steps between two of them
+            "every": reel.every,  # steps between two pictures
             "per_second": 1 / seconds,
             "width": width,
             "height": height,
             "bytes": len(data),
-            "halved_from": halved_from,  # bytes at twice the size, where those were too many
+            "halved_from": halved_from,  # bytes at twice the size, if that was too large
         }
         reel.pictures = Packed()
         self._finished[number] = (video, reel)
@@ -152,7 +152,7 @@ class Film:
 class _Reel:
     """An episode that is being filmed: a picture every few steps, beginning with the first row."""
 
-    number: int  # of its column's episodes, from 0 on
+    number: int  # index of the episode in its environment, from 0
     every: int
     pictures: Packed = field(default_factory=Packed)
     steps: list[ObservedStep] = field(default_factory=list)
@@ -164,7 +164,7 @@ def write_analysis(path: Path, analysis: EpisodeAnalysis) -> dict[str, Any]:
     return {**analysis.summary, "file": f"{path.parent.name}/{path.name}", "lines": analysis.lines}
 
 
-# -- what people read
+# -- texts
 
 
 def describe(run: str, videos: list[dict[str, Any]]) -> str:

@@ -34,10 +34,10 @@ def branch(
     repeats = state["run"]["repeats"]
     problem = difference(before, experiment, repeats)
     if problem:
-        raise CheckpointError(f"--start_from {run}: {problem}; what it has done so far would have been different")
+        raise CheckpointError(f"--start_from {run}: {problem}; the run's results so far depend on it")
     padded = [repeats[i] if i < len(repeats) else 0 for i in range(len(experiment.schedule))]
     identity = {"identity": configuration.identity(), "values": dict(configuration.values)}
-    for part in ("weights", "learners"):  # of learners that have not begun
+    for part in ("weights", "learners"):  # parts of learners that have not begun
         state[part] = {name: own for name, own in state[part].items() if name in experiment.learners}
     state["run"] |= {**identity, "branched": True, "repeats": padded, "next_eval": 0, "last_eval": -1, "more_evals": {}}
     experiment.policy.complete_warm_start(state)

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,7 +18,17 @@ if TYPE_CHECKING:
     from packtrain.runtime.training import Training
 
 log = logging.getLogger("packtrain")
-STOP_SECS = 15.0  # how long a call may last once the run has been asked to stop: it must save and leave within 30 s
+STOP_SECS = 15.0  # limit for a call after a stop request: the run must save and exit within 30 s
+
+
+def log_stacks(why: str) -> None:
+    """Write what every thread of this process is doing to the log, as Python stacks."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = [f"{why}; the threads of this process:"]
+    for ident, frame in sys._current_frames().items():
+        name = names.get(ident, "without a name")
+        parts.append(f"thread {name}:\n{''.join(traceback.format_stack(frame)).rstrip()}")
+    log.warning("%s", "\n".join(parts))
 
 
 class Watchdog:
@@ -58,9 +69,9 @@ class Watchdog:
 
     def _watch(self) -> None:
         tick = min(1.0, self._deadline / 4)
-        calls: list[float | None] = [None] * len(self._columns)  # when the call under way began
-        spent = [0.0] * len(self._columns)  # how long it has run
-        stopping = 0.0  # seconds since the run was asked to stop
+        calls: list[float | None] = [None] * len(self._columns)  # start of each current call
+        spent = [0.0] * len(self._columns)  # running time of each current call
+        stopping = 0.0  # seconds since the stop request
         last = time.monotonic()
         while not self._stop.wait(tick):
             now = time.monotonic()
@@ -74,7 +85,9 @@ class Watchdog:
                 spent[index] += passed
                 deadline = self._start_deadline if columns.starting else self._deadline
                 if spent[index] > deadline and not columns.times_itself:
-                    self._on_hang(EnvError(f"{columns.describe_busy()} did not answer within {deadline:g} s"))
+                    what = f"{columns.describe_busy()} did not answer within {deadline:g} s"
+                    log_stacks(what)
+                    self._on_hang(EnvError(what))
                     return
                 if min(stopping, spent[index]) > STOP_SECS:
                     why = f"did not answer within {STOP_SECS:g} s after the run was asked to stop"

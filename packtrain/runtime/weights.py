@@ -25,8 +25,8 @@ class Weights:
     def __init__(self) -> None:
         self.waits = True
         self._lock = threading.Lock()
-        self._newest: dict[str, _Version] = {}  # to read
-        self._coming: dict[str, _Version] = {}  # on its way
+        self._newest: dict[str, _Version] = {}  # versions to read
+        self._coming: dict[str, _Version] = {}  # versions being copied
         self._spare: dict[str, _Version] = {}
         self._modules: weakref.WeakKeyDictionary[nn.Module, list[torch.Tensor]] = weakref.WeakKeyDictionary()
 

@@ -6,6 +6,7 @@ Any engine can serve it: a spawned process (`process_engine.py`) or a Ray actor 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ import torch
 from torch import nn
 
 from packtrain.config import import_again
+from packtrain.envs.environment import Environment
+from packtrain.envs.vector_env import VectorEnv
+from packtrain.errors import EnvError
 from packtrain.memory.chunk import ChunkWriter
 from packtrain.runtime.acting import ActingOptions, Block, build_acting
 from packtrain.runtime.experiment import Collect
@@ -22,7 +26,8 @@ from packtrain.runtime.messages import GroupChunk, Order, Report, WorkerReport, 
 from packtrain.types import Chunk
 
 PAUSE_SECS = 0.005
-ROWS = "rows"  # the name under which all rows are collected
+LONGEST_GAP = 10.0  # seconds between two readings that count at most
+ROWS = "rows"  # name under which all rows are collected
 
 
 class ReceivedWeights:
@@ -65,10 +70,11 @@ class Worker:
         block = Block(setup.groups, setup.first_env, setup.index, setup.life)
         options = ActingOptions(
             exact=setup.exact,
-            folder=None if setup.folder is None else Path(setup.folder),
+            folder=_own_folder(setup),
             again=setup.again + ((setup.life,) if setup.life else ()),
             block=block,
             sizes=tuple(setup.group_sizes),
+            trace=setup.trace,
         )
         self.side = build_acting(experiment, spec, torch.device("cpu"), options)
         self._weights, self._chunks = ReceivedWeights(), list[GroupChunk]()
@@ -78,7 +84,15 @@ class Worker:
             lasting = {"seats": unpack_tensors(list(setup.lasting)), "run": {"env_steps": 0}}
             self.side.restore(lasting)
         self._round = self._epochs = 0
-        self.progress = 0  # actor steps so far; a supervisor sees from it that the worker is not stuck
+        self._watch = EnvWatch(experiment.streams.environment, self.side.columns)
+
+    @property
+    def progress(self) -> int:
+        """A number that changes with every reading; EnvError if a call of an environment exceeds its deadline.
+
+        A decision of a planner may take any time, as in a run without workers.
+        """
+        return self._watch.look()
 
     def _collector(self, group: int) -> Any:
         def collect(chunk: Chunk) -> None:
@@ -102,10 +116,9 @@ class Worker:
         finished: list[Any] = []
         for _ in range(order.steps * (len(self._writers) if order.each_group else 1)):
             if order.round and self.side.round_is_over():
-                time.sleep(PAUSE_SECS)  # other workers still play
+                time.sleep(PAUSE_SECS)  # other workers have not finished their episodes
                 break
             finished += self.side.act().finished
-            self.progress += 1
         for writer in self._writers:
             writer.flush()
         chunks, self._chunks = self._chunks, []
@@ -132,12 +145,12 @@ class Worker:
         report = Report(side.actor.steps, finished, side.policy.random)
         return WorkerReport(report, self._round, round_over, side.savable, side.settled_steps, row, answer)
 
-    # -- answers to questions between two actor steps
+    # -- requests between two actor steps
 
-    def answer_snapshot(self) -> dict[str, Any] | None:
-        """Return the full state of environments and policy; None if some environment cannot be saved."""
+    def answer_snapshot(self) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+        """Return the full state of environments and policy, None if some environment cannot be saved; lasting state."""
         packed: dict[str, Any] | None = pack_tensors(self.side.snapshot())
-        return packed
+        return packed, self.answer_lasting_state()
 
     def answer_lasting_state(self) -> list[dict[str, Any]]:
         """Return the state that outlives the current episodes, per group."""
@@ -183,12 +196,55 @@ class Worker:
         self.side.close()
 
 
+def _own_folder(setup: WorkerSetup) -> Path | None:
+    """Return where a worker writes; None on a machine that does not have the run's folder."""
+    if setup.folder is None or not Path(setup.folder).is_dir():
+        return None
+    return Path(setup.folder) / setup.subfolder
+
+
+class EnvWatch:
+    """Measures how long the current call of each group of environments takes. Read from a thread of its own."""
+
+    def __init__(self, environment: Environment, groups: Sequence[VectorEnv]):
+        """Store what is watched; nothing has been read.
+
+        Args:
+          environment: has the deadlines.
+          groups: of environments.
+        """
+        self._environment, self._groups = environment, groups
+        self._spent = [0.0] * len(groups)  # seconds of the current call
+        self._calls: list[float | None] = [None] * len(groups)  # when it began
+        self._looked, self._reads = time.monotonic(), 0
+
+    def look(self) -> int:
+        """Return the number of readings; EnvError if a call exceeds its deadline.
+
+        Between two readings at most `LONGEST_GAP` seconds count: this process may have been stopped.
+        """
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, LONGEST_GAP), now
+        for index, columns in enumerate(self._groups):
+            since = columns.busy_since
+            same = since is not None and since == self._calls[index]
+            self._calls[index] = since
+            self._spent[index] = self._spent[index] + passed if same else 0.0
+            deadline = self._environment.step_deadline_secs
+            if columns.starting:
+                deadline = max(deadline, self._environment.start_deadline_secs)
+            if self._spent[index] > deadline and not columns.times_itself:
+                raise EnvError(f"{columns.describe_busy()} did not answer within {deadline:g} s")
+        self._reads += 1
+        return self._reads
+
+
 @dataclass(frozen=True)
 class PackedTensor:
     """A tensor as an array, for sending: torch itself would share its memory with the receiver."""
 
     array: np.ndarray
-    dtype: str  # of the tensor, as torch names it
+    dtype: str  # torch's name of the dtype
 
 
 def pack_tensors(tree: Any) -> Any:

@@ -264,7 +264,7 @@ def audit(request: Request) -> dict[str, Any]:
 
 
 def _independent(unknown: Subject, trusted: Sequence[Subject]) -> list[Subject]:
-    """Return the trusted runs without duplicates and without the unknown one."""
+    """Return the trusted runs without duplicates and without the audited run."""
     by_folder = {subject.run.resolve(): subject for subject in reversed(trusted)}
     return [
         one for one in trusted if one is by_folder[one.run.resolve()] and one.run.resolve() != unknown.run.resolve()

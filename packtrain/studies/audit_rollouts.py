@@ -38,7 +38,7 @@ from packtrain.networks.distributions import Distribution, Gaussian, MultiCatego
 from packtrain.runtime import checkpoint
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.preparation import find_device, prepare, refuse_no_run
-from packtrain.runtime.saved_state import refuse_ill_formed, refuse_other, restoring
+from packtrain.runtime.restore_checks import refuse_ill_formed, refuse_other, restoring
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.watchdog import Watchdog
 from packtrain.types import Row, Spec
@@ -161,7 +161,7 @@ def divergences(
         assert isinstance(space, gym.spaces.Box)
         finite = torch.from_numpy(np.isfinite(space.low) & np.isfinite(space.high)).flatten().to(p.device)
         bound = torch.where(finite, 1.0, math.inf)
-        sides = [_gaussian(distribution, parameters) for parameters in (p, q)]
+        sides = [_mean_and_std(distribution, parameters) for parameters in (p, q)]
         noise = torch.randn((NOISE_DRAWS, *sides[0][0].shape), generator=generator, device=p.device)
         jensen_shannon = clipped_gaussian_jensen_shannon(*sides[0], *sides[1], bound, noise)
         return jensen_shannon, clipped_gaussian_hellinger(*sides[0], *sides[1], bound)
@@ -170,10 +170,10 @@ def divergences(
     return categorical_jensen_shannon(p, q), categorical_hellinger(p, q)
 
 
-def _gaussian(distribution: Gaussian, parameters: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and standard deviations, [..., D] each."""
-    mean, log_std = parameters.float().chunk(2, -1)
-    return mean, log_std.clamp(distribution.min_log_std, distribution.max_log_std).exp()
+def _mean_and_std(distribution: Gaussian, parameters: Tensor) -> tuple[Tensor, Tensor]:
+    """Return means and standard deviations, [..., D] each."""
+    mean, log_std = distribution.split(parameters)
+    return mean, log_std.exp()
 
 
 # Playing
@@ -187,7 +187,7 @@ def slipping(distribution: Distribution, parameters: Tensor, share: float) -> Te
     if share == 0:
         return parameters
     if isinstance(distribution, Gaussian):
-        mean, std = _gaussian(distribution, parameters)
+        mean, std = _mean_and_std(distribution, parameters)
         return torch.cat([mean, ((1 - share) * std.square() + share / 3).sqrt().log()], -1)
     parts = parameters.split(
         distribution.nvec if isinstance(distribution, MultiCategorical) else parameters.shape[-1], -1

@@ -204,9 +204,8 @@ def judge(
     else:
         verdict = f"no phase transition found: the largest change, {change.effect:+.2g} {where}, has p = {change.p:.2g}"
         if len(values) < ENOUGH_VALUES:
-            verdict += (
-                f"; with {len(values)} values a jump cannot be told from a smooth curve, {ENOUGH_VALUES} can show it"
-            )
+            verdict += f"; with {len(values)} values a jump cannot be distinguished from a smooth curve"
+            verdict += f"; {ENOUGH_VALUES} suffice"
     curves = {
         name: [_interval(found[places == place]) for place in range(len(values))] for name, found in returns.items()
     }
@@ -355,7 +354,7 @@ def _play_all(runs: list[Run], processes: int) -> Generator[tuple[Run, dict[str,
                     answer = connection.recv()
                 except (EOFError, OSError):
                     raise StalledError(
-                        f"the process that trained {run.folder} ended; its log.txt may say why"
+                        f"the process that trained {run.folder} ended; its log.txt may contain the reason"
                     ) from None
                 if isinstance(answer, _Failure):
                     failed = Error(f"a run of the sweep failed, {run.folder}: {answer.text}")

@@ -376,7 +376,7 @@ def _x_range(points: list[_Point]) -> tuple[float, float]:
     if not points:
         return 0.0, 1.0
     low, high = min(step for step, *_ in points), max(step for step, *_ in points)
-    if 0 < low < 0.2 * high or 0 < low == high:  # a lone point stands at the end of what led to it
+    if 0 < low < 0.2 * high or 0 < low == high:  # a single point is drawn at the end of its range
         low = 0
     air = max(0.5, 1e-6 * abs(low))
     return (low, high) if high > low else (low - air, high + air)

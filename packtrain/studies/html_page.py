@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 
 from packtrain.studies.chart import PALETTE_DARK, escape, palette_css
 
@@ -76,7 +77,13 @@ footer{margin-top:20px;color:var(--muted);font-size:12px}
 
 
 def html_page(
-    title: str, body: str, style: str = STYLE, *, script: str = "", controls: str = "", live_secs: float | None = None
+    title: str,
+    body: str,
+    style: str = STYLE,
+    *,
+    script: str | Sequence[str] = "",
+    controls: str = "",
+    live_secs: float | None = None,
 ) -> str:
     """Return a complete page.
 
@@ -84,14 +91,15 @@ def html_page(
       title: as text.
       body: of `main`, as HTML: foreign content in it must be escaped.
       style: CSS.
-      script: JavaScript, the only one that the content policy allows.
+      script: JavaScript, one program or several; the content policy allows no other.
       controls: HTML above `main`.
       live_secs: interval at which the script may request the page from its server; None: no requests.
     """
     policy, live = CONTENT_POLICY, ""
-    if script:
-        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        policy += f"; script-src 'sha256-{digest}'"
+    scripts = [one for one in ([script] if isinstance(script, str) else script) if one]
+    if scripts:
+        digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
+        policy += "; script-src " + " ".join(f"'sha256-{digest}'" for digest in digests)
     if live_secs is not None:
         policy += "; connect-src 'self'"
         live = (
@@ -113,6 +121,6 @@ def html_page(
 {controls}<main>
 {body}
 </main>
-{f"<script>{script}</script>" if script else ""}</body>
+{"".join(f"<script>{one}</script>" for one in scripts)}</body>
 </html>
 """

@@ -45,8 +45,8 @@ def jump_test(x: ArrayLike, y: ArrayLike, *, rng: np.random.Generator, draws: in
         T = N log RSS(curve) − min(N log RSS(step), N log RSS(step on a slope) + log N)
 
     The slope costs log N as in the Bayesian information criterion. For each curve, the p-value is the share of data
-    sets drawn from its fit whose T is at least as large. In each drawn data set, curve, split and slope are fitted
-    anew. The noise is Gaussian with the variance between runs of one x; without repeated x, with the variance of the
+    sets sampled from its fit whose T is at least as large. In each sampled data set, curve, split and slope are fitted
+    again. The noise is Gaussian with the variance between runs of one x; without repeated x, with the variance of the
     curve's residuals. A curve that fits no worse than the jump has p = 1.
 
     A jump is found at level α if `p`, the maximum over all curves, is at most α. If one of the curves is the truth,

@@ -257,7 +257,7 @@ function point(figure, x, pointerY) {
   const cross = shape(svg, "g", { class: "cross" });
   let rows = lines.map((line) => {
     const k = nearest(line.x, x);
-    return { line, k, x: line.x[k], y: line.y[k] };
+    return { line, k, x: line.x[k] ?? null, y: line.y[k] ?? null };  // a line without a mean has no points
   }).filter((row) => row.x !== null && row.y !== null && Math.abs(px(row.x) - px(x)) < Math.max(40, (right - left) / 8));
   const level = rows.length && pointerY !== undefined
     ? rows.reduce((a, b) => (Math.abs(py(b.y) - pointerY) < Math.abs(py(a.y) - pointerY) ? b : a)) : null;

@@ -62,10 +62,9 @@ def report_page(runs: Sequence[str | Path], compare: str | None = None, live_sec
     """
     paths = _paths(runs)
     loaded = [load(path, name, 0) for path, name in zip(paths, distinct_names(paths), strict=True)]
-    warnings = [text for run in loaded for text in run.warnings]
-    environments = by_environment(loaded)  # colours, if the runs themselves are drawn
-    if compare is not None:
-        environments = by_environment(group_by(loaded, compare))
+    drawn = loaded if compare is None else group_by(loaded, compare)
+    warnings = [text for run in drawn for text in run.warnings]
+    environments = by_environment(drawn)
     numbers, points = Numbers(), budget_of(list(environments.values()))
     sections = [
         _section(place, name, runs, numbers, points, alone=len(environments) == 1)
@@ -145,6 +144,7 @@ def _section(place: int, name: str, runs: list[Run], numbers: Numbers, points: i
     folded = frames[len(charts.main) : len(charts.main) + len(charts.folded)]
     parts = [
         "" if alone else f"<h2>{escape(name or 'Environment unknown')}</h2>",
+        _lacking([chart for chart in every if chart.lacks_mean]),
         _tiles(runs[0]) if len(runs) == 1 else report_tables.results(runs, {one.name: one for one in methods}),
         pictures(runs),
         films(runs),
@@ -164,6 +164,15 @@ def _section(place: int, name: str, runs: list[Run], numbers: Numbers, points: i
         parts.append(report_tables.last_values(runs, metrics_of(runs)))
     html = f'<section class=environment id="environment-{place}">{"".join(parts)}</section>'
     return _Section(html, [(run.name, run.colour) for run in runs], numbers.charts(every))
+
+
+def _lacking(charts: Sequence[Chart]) -> str:
+    """Return a line that names charts in which a mean is missing."""
+    if not charts:
+        return ""
+    named = ", ".join(chart.title for chart in charts[:5]) + f" and {len(charts) - 5} more" * (len(charts) > 5)
+    text = f"Runs that share no step have no mean over them, and are drawn one by one: {named}."
+    return f"<p class=warning>{escape(text)}</p>"
 
 
 def _over_environments(
@@ -227,7 +236,7 @@ def _tiles(run: Run) -> str:
     steps, wall, speed = report_tables.steps_of(run), report_tables.wall_of(run), report_tables.speed_of(run)
     tiles = [
         *([] if run.is_study else [_score_tile(run)]),
-        _tile("Steps", human(steps), f"{steps:,}" + " a seed" * several),
+        _tile("Steps", human(steps), (report_tables.steps_range(run) or f"{steps:,}") + " a seed" * several),
         _tile("Wall time", duration(wall), "longest seed" * several),
     ]
     if speed is not None:

@@ -90,10 +90,19 @@ class Chart:
     fixed: str = ""  # label of its horizontal axis, if that is not steps
 
     def curves(self) -> list[Curve]:
-        """Return its lines for a static picture."""
-        return [
-            Curve(line.name, line.steps, line.values, line.low, line.high, colour=line.colour) for line in self.lines
-        ]
+        """Return its lines for a static picture: the seeds of a line that has no mean."""
+        found = []
+        for line in self.lines:
+            if len(line.steps):
+                found.append(Curve(line.name, line.steps, line.values, line.low, line.high, colour=line.colour))
+            for name, steps, _, values in () if len(line.steps) else line.seeds:
+                found.append(Curve(f"{line.name}, {name}", steps, values, colour=line.colour))
+        return found
+
+    @property
+    def lacks_mean(self) -> bool:
+        """Return whether a line has seeds but no mean, because they share no step."""
+        return any(not len(line.steps) for line in self.lines)
 
 
 @dataclass
@@ -260,7 +269,7 @@ def _line(run: Run, place: int, metric: Metric, points: int, with_seeds: bool) -
         return Line(run.name, run.colour, place, steps, walls, values)
     common, columns = align([(steps, values) for _, steps, _, values in found])
     if not common:  # no step that all seeds have in common
-        return None
+        return Line(run.name, run.colour, place, [], [], [], seeds=found[:_MOST_SEED_LINES])
     _, times = align([(steps, walls) for _, steps, walls, _ in found])
     walls = [math.fsum(each) / len(each) for each in zip(*times, strict=True)]
     bands = [mean_interval(each) for each in zip(*columns, strict=True)]

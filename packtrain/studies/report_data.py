@@ -94,11 +94,7 @@ class Run:
     @cached_property
     def environment(self) -> str:
         """Return the id of its environment; empty if its configuration has none."""
-        bound = self.settings.get("Environment.id", "")
-        if bound[:1] in ("'", '"'):
-            return bound[1:-1]
-        match = _ENVIRONMENT.search(self.config)
-        return match[2] if match else ""
+        return environment_of(self.config)
 
     def where(self, seed: Seed) -> str:
         """Return the name of one of its seeds."""
@@ -141,14 +137,20 @@ def load(path: Path, name: str, colour: int) -> Run:
             run.warnings.append(f"{run.where(seed)}: {seed.bad_lines} unreadable {lines} of {METRICS_FILE} left out.")
         if not seed.series:
             run.warnings.append(f"{run.where(seed)}: no metrics yet.")
-    reached = {seed.name: seed.steps for seed in seeds if seed.series}
+    _warn_if_uneven(run, "seeds")
+    return run
+
+
+def _warn_if_uneven(run: Run, members: str) -> None:
+    """Add a warning if the seeds of a curve have reached different steps."""
+    reached = {seed.name: seed.steps for seed in run.seeds if seed.series}
     if reached and min(reached.values()) < 0.98 * max(reached.values()):
         least = min(reached, key=lambda seed: reached[seed])
         run.warnings.append(
-            f"{name}: the seeds have reached different steps, {least} {human(reached[least])} and others up to "
-            f"{human(max(reached.values()))}; means over seeds are drawn as far as all of them go."
+            f"{run.name}: the {members} have reached different steps, {least} {human(reached[least])} and others up to "
+            f"{human(max(reached.values()))}; means are drawn over the steps that all of them have, and each alone "
+            "beyond."
         )
-    return run
 
 
 def _load_seed(folder: Path) -> Seed:
@@ -187,6 +189,20 @@ def _runs_below(folder: Path, levels: int) -> list[Path]:
     return found
 
 
+def environment_of(config: str) -> str:
+    """Return the id of the environment in a configuration's text; empty if it has none."""
+    bound = settings_of(config).get("Environment.id", "")
+    if bound[:1] in ("'", '"'):
+        return bound[1:-1]
+    match = _ENVIRONMENT.search(config)
+    return match[2] if match else ""
+
+
+def config_of(folder: Path) -> str:
+    """Return the text of a run's configuration, cut off if it is very long; empty if there is none."""
+    return _head(folder / CONFIG_FILE)
+
+
 def by_environment(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return the runs of each environment, in the order of first appearance, with their colours renumbered."""
     found: dict[str, list[Run]] = {}
@@ -217,6 +233,9 @@ def group_by(runs: Sequence[Run], knob: str) -> list[Run]:
         group = groups.setdefault((run.environment, name), Run(run.path, name, 0, [], run.config))
         group.seeds += [replace(seed, name=run.where(seed)) for seed in run.seeds]
         group.warnings += run.warnings
+    for group in groups.values():
+        if not any("different steps" in text for text in group.warnings):
+            _warn_if_uneven(group, "runs")
     return sorted(groups.values(), key=lambda group: _numeric(group.settings.get(knob, "")))
 
 

@@ -14,6 +14,11 @@ from packtrain.studies.report_data import Metric, Run, Score, final_score, last_
 
 MOST_SHOWN = 10  # maximum number of runs whose configuration, log and last values are shown
 _MOST_SETTINGS = 60
+_BOOKKEEPING = {
+    *("env_steps", "updates", "frames", "epoch", "checkpoint", "seed", "replay_steps", "replay_size"),
+    *("episodes", "episodes_greedy", "episodes_sampled", "weights_version", "rss_mb", "gpu_mb"),
+}
+"""Metrics that are not in the table of last values: counters, and what a machine uses."""
 _MANY_SETTINGS = 15  # number of settings from which the table is folded
 
 
@@ -32,7 +37,7 @@ def results(runs: Sequence[Run], methods: Mapping[str, Method]) -> str:
             _value_cell(score),
             *middle,
             _cell(str(len(run.seeds)), len(run.seeds)),
-            _cell(human(steps_of(run)), steps_of(run)),
+            _cell(human(steps_of(run)), steps_of(run), steps_range(run)),
             _cell(duration(wall_of(run)), wall_of(run)),
             "<td>–</td>" if speed is None else _cell(human(speed), speed),
             f"<td class=note>{escape(score.source) if score else 'no episode has ended yet'}</td>",
@@ -120,14 +125,23 @@ def last_values(runs: Sequence[Run], metrics: Sequence[Metric]) -> str:
     lines = []
     for name in _evaluation_names(runs):
         values = [[flat[name] for seed in run.seeds if name in (flat := _flat(seed.evaluation))] for run in runs]
-        cells = "".join(_mean_cell(over_seeds(each)) for each in values)
-        lines.append(f"<tr><td>eval.json</td><th scope=row>{escape(name)}</th>{cells}</tr>")
-    for metric in metrics[: 2 * MOST_CHARTS]:
+        found = [over_seeds(each) for each in values]
+        if found == [last_value(run, ("eval", name)) for run in runs]:  # as scheduled evaluations have it
+            continue
+        cells = "".join(_mean_cell(each) for each in found)
+        lines.append(f"<tr><td>packtrain eval</td><th scope=row>{escape(name)}</th>{cells}</tr>")
+    shown = [metric for metric in metrics if not _is_bookkeeping(metric[1])]
+    for metric in shown[: 2 * MOST_CHARTS]:
         cells = "".join(_mean_cell(last_value(run, metric)) for run in runs)
         lines.append(f"<tr><td>{escape(metric[0])}</td><th scope=row>{escape(metric[1])}</th>{cells}</tr>")
     if not lines:
         return ""
     return fold("Last values", scroll(_table(["kind", "metric", *(run.name for run in runs)], lines)), "last")
+
+
+def _is_bookkeeping(name: str) -> bool:
+    """Return whether a metric counts what has happened so far or measures the machine."""
+    return name in _BOOKKEEPING or name.partition("/")[0] in ("updates", "env_steps")
 
 
 def _mean_cell(value: tuple[float, tuple[float, float] | None] | None) -> str:
@@ -142,7 +156,7 @@ def _mean_cell(value: tuple[float, tuple[float, float] | None] | None) -> str:
 
 def _evaluation_names(runs: Sequence[Run]) -> list[str]:
     names = dict.fromkeys(name for run in runs for seed in run.seeds for name in _flat(seed.evaluation))
-    return list(names)[:MOST_CHARTS]
+    return [name for name in names if not _is_bookkeeping(name)][:MOST_CHARTS]
 
 
 def _flat(evaluation: Mapping[str, Any]) -> dict[str, float]:
@@ -265,6 +279,12 @@ def _table(heads: Sequence[str], lines: Sequence[str], kind: str = "") -> str:
 def steps_of(run: Run) -> int:
     """Return the last step of any seed."""
     return max(seed.steps for seed in run.seeds)
+
+
+def steps_range(run: Run) -> str:
+    """Return the least and the most steps of its seeds; empty if they are equal."""
+    least = min(seed.steps for seed in run.seeds)
+    return "" if least == steps_of(run) else f"{least:,} to {steps_of(run):,}"
 
 
 def wall_of(run: Run) -> float:

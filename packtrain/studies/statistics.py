@@ -13,31 +13,13 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from packtrain.metrics.intervals import student_t
+from packtrain.metrics.intervals import mean_interval as mean_interval
 
 Curve = tuple[Sequence[float], Sequence[float]]
 """(steps, values): two sequences of one length, steps strictly increasing."""
 
 Scores = Sequence[Sequence[float]]
 """[tasks][seeds]: one method's final score of every seed in every task."""
-
-
-def mean_interval(values_per_seed: Sequence[float], confidence: float = 0.95) -> tuple[float, float, float]:
-    """Return the mean over seeds and its Student-t interval, (mean, low, high).
-
-        mean ± t(confidence, S−1) · s / √S        s² = Σ (x − mean)² / (S−1)
-
-    For a single seed low and high are NaN.
-    """
-    count = len(values_per_seed)
-    if count == 0:
-        raise ValueError("the mean over no seeds is not defined")
-    mean = math.fsum(values_per_seed) / count
-    if count == 1:
-        return mean, math.nan, math.nan
-    variance = math.fsum((value - mean) ** 2 for value in values_per_seed) / (count - 1)
-    half_width = student_t(count - 1, confidence) * math.sqrt(variance / count)
-    return mean, mean - half_width, mean + half_width
 
 
 def align(curves: Sequence[Curve]) -> tuple[list[float], list[list[float]]]:

@@ -172,7 +172,7 @@ class Tables:
         self._block: Rollouts
 
     def step(self) -> float:
-        """Overwrite one entry of every table with its target; return the model use if depths are weighted, else NaN."""
+        """Update one entry of every table; return how much the targets used the model, NaN without depth weights."""
         if self._at == _BLOCK:
             self._block = draw_rollouts(
                 self._toy, self._rng, _BLOCK, self._members, self._rollouts, self._horizon, self._noise
@@ -247,7 +247,7 @@ def _train(toy: Toy, seed: int, every: int, learners: tuple[str, ...]) -> Iterat
 
 
 def run(toy: Toy | None = None, seed: int = 0, every: int = 50, learners: tuple[str, ...] = tuple(LEARNERS)) -> Curves:
-    """Run the whole experiment, by default with the published settings."""
+    """Run the experiment, by default with the published settings."""
     toy = toy or PUBLISHED
     return collect(toy, list(train(toy, seed, every, learners)))
 

@@ -24,7 +24,7 @@ from packtrain.files import refuse_links, write_whole
 from packtrain.metrics.console import duration
 from packtrain.runtime.folder import RunFolder, claim, point_latest
 from packtrain.runtime.open_run import TrainRequest
-from packtrain.runtime.saved_state import refuse_other
+from packtrain.runtime.restore_checks import refuse_other
 
 log = logging.getLogger("packtrain")
 

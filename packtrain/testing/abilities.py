@@ -17,7 +17,7 @@ from packtrain.envs.functional import register
 from packtrain.trees import Tree
 
 ENDINGS = ("termination", "truncation")
-LARGEST_EPISODE_ID = 2**53 - 1  # exact in float64; two equal ids in a test are out of the question
+LARGEST_EPISODE_ID = 2**53 - 1  # exact in float64; two equal random ids in a test are practically impossible
 
 
 class Bandit:

@@ -26,7 +26,7 @@ def default_signals() -> None:
 
 
 def _main(argv: list[str], log: str, folder: str, stdout: str | None) -> None:
-    os.setsid()  # a process group of its own, so that all of it can be killed at once
+    os.setsid()  # a separate process group, so that all its processes can be killed at once
     default_signals()
     os.chdir(folder)
     output = open(log, "ab", buffering=0)  # noqa: SIM115  (it is this process's output from here on)
@@ -135,7 +135,7 @@ def kill_after_checkpoints(argv: list[str], run: Path, kills: int, tries: int = 
         begun = time.monotonic()
         while command.running and time.monotonic() - begun < 60:
             if saved.is_dir() and set(checkpoint.steps(saved)) - before:
-                time.sleep(0.013 * (turn % 10))  # in different places
+                time.sleep(0.013 * (turn % 10))  # kill at different places
                 break
             time.sleep(0.01)
         if command.running:

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from packtrain.envs.gymnasium_state import exact_saving
 from packtrain.envs.options import fraction, one_of, whole_number
 from packtrain.errors import EnvSetupError
 
@@ -69,7 +70,7 @@ class Faulty(gym.Env):
             raise EnvSetupError(f"Faulty(fault={fault!r}, at_step=0): a reset has no reward, at_step must be 1 or more")
         self.observation_space = gym.spaces.Box(0, 1e9, (3,), np.float32)
         self.action_space = gym.spaces.Discrete(2)
-        self._step = 0  # of the episode
+        self._step = 0  # step of the episode
         self._life = 0  # steps over all episodes
         self._resets = 0
 
@@ -128,5 +129,101 @@ class Faulty(gym.Env):
         return observation, {}
 
 
+CALL_FAULTS = ("raise", "hang", "exit", "segfault", "nothing_back", "wrong_shape")
+
+
+class Flaky(gym.Env):
+    """Another environment that fails at random: each step with the same probability, and never else.
+
+    | fault | what happens instead of a step |
+    | --- | --- |
+    | raise | a RuntimeError |
+    | hang | sleeps for ever |
+    | exit, segfault | the process ends with status 1, or by SIGSEGV |
+    | nothing_back | the step returns None in place of its five results |
+    | wrong_shape | the observation has one entry too many |
+
+    Args:
+      env: id of the environment, which is made without its wrappers.
+      fault: one of the table.
+      probability: of a fault, for each step; drawn from a generator seeded by `reset(seed=...)`.
+      sound_steps: steps at the beginning of an instance's life without a fault.
+      saves_generator: whether snapshots contain that generator. Without it a planner, which restores a state and steps
+        again, does not meet the same fault again.
+      render_mode: accepted as None only.
+    """
+
+    metadata = {"render_modes": []}
+
+    def __init__(
+        self,
+        env: str = "CartPole-v1",
+        fault: str = "raise",
+        probability: float = 0.001,
+        sound_steps: int = 0,
+        saves_generator: bool = True,
+        render_mode: None = None,
+    ):
+        self.fault = one_of("Flaky", "fault", fault, CALL_FAULTS)
+        self.probability = fraction("Flaky", "probability", probability)
+        self.sound_steps = whole_number("Flaky", "sound_steps", sound_steps, least=0)
+        self.saves_generator = one_of("Flaky", "saves_generator", saves_generator, (False, True))
+        self.render_mode = one_of("Flaky", "render_mode", render_mode, (None,))
+        self._env = gym.make(env).unwrapped
+        saving = exact_saving(self._env)
+        if saving is None:
+            raise EnvSetupError(f"Flaky(env={env!r}): it cannot be saved")
+        self._saving = saving
+        self.observation_space, self.action_space = self._env.observation_space, self._env.action_space
+        self._faults = np.random.default_rng()
+        self._life = 0  # steps of this instance
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        """Reset the environment; a seed determines its faults too."""
+        if seed is not None:
+            self._faults = np.random.default_rng([seed, 1])
+        return self._env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        """Step the environment, or fail."""
+        self._life += 1
+        if self._life <= self.sound_steps or self._faults.random() >= self.probability:
+            return self._env.step(action)
+        match self.fault:
+            case "raise":
+                raise RuntimeError(f"Flaky failed at step {self._life} of its life")
+            case "hang":
+                time.sleep(1e6)
+            case "exit":
+                os._exit(1)
+            case "segfault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "wrong_shape":
+                observation, *rest = self._env.step(action)
+                return np.append(observation, observation[:1]), *rest
+        return None
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state of the environment, and that of the faults if it is to be saved."""
+        state = {"env": self._saving.snapshot()}
+        faults = {"faults": self._faults.bit_generator.state, "life": self._life}
+        return state | faults if self.saves_generator else state
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Restore what was saved."""
+        self._saving.restore(snapshot["env"])
+        if self.saves_generator:
+            self._faults.bit_generator.state, self._life = snapshot["faults"], int(snapshot["life"])
+
+
+for _name, _env, _steps in (("FlakyCartPole", "CartPole-v1", 500), ("FlakyPendulum", "Pendulum-v1", 200)):
+    if f"packtrain/{_name}-v0" not in gym.registry:
+        gym.register(
+            f"packtrain/{_name}-v0",
+            entry_point="packtrain.testing.faulty:Flaky",
+            kwargs={"env": _env},
+            max_episode_steps=_steps,
+            disable_env_checker=True,
+        )
 if "packtrain/Faulty-v0" not in gym.registry:
     gym.register("packtrain/Faulty-v0", entry_point="packtrain.testing.faulty:Faulty", disable_env_checker=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from packtrain.memory.sequence_memory import SequenceMemory
-from packtrain.memory.sequences import Sequences
+from packtrain.memory.sequence_settings import Sequences
 from packtrain.types import Row, Sample
 
 
@@ -27,7 +27,7 @@ class Numbered:
           steps: lengths of the first episodes.
         """
         self.rng, self.longest = np.random.default_rng(seed), longest
-        self.lengths = iter(steps)  # of the first episodes; then at random
+        self.lengths = iter(steps)  # lengths of the first episodes; later ones are random
         self.groups, self.begin = groups, np.cumsum([0, *groups])
         self.columns: list[list[dict[str, Any]]] = [[] for _ in range(sum(groups))]
 
@@ -50,7 +50,7 @@ class Numbered:
         extras = {"known": 7 * number, "unwanted": number, "priority": pick("error", np.float32)}
         memory.writer(group).add(row, carry, extras)
         shown: tuple[Any, ...] = (*carry, row.obs["frame"], row.first, *extras.values())
-        for leaf in shown:  # valid until the next call only
+        for leaf in shown:  # observations are valid only until the next call
             leaf[:] = 99
 
     def next_row(self, column: int) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Numbered:
         number, before = len(rows), rows[-1] if rows else {"left": 0}
         first = before["left"] == 0
         left = next(self.lengths, int(self.rng.integers(0, self.longest))) if first else before["left"] - 1
-        end = self.rng.integers(5) if left == 0 and not first else 9  # 4: cut off without a word
+        end = self.rng.integers(5) if left == 0 and not first else 9  # 4: the episode is dropped without an end
         return {
             "number": number,
             "column": column,
@@ -88,7 +88,7 @@ class Numbered:
                 for start in starts:
                     steps = min(sizes.sequence_length + after, final - start)
                     if not over and steps < sizes.sequence_length + after:
-                        continue  # the rows that its returns need are still to come
+                        continue  # the rows that its returns need have not been collected
                     front = min(context + sizes.burn_in, start - begin)
                     if start - front >= len(rows) - length:
                         found.append((column, start, front, steps))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import gymnasium as gym
 import numpy as np
 
-from packtrain.planning.counter_rng import mix
+from packtrain.hashing import mix
 from packtrain.planning.model import Asking, Stepped
 from packtrain.trees import Tree
 from packtrain.types import Request
@@ -19,7 +19,7 @@ from packtrain.types import Request
 Result = TypeVar("Result")
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_REWARD, _END, _VALUE, _QUALITY, _LOGITS, _LEGAL = range(1, 7)  # what a number is for: independent ones for each
+_REWARD, _END, _VALUE, _QUALITY, _LOGITS, _LEGAL = range(1, 7)  # purposes of random numbers, which are independent
 
 
 class PathHash:
@@ -65,7 +65,7 @@ class PathHash:
         ends = (_uniform(words, _END) < self.end_share) & ~ended
         after = np.where(ended, paths, self._place(words))
         return Stepped({"path": after, "ended": ended | ends}, rewards, ended | ends, ends & (rewards > 0))
-        yield  # a generator, although it never asks
+        yield  # makes this a generator, although it sends no requests
 
     def observe(self, states: Tree) -> Tree:
         """Return the paths, uint64 [N]."""

@@ -27,15 +27,15 @@ Answer = Callable[[Request], dict[str, np.ndarray]]
 class PlainNode:
     """A state with its search statistics."""
 
-    slot: int  # its number, in order of creation
+    slot: int  # number of the node, in order of creation
     state: Tree  # [1, ...]
     terminal: bool = False
     solved: bool = False
     value: float = 0.0
     rated: bool = False
-    visits_term: float = 0.0  # the auxiliary part of the index
+    visits_term: float = 0.0  # part of the index that depends on visits
     found_bonus: float = 0.0
-    edges: list[PlainNode] = field(default_factory=list)  # one for each action; empty if not expanded
+    edges: list[PlainNode] = field(default_factory=list)  # one per action; empty if not expanded
     rewards: list[float] = field(default_factory=list)
     bonuses: list[float] = field(default_factory=list)
 
@@ -69,7 +69,7 @@ class PlainBestFirst:
         self.graph: dict[int, PlainNode] = {}
         self.current: PlainNode | None = None
         self.action = 0
-        self.expansions: list[int] = []  # slots of the nodes that the last plan has expanded, in order
+        self.expansions: list[int] = []  # slots of the nodes that the last plan expanded, in order
 
     def plan(self, state: Tree) -> tuple[int, dict[str, Any]]:
         """Return an action in the state [1, ...], and the search results."""

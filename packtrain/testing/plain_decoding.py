@@ -59,15 +59,17 @@ def mutual_information(
       terminated_logits: [N, M].
     """
     n, m, c = logits.shape
-    stacked = np.zeros((c + 4, m, n), np.float32)  # a yes or no is a factor of two classes, the first one's logit 0
+    # a Bernoulli output is a factor of two classes, the first with logit 0
+    stacked = np.zeros((c + 4, m, n), np.float32)
     stacked[:c] = logits.transpose(2, 1, 0)
     stacked[c + 1], stacked[c + 3] = reward_logits.T, terminated_logits.T
     information = np.zeros(n, np.float32)
     for belief in _beliefs(stacked, (*factors, Factor(0, 2), Factor(0, 2))):
         gained = _times_log(belief).mean(axis=1)  # [S, N]
-        gained -= _times_log(belief.mean(axis=1))  # class by class: sums of many classes would round differently
+        # class by class, because a sum over many classes would round differently
+        gained -= _times_log(belief.mean(axis=1))
         information += gained.sum(axis=0)
-    return np.maximum(information, 0)  # never negative but for rounding
+    return np.maximum(information, 0)  # negative only by rounding
 
 
 def _beliefs(logits: np.ndarray, factors: Factors) -> Iterator[np.ndarray]:

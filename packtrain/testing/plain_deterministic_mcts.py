@@ -30,8 +30,8 @@ class PlainNode:
     """A state with its search statistics."""
 
     state: Tree  # [1, ...]
-    added: list[np.ndarray] = field(default_factory=list)  # values, [members], the network's first
-    bonuses: list[float] = field(default_factory=list)  # backed up
+    added: list[np.ndarray] = field(default_factory=list)  # backed-up values, [members]; the network's first
+    bonuses: list[float] = field(default_factory=list)  # backed-up bonuses
     aux: float = 0.0
     terminal: bool = False
     children: list[PlainNode] = field(default_factory=list)  # by action; empty until expanded

@@ -26,7 +26,7 @@ from packtrain.types import Request
 class Edge:
     """One action at a node."""
 
-    visits: int  # the rating is the first
+    visits: int  # including the evaluation
     quality_sum: float
     prior: float
     child: PlainNode | None = None
@@ -68,9 +68,9 @@ class PlainChoice:
     visits: list[int]
     qualities: list[float]
     value: float
-    depths: list[int]  # where each pass ended
+    depths: list[int]  # depth at which each pass ended
     model_steps: int
-    tree: dict  # before the root moved
+    tree: dict  # the tree before the root moved
 
 
 class PlainStochasticMCTS:
@@ -200,7 +200,7 @@ class PlainStochasticMCTS:
         agent, bent = self.agent, self._bent_logits()
         allowed = sum(edge.visits > 0 for edge in self.root.edges)
         order = considered_visits(min(allowed, agent.max_considered_actions), agent.n_passes - self.spent)
-        if number < self.spent:  # this pass only expands
+        if number < self.spent:  # this pass only expands the root
             return [0.0] * self.actions
         turn = order[number - self.spent]
         return [self.gumbel[a] + bent[a] if self.tried[a] == turn else -math.inf for a in range(self.actions)]
@@ -226,7 +226,7 @@ class PlainStochasticMCTS:
         weight = agent.prior_noise_weight
         return [(1 - weight) * p + weight * float(extra) for p, extra in zip(priors, noise, strict=True)]
 
-    # -- raters
+    # -- leaf evaluators
 
     def _rate(self, state: Tree, number: int, depth: int) -> list[Edge]:
         legal = self.model.legal(state)

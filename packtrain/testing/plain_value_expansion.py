@@ -227,12 +227,12 @@ class Path:
         self.rho.append([scale * ask(model.reward, run, judge, step)[0] for judge in range(JUDGES)])
 
     def reached(self, i: int) -> float:
-        """c_{i−1}."""
+        """Return c_{i−1}, the probability that step i was reached."""
         return math.prod(1 - delta for delta in self.delta[:i])
 
 
 def candidate(base: Any, path: Path, judge: int, q: int, i: int, j: int) -> float:
-    """T[i, j](m, l, q)."""
+    """Return candidate target T[i, j] for transition member m (whose path this is), reward member l and critic q."""
     if isinstance(base, SAC):  # soft Q = r + γ (1 − δ) (Q − α log π), followed through the model
         after = path.value[i][q] if i == j else candidate(base, path, judge, q, i + 1, j)
         return KAPPA * path.rho[i][judge] + GAMMA * (1 - path.delta[i]) * (after - path.entropy_cost[i])

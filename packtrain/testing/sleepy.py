@@ -79,7 +79,8 @@ class Sleepy:
 
     def step(self, states: np.ndarray, actions: Any, rng: np.random.Generator) -> tuple[Any, Any, Any, Any]:
         """Count one step."""
-        for _ in range(math.ceil(self._pause / PAUSE_SECS)):  # short ones: a stop in between does not end the rest
+        # several short sleeps: a stop signal in between does not cancel the rest
+        for _ in range(math.ceil(self._pause / PAUSE_SECS)):
             time.sleep(min(self._pause, PAUSE_SECS))
         fault = self._is_due("step", len(states))
         after, rewards = states + 1, np.ones(len(states), np.float32)

@@ -1,4 +1,4 @@
-"""Compiled work: who asks for it, where it can be, what happens where it fails, and where what was compiled is kept."""
+"""Compiled functions: the setting, where they are possible, compiler failures, and the folder of compiled code."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from packtrain.accelerate import compilation, compilers
+from packtrain.accelerate import compilation, toolchain
 from packtrain.accelerate.compilation import Compiled, refuse_unless_possible
 from packtrain.errors import ConfigError
 
@@ -18,7 +18,7 @@ def machine(monkeypatch):
     """A machine that has these programs and modules."""
 
     def has(*names):
-        monkeypatch.setattr(compilers.shutil, "which", lambda name: name if name in names else None)
+        monkeypatch.setattr(toolchain.shutil, "which", lambda name: name if name in names else None)
         monkeypatch.setattr(compilation.importlib.util, "find_spec", lambda name: name if name in names else None)
 
     monkeypatch.delenv("CC", raising=False)
@@ -36,7 +36,7 @@ def twice(x):
     "device, wanted, found",
     [(GPU, None, ("compiled", 6)), (CPU, None, 6), (CPU, True, ("compiled", 6)), (GPU, False, 6)],
 )
-def test_where_nobody_said_only_a_gpu_is_compiled_for(machine, device, wanted, found):
+def test_by_default_only_a_gpu_is_compiled_for(machine, device, wanted, found):
     machine("gcc", "g++", "triton")
     call = Compiled(twice, device, wanted)
     assert call(3) == found and call(3) == found
@@ -86,7 +86,7 @@ def test_a_compiler_that_fails_is_a_warning_and_the_run_goes_on(machine, monkeyp
     assert record.message.endswith("faster: Found no such thing")
 
 
-def test_a_compiler_that_fails_whom_it_was_promised_is_one_clear_line(machine, monkeypatch):
+def test_a_requested_compiler_that_fails_is_one_clear_line(machine, monkeypatch):
     machine("gcc", "g++")
     monkeypatch.setattr(compilation, "_compiled", broken)
     with pytest.raises(ConfigError, match="compile = True does not work here: Found no such thing$"):
@@ -99,7 +99,7 @@ def test_what_the_function_raises_is_not_taken_for_the_compilers(machine):
         Compiled(lambda x: 1 / x, GPU, None)(0)
 
 
-def test_what_was_compiled_lies_where_nobody_else_writes(tmp_path, monkeypatch):
+def test_compiled_code_is_kept_in_a_private_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = compilation._private_folder()
     assert folder.is_relative_to(tmp_path) and folder.stat().st_mode & 0o077 == 0

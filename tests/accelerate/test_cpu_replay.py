@@ -1,4 +1,4 @@
-"""Taped work is the plain work: random programs as twins, memory that is used again, what cannot be taped."""
+"""Recorded CPU replay equals the plain call: random programs, reuse of memory, calls that cannot be recorded."""
 
 import logging
 import random
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from packtrain.accelerate import cpu_replay
-from packtrain.accelerate.cpu_replay import Spare, Taped
+from packtrain.accelerate.cpu_replay import MemoryPool, RecordedCall
 
 ROWS, WIDTH = 6, 4
 
@@ -51,21 +51,21 @@ class Program:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_programs_leave_what_they_leave_untaped(seed):
+def test_random_programs_leave_what_they_leave_unrecorded(seed):
     """Six runs with other inputs each. Mutations: places freed one call early; writes into views dropped as unused."""
     plain, again = Program(seed), Program(seed)
-    tape = Taped(again, "a program")
+    recording = RecordedCall(again, "a program")
     for run in range(6):
         given = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(100 * seed + run))
         plain.input.copy_(given)
         again.input.copy_(given)
         plain()
-        tape()
+        recording()
         assert torch.equal(plain.state, again.state)
-    assert tape._calls is not None
+    assert recording._calls is not None
 
 
-def test_gradients_and_steps_are_on_the_tape():
+def test_gradients_and_optimiser_steps_are_recorded():
     weights = [torch.ones(3, 3, requires_grad=True) for _ in range(2)]
     given = torch.zeros(2, 3)
 
@@ -75,11 +75,11 @@ def test_gradients_and_steps_are_on_the_tape():
         with torch.no_grad():
             weight.sub_(0.1 * gradient)
 
-    tape = Taped(lambda: steps(weights[1]), "a step")
+    recording = RecordedCall(lambda: steps(weights[1]), "a step")
     for run in range(4):
         given.copy_(torch.randn(2, 3, generator=torch.Generator().manual_seed(run)))
         steps(weights[0])
-        tape()
+        recording()
         assert torch.equal(*weights)
         assert torch.is_grad_enabled()
     assert not torch.equal(weights[0], torch.ones(3, 3))
@@ -93,12 +93,12 @@ def test_unused_work_and_views_cost_nothing():
         unused.mul_(2)
         left.copy_((given.view(2, 2) * 3).flatten())
 
-    tape = Taped(work, "work")
+    recording = RecordedCall(work, "work")
     for value in (1.0, 2.0, 3.0):
         given.fill_(value)
-        tape()
+        recording()
         assert left.tolist() == [3 * value] * 4
-    assert len(tape._calls) == 2  # the product, and the copy
+    assert len(recording._calls) == 2  # the product, and the copy
 
 
 def test_places_are_used_again():
@@ -110,27 +110,27 @@ def test_places_are_used_again():
             x = x + 1
         left.copy_(x)
 
-    spare = Spare()
-    tapes = [Taped(work, "work", spare) for _ in range(2)]
-    for tape in 3 * tapes:
-        tape()
+    pool = MemoryPool()
+    recordings = [RecordedCall(work, "work", pool) for _ in range(2)]
+    for recording in 3 * recordings:
+        recording()
         assert left.tolist() == [21.0] * 1000
-    calls = [call for tape in tapes for call in tape._calls if "out" in call.keywords]
+    calls = [call for recording in recordings for call in recording._calls if "out" in call.keywords]
     assert len(calls) == 40
     assert len({call.keywords["out"].data_ptr() for call in calls}) == 2
 
 
 def test_a_block_is_used_for_what_is_half_as_large():
-    spare = Spare()
-    block = spare.take(100)
-    spare.give(block)
-    assert spare.take(49).nbytes() == 49
-    assert spare.take(101).nbytes() == 101
-    assert spare.take(50).data_ptr() == block.data_ptr()
-    assert spare.take(50).nbytes() == 50  # the block is taken
+    pool = MemoryPool()
+    block = pool.take(100)
+    pool.give(block)
+    assert pool.take(49).nbytes() == 49
+    assert pool.take(101).nbytes() == 101
+    assert pool.take(50).data_ptr() == block.data_ptr()
+    assert pool.take(50).nbytes() == 50  # the block is taken
 
 
-def test_constants_are_kept_unless_somebody_writes_to_them():
+def test_constants_are_kept_unless_an_operation_writes_to_them():
     """Mutation: zeros that are added to keep their sum."""
     left = torch.zeros(3)
 
@@ -139,11 +139,11 @@ def test_constants_are_kept_unless_somebody_writes_to_them():
         counted += torch.ones(3)
         left.copy_(counted)
 
-    tape = Taped(work, "work")
+    recording = RecordedCall(work, "work")
     for _ in range(3):
-        tape()
+        recording()
         assert left.tolist() == [1.0] * 3
-    assert len(tape._calls) == 3  # zeros, their sum and the copy; the ones stay
+    assert len(recording._calls) == 3  # zeros, their sum and the copy; the ones stay
 
 
 def test_what_is_made_of_constants_is_one():
@@ -155,12 +155,12 @@ def test_what_is_made_of_constants_is_one():
         before.mul_(2)
         left.copy_(given * (half + 1).exp() + before.exp())
 
-    tape = Taped(work, "work")
+    recording = RecordedCall(work, "work")
     for run in range(4):
         given.fill_(run)
-        tape()
+        recording()
         assert torch.equal(left, run * torch.full((3,), 1.5).exp() + torch.full((3,), 2.0 ** (run + 1)).exp())
-    assert len(tape._calls) == 5  # of `before` and `given`
+    assert len(recording._calls) == 5  # of `before` and `given`
 
 
 def test_copies_are_copies_and_places_are_not_called():
@@ -173,24 +173,24 @@ def test_copies_are_copies_and_places_are_not_called():
         joined = torch.cat([torch.stack([place.double()])]).float()
         left.copy_(joined[0].mT.contiguous())
 
-    tape = Taped(work, "work")
+    recording = RecordedCall(work, "work")
     for run in range(4):
         given.normal_(generator=torch.Generator().manual_seed(run))
-        tape()
+        recording()
         assert torch.equal(left, given.mT)
-    assert len(tape._calls) == 7
-    assert all("copy_" in str(call.func) for call in tape._calls)
+    assert len(recording._calls) == 7
+    assert all("copy_" in str(call.func) for call in recording._calls)
 
 
 def test_operations_without_a_place_to_write_to_are_copied(monkeypatch):
     monkeypatch.setattr(cpu_replay, "_writes_into", lambda function, results, given: None)
     given, left = torch.ones(3), torch.zeros(3)
-    tape = Taped(lambda: left.copy_(given * 2 + 1), "work")
+    recording = RecordedCall(lambda: left.copy_(given * 2 + 1), "work")
     for value in (1.0, 5.0, 7.0):
         given.fill_(value)
-        tape()
+        recording()
         assert left.tolist() == [2 * value + 1] * 3
-    assert tape._calls is not None
+    assert recording._calls is not None
 
 
 OPERATIONS = {
@@ -233,16 +233,16 @@ OPERATIONS = {
 def test_single_operations_with_their_arguments(name):
     """Mutations: arguments by name are dropped; an overload that does not have them is taken."""
     given, left = torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, WIDTH)
-    tape = Taped(lambda: left.copy_(OPERATIONS[name](given)), name)
+    recording = RecordedCall(lambda: left.copy_(OPERATIONS[name](given)), name)
     for run in range(5):
         given.normal_(generator=torch.Generator().manual_seed(run))
-        tape()
+        recording()
         assert torch.equal(left, OPERATIONS[name](given).float())
-    assert tape._calls is not None
+    assert recording._calls is not None
 
 
-class Untaped:
-    """Work of which every run must be the plain one, since no tape can repeat it."""
+class NotRecordable:
+    """Work of which every run must be the plain one, since no recording can repeat it."""
 
     def __init__(self):
         self.given, self.left, self.runs = torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, WIDTH), 0
@@ -296,7 +296,7 @@ class Untaped:
         mean, spread = torch.zeros(WIDTH), torch.ones(WIDTH)
         return torch.ops.aten._native_batch_norm_legit(self.given, None, None, mean, spread, True, 0.1, 1e-5)[0]
 
-    def other_into_a_place(self):  # torch computes another mean where it is told where to put it
+    def other_into_a_place(self):  # torch computes another mean if the output tensor is given
         return self.given * nn.functional.binary_cross_entropy(self.given.sigmoid(), self.given.sigmoid().round())
 
     def statistics_that_are_not_declared(self):
@@ -324,61 +324,62 @@ class Untaped:
         return torch.autograd.grad(loss, self.weight)[0]
 
 
-@pytest.mark.parametrize("name", [name for name in vars(Untaped) if not name.startswith("_")])
-def test_what_cannot_be_taped_runs_as_it_is(name, caplog):
-    """With one line in the log. Mutations: tags are not asked; one run is enough; no gradients without a tape."""
-    plain, again = Untaped(), Untaped()
-    tape = Taped(lambda: again.left.copy_(getattr(again, name)()), "work")
+@pytest.mark.parametrize("name", [name for name in vars(NotRecordable) if not name.startswith("_")])
+def test_what_cannot_be_recorded_runs_as_it_is(name, caplog):
+    """With one line in the log. Mutations: tags are not asked; one run is enough; no gradients without a recording."""
+    plain, again = NotRecordable(), NotRecordable()
+    recording = RecordedCall(lambda: again.left.copy_(getattr(again, name)()), "work")
     with caplog.at_level(logging.WARNING, "packtrain"):
         for run in range(6):
             for work in (plain, again):
                 work.given.normal_(generator=torch.Generator().manual_seed(run))
             plain.left.copy_(getattr(plain, name)())
-            tape()
+            recording()
             assert torch.equal(plain.left, again.left), run
-    assert tape._calls is None
-    assert caplog.text.count("work is not taped, which would make it faster: ") == 1
+    assert recording._calls is None
+    assert caplog.text.count("work is not recorded, which would make it faster: ") == 1
 
 
-def test_checks_are_on_the_tape():
-    """Of a matrix that has no root, as without a tape. Mutation: what makes and changes nothing taken for a view."""
+def test_checks_are_recorded():
+    """The error of `cholesky` is raised in a replay too. Mutation: a check, which returns nothing, taken for a view."""
     given, left = torch.eye(3), torch.zeros(3, 3)
-    tape = Taped(lambda: left.copy_(torch.linalg.cholesky(given)), "work")
+    recording = RecordedCall(lambda: left.copy_(torch.linalg.cholesky(given)), "work")
     for run in range(5):
         given.copy_((run + 1) * torch.eye(3))
-        tape()
+        recording()
         assert torch.equal(left, torch.linalg.cholesky(given))
-    assert tape._calls is not None
+    assert recording._calls is not None
     given.zero_()
     with pytest.raises(torch.linalg.LinAlgError):
-        tape()
+        recording()
 
 
-def test_a_tape_is_kept_only_if_it_leaves_the_same(monkeypatch, caplog):
-    """And what the work itself leaves stays. Mutations: not comparing; leaving what the tape has left."""
+def test_a_recording_is_used_only_if_its_replay_gives_equal_results(monkeypatch, caplog):
+    """And what the work itself leaves stays. Mutations: not comparing; leaving what the recording has left."""
     given, left = torch.ones(3), torch.zeros(3)
 
     def work():
         left.add_(given)
         left.mul_(2)
 
-    played = cpu_replay._played
-    monkeypatch.setattr(cpu_replay, "_played", lambda noted, spare: played(noted, spare)[:1])  # the doubling is lost
-    tape, want = Taped(work, "work"), torch.zeros(3)
+    played = cpu_replay._replay_calls
+    # the doubling is lost
+    monkeypatch.setattr(cpu_replay, "_replay_calls", lambda operations, pool: played(operations, pool)[:1])
+    recording, want = RecordedCall(work, "work"), torch.zeros(3)
     with caplog.at_level(logging.WARNING, "packtrain"):
         for run in range(5):
             given.fill_(run)
             want = 2 * (want + run)
-            tape()
+            recording()
             assert torch.equal(left, want), run
-    assert tape._calls is None and "from a tape it is not the same" in caplog.text
+    assert recording._calls is None and "its replay gave another result" in caplog.text
 
 
-def test_work_that_touches_nothing_is_not_taped():
-    tape = Taped(lambda: torch.ones(3).add_(1), "work")
+def test_work_that_touches_nothing_is_not_recorded():
+    recording = RecordedCall(lambda: torch.ones(3).add_(1), "work")
     for _ in range(5):
-        tape()
-    assert tape._calls is None
+        recording()
+    assert recording._calls is None
 
 
 def test_a_run_that_breaks_off_is_not_counted():
@@ -391,15 +392,15 @@ def test_a_run_that_breaks_off_is_not_counted():
         left.mul_(2)
 
     runs: list[int] = []
-    tape = Taped(work, "work")
+    recording = RecordedCall(work, "work")
     want = 0.0
     for run, breaks in enumerate(broken):
         runs.append(run)
         want = want + 1 if breaks else 2 * (want + 1)
         if breaks:
             with pytest.raises(KeyboardInterrupt):
-                tape()
+                recording()
         else:
-            tape()
+            recording()
         assert left.tolist() == [want] * 2
-    assert tape._calls is not None
+    assert recording._calls is not None

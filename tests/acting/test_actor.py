@@ -24,7 +24,7 @@ from packtrain.types import Spec
 
 
 class Told:
-    """Environments that write every call on a tape."""
+    """Environments that record every call in a list."""
 
     def __init__(self, name, tape, size=2):
         self._inner = FunctionalVectorEnv(Counting(length=3), size, 5, "raise", name)
@@ -37,7 +37,7 @@ class Told:
 
 
 class Sink:
-    """Keeps copies of what it is given, and writes that on the tape."""
+    """Keeps copies of its inputs, and records the calls."""
 
     def __init__(self, name="", tape=None):
         self._name, self._tape = name, [] if tape is None else tape

@@ -167,7 +167,7 @@ def test_decisions_are_arrays():
     assert all(isinstance(leaf, np.ndarray) for leaf in trees.flatten(decision.row))
 
 
-def test_beginning_anew_forgets_the_window_and_the_carry():
+def test_a_reset_clears_the_window_and_the_recurrent_state():
     """By what the policy is given, since a first row hides both from a network. Mutation: one of them kept."""
     policy, film = Watching(2), Film(2, seed=4)
     actor_state = RowActorState(policy, 2)

@@ -1,4 +1,4 @@
-"""Versions of an embedding: which environment uses which weights, how many are held, and when one gives way."""
+"""Versions of an embedding: which environment uses which weights, how many are held, and which one is replaced."""
 
 import gymnasium as gym
 import numpy as np
@@ -52,14 +52,14 @@ def test_an_environment_takes_new_weights_only_at_the_start_of_its_episode():
 
 
 def test_no_more_versions_are_held_than_allowed_and_none_in_use_is_overwritten():
-    """With two slots in use, the newest version that is held is taken; one that nobody uses gives way."""
+    """With two slots in use, the newest version held is used; an unused version is replaced."""
     network, versions = make(2)
     begin(versions, {0, 1, 2, 3}, publish(network, 1))
     begin(versions, {1}, publish(network, 2))
     version = publish(network, 3)
     begin(versions, {2}, version)
     assert embed(versions) == [1, 2, 2, 1]
-    begin(versions, {0, 3}, version)  # nobody uses the first any more
+    begin(versions, {0, 3}, version)  # the first version is not used any more
     assert embed(versions) == [3, 2, 2, 3]
     begin(versions, {1}, version)
     assert embed(versions) == [3, 3, 2, 3] and sorted(versions.state["embedding_version"].tolist()) == [2, 3]

@@ -86,7 +86,7 @@ def test_an_evaluation_is_greedy():
     assert extras["behaviour_prob"].unique().tolist() == [1.0]
 
 
-def test_it_can_be_told_to_act_at_random():
+def test_it_can_act_at_random():
     policy = make(2000, epsilons=Epsilons(base=0.0))
     policy.random = True
     action, _, extras = group(policy).act(rows(same(2000)), ())
@@ -130,7 +130,7 @@ def test_episodic_novelty_is_that_of_the_equation_column_by_column():
     assert float(extras[INTRINSIC].min()) > 0
 
 
-def test_what_distillation_knows_well_is_less_new():
+def test_novelty_is_lower_where_the_distillation_error_is_small():
     """Mutations: errors not divided by their spread; rewards given at a reset."""
     policy = make(4, novelty=Novelty(None, RandomDistillation((), (), 8)))
     one = group(policy)
@@ -178,7 +178,7 @@ def test_errors_count_from_when_a_scale_of_observations_is_known(embedding):
 
 
 def test_an_evaluation_measures_novelty_as_training_has_come_to():
-    """Mutations: scales that begin anew, so that the network is shown other numbers than it has learned from."""
+    """Mutations: scales that are reset, so that the network gets other inputs than it was trained on."""
     network = {"use_last_intrinsic": True}
     options = {"novelty": Novelty(ControllableEmbedding(), RandomDistillation((), (), 8), neighbours=1)}
     policy, greedy = make(6, network=network, **options), make(3, True, network=network, **options)
@@ -273,7 +273,7 @@ def test_a_bandit_without_differences_plays_all_arms():
 
 
 def test_what_a_group_has_found_out_can_be_saved():
-    """Mutations: the window of the bandit not saved; the memory of the episode restored where episodes begin anew."""
+    """Mutations: the window of the bandit not saved; the episodic memory restored although new episodes begin."""
     bandit = Bandit(8)
     make_one = lambda: group(make(3, novelty=NOVEL, arms=Arms(2, bandit=bandit), network={"arms": 2}))  # noqa: E731
     one, other, anew = make_one(), make_one(), make_one()
@@ -308,7 +308,7 @@ def test_two_networks_act_by_the_mixture_of_both():
 
 
 def test_a_group_saved_without_embedding_versions_forgets_its_episodes():
-    """A run folder made before there were versions: what its episodes remember is of weights that nobody knows."""
+    """A run folder made before there were versions: the embeddings of its episodes are of unknown weights."""
     one, other = (group(make(2, novelty=NOVEL)) for _ in range(2))
     for step in range(5):
         one.act(rows(torch.randn(2, 3), [step == 0] * 2), ())

@@ -22,7 +22,7 @@ class Affine(nn.Module):
 
 
 def asking(name, questions):
-    """Asks [(network, rows)] one after the other, and returns its name and all answers."""
+    """Requests [(network, rows)] one after the other, and returns its name and all answers."""
     answers = []
     for network, rows in questions:
         answers.append((yield Request(network, np.asarray(rows, np.float32).reshape(-1, 1))))
@@ -56,7 +56,7 @@ def test_a_round_is_one_pass_for_each_network_and_rows_go_back_to_who_asked():
     assert doubled.dtype == np.float32 and doubled.tolist() == [[20], [40], [60]]
 
 
-def test_nobody_asks_nobody_is_asked():
+def test_without_requests_no_network_is_called():
     network = Affine(1)
     inference = Inference({"a": network})
     assert inference.run_all([]) == [] and inference.run(asking("x", [])) == ("x", [])

@@ -1,4 +1,4 @@
-"""One search for the columns of several runs: none hears anything of another."""
+"""One search for the environments of several runs, which do not influence each other."""
 
 import numpy as np
 import pytest
@@ -124,7 +124,7 @@ def test_another_run_makes_no_difference():
     assert not same(control.seen(), seen[0][0]), "nonsense makes a difference where it is said"
 
 
-def test_a_place_is_kept_where_nobody_is():
+def test_a_run_that_has_left_keeps_its_index():
     """Run 1 draws the same beside run 0, beside run 2, and alone in its place. Mutation: count those who are there."""
     first, mine = Run(1), Run(2)
     play([first, mine], 15)
@@ -207,8 +207,8 @@ def test_an_epoch_draws_its_own_numbers():
     assert same(seen["a"], seen["b"]) and not same(seen["a"], seen["c"])
 
 
-def test_members_are_drawn_anew_in_every_epoch():
-    """Also in epochs in which nobody learns. Mutation: draw by the epochs that learned."""
+def test_members_are_sampled_again_in_every_epoch():
+    """Also in epochs without learning. Mutation: sample by the number of epochs that learned."""
     run = Run(1)
     actor_state, drawn = run.actor.actor_states[0], []
     for epoch in range(6):

@@ -1,4 +1,4 @@
-"""Acting by planning: which columns plan when, what planners are told, and all planners of the package."""
+"""Acting by planning: which environments plan when, what planners observe, and all planners of the package."""
 
 import dataclasses
 import importlib
@@ -23,7 +23,6 @@ from packtrain.planning.bandit import BanditAgent
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.continuous_shooting import CEMAgent, ContinuousShootingAgent, MPPIAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
-from packtrain.planning.frontier import FrontierAgent
 from packtrain.planning.leaf_evaluators import QualityNetworkNewLeafRater, RolloutNewLeafRater, ValueNetworkNewLeafRater
 from packtrain.planning.model import CoreModel
 from packtrain.planning.planner import Plan, Roots
@@ -31,6 +30,7 @@ from packtrain.planning.policy import EpsilonGreedyAgent, SoftmaxAgent
 from packtrain.planning.random_agent import RandomAgent
 from packtrain.planning.shooting import ShootingAgent
 from packtrain.planning.stochastic_mcts import StochasticMCTSAgent
+from packtrain.planning.tabular_search import FrontierAgent
 
 CPU = torch.device("cpu")
 
@@ -59,7 +59,7 @@ class Countdown:
 
 
 class Script:
-    """A planner that writes down what it is told; its action is (column + decision) modulo 3."""
+    """A planner that records its inputs; its action is (column + decision) modulo 3."""
 
     def __init__(self):
         self.decisions, self.rng = 0, np.random.default_rng(0)
@@ -86,7 +86,7 @@ class Script:
 
 
 class Watch:
-    """Counts what it hears, and keeps what really happened."""
+    """Counts the reports of planners, and records real steps."""
 
     def __init__(self):
         self.begun, self.done = [], []
@@ -331,7 +331,7 @@ def test_every_agent_of_the_package_is_tested_here():
 @everyone
 @pytest.mark.parametrize("together", [True, False])
 def test_a_planner_in_its_actor_state(name, together):
-    """States stay as they are (`play` looks), actions fit the space, listeners hear of everything, twice the same.
+    """States are unchanged (`play` checks), actions fit the space, listeners get every report, twice the same.
 
     Mutations: step the environment's own arrays in place; a pass that is begun and not ended; an unseeded draw.
     """
@@ -398,7 +398,7 @@ def test_a_batch_of_columns_acts_as_each_column_alone(name):
                 planner.feedback(columns, there, rewards[columns], terminated[columns])
 
 
-def test_decisions_are_averaged_and_begin_anew():
+def test_decisions_are_averaged_and_then_reset():
     stream = stream_of(Countdown(), 2, limit=1)
     policy = PlannerPolicy(Script(), nn.ModuleDict(), CPU, 0)
     rows = play(stream, policy.actor_state(stream), 2)

@@ -104,7 +104,7 @@ def test_many_at_once_are_those_one_at_a_time(case):
         end, single.learners[place].rule.end = single.learners[place].rule.end, lambda: None
         found = [single.learners[place].update(piece) for piece in pieces]
         single.learners[place].rule.end = end
-        end()  # copies that are due after a call: it is one to whoever looks
+        end()  # copies that are due after a call: the caller sees only one call
         metrics = many.learners[place].update(batch)
         for name, mean in metrics.items():
             each = torch.stack([one[name] for one in found if name in one])
@@ -114,11 +114,11 @@ def test_many_at_once_are_those_one_at_a_time(case):
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_taped_updates_are_the_plain_ones(case):
-    """Of two joined runs, bit for bit. Mutations: a tape for all kinds of updates; a tape that outlives a join."""
+def test_recorded_updates_equal_plain_ones(case):
+    """Of two joined runs, bit for bit. Mutations: one recording for all kinds of updates; one kept after a join."""
     both = [[Run(seed, case) for seed in (1, 2)] for _ in range(2)]
     for run in both[1]:
-        train([run], [2])  # tapes of each alone, that nobody may play once they are joined
+        train([run], [2])  # recordings of each alone, which must not be replayed once they are joined
     for run in both[0]:
         for learner in run.learners:
             learner.capture = False
@@ -135,8 +135,8 @@ def test_taped_updates_are_the_plain_ones(case):
         assert all(each._calls is not None for each in learner._launches._recorded.values())
 
 
-def test_compiled_updates_are_not_taped():
-    """A tape would not see them."""
+def test_compiled_updates_are_not_recorded():
+    """A recording would not contain them."""
     run = Run(1, "steve", compile=True)
     assert not any(learner._launches._records for learner in run.learners)
 
@@ -390,8 +390,8 @@ def test_a_rule_is_all_that_launches_know():
         assert rule.seen == ["begin", 5, 6, 7, "end"]
 
 
-def test_inputs_of_another_kind_are_laid_out_anew():
-    """Mutations: inputs are laid where those of the first call were, whatever they are; tapes read there on."""
+def test_inputs_of_another_kind_get_new_buffers():
+    """Mutations: inputs are always copied to the first call's buffers; recordings keep reading those."""
 
     class Rule:
         names, compiles = ("total",), False

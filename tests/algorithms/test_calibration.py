@@ -1,4 +1,4 @@
-"""How good a model is against real stretches: a perfect one, one that stands still, one that knows where it errs."""
+"""Model errors on real segments: a perfect model, one that predicts no change, one that estimates its own error."""
 
 import gymnasium as gym
 import numpy as np

@@ -120,8 +120,8 @@ PICKED = {"observation": "member/transition", "reward": "member/reward", "termin
 def test_losses_by_hand(rows, options):
     """Each error is a mean over rows of ½ a sum over dimensions; rows belong to who is dealt them, or all of them.
 
-    Mutations: guessed next observations for the judges; a mean over dimensions; no ½; random picks that all three
-    ensembles share; rewards in raw units; a factor K lost with the mask; runs averaged.
+    Mutations: predicted next observations as inputs of R and D; a mean over dimensions; no ½; random picks shared by
+    all three ensembles; rewards in raw units; a factor K lost with the mask; runs averaged.
     """
     networks = [build(seed, **options).double() for seed in range(RUNS)]
     network, settings = join(networks), DynamicsLearning(batch_size=ROWS, rows=rows)
@@ -200,7 +200,7 @@ def test_weight_decay_is_a_gradient_of_every_weight_and_bias(decay):
 
 @pytest.mark.parametrize("rows", ["all", "own"])
 def test_members_that_see_whole_batches_have_the_weight_decay_of_a_single_model(rows):
-    """Three members with three or two judges of rewards, and each as a model by itself on the same rows.
+    """Three members with three or two reward models, and each as a model by itself on the same rows.
 
     Mutation: the mean of the members' losses, in which decay is K times as strong beside the data.
     """

@@ -326,7 +326,7 @@ def test_values_that_cannot_be_meant_are_refused(values, message):
     assert str(caught.value).startswith(message)
 
 
-def test_networks_and_heads_that_nobody_asks_are_refused():
+def test_networks_and_heads_without_requests_are_refused():
     network = networks(value=[[1.0], [1.0]], logits=[[0.0, 0.0], [0.0, 0.0]])
     for settings, message in (
         (
@@ -358,7 +358,9 @@ def test_a_target_that_the_planner_does_not_say_is_refused_at_the_first_row():
     no = np.zeros(2, bool)
     row = Row(np.zeros((2, 2)), ~no, np.zeros(2, np.int64), {"train": np.zeros(2)}, no, no)
     extras = {"value": np.zeros(2), "depth_mean": np.zeros(2), "solved": no, "weights_version": np.zeros(2)}
-    with pytest.raises(ConfigError, match="'valeu' is to be learned, .* does not say it; it says depth_mean, value$"):
+    with pytest.raises(
+        ConfigError, match="'valeu' is a training target, .* does not report it; it reports depth_mean, value$"
+    ):
         memory.writer(0).add(row, (), extras)
 
 

@@ -122,7 +122,7 @@ def test_validation_counts_all_members_on_all_steps() -> None:
             "reward_precision": 1 / 4,  # of four claims
             "terminated_accuracy": 6 / 8,
             "terminated_recall": 0.0,
-        }  # nobody claimed an end: no precision
+        }  # no end was predicted: no precision
     )
 
 

@@ -11,6 +11,7 @@ from packtrain import trees
 from packtrain.acting.sampling import ActorCritic
 from packtrain.algorithms.impala import Impala, loss
 from packtrain.algorithms.optimisers import OPTIMISERS
+from packtrain.algorithms.trusted_policy import TrustedPolicy
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
 from packtrain.memory.unroll import Unrolls
@@ -482,3 +483,22 @@ def test_published_weights_reach_the_actor_with_the_next_decision():
         trajectory = next_sample(alive).trajectory
     assert (trajectory.extras["weights_version"] == 1).all()
     assert log_ratio(learner.network, trajectory).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_a_trusted_policy_adds_its_mean_divergence_to_the_loss(reduction):
+    """Over rows that count: column 1 and column 2 have a filler row each. Mutation: filler rows counted."""
+    network, trusted = build(), build(seed=3)
+    trajectory = hand_made(network)
+    penalty = TrustedPolicy(weights="given", coefficient=0.3)
+    plain, _ = loss(network, trajectory, Impala(reduction=reduction))
+    total, parts = loss(network, trajectory, Impala(reduction=reduction, trusted=penalty), trusted)
+    last_action, last_reward = trajectory.last_inputs()
+    inputs = trajectory.obs, trajectory.first, last_action, last_reward, trajectory.carry
+    p, q = (one(*inputs).parameters[:-1].log_softmax(-1) for one in (network, trusted))
+    apart = (p.exp() * (p - q)).sum(-1)
+    apart[2, 1] = apart[3, 2] = 0  # their actions were dropped
+    count = T * B - 2
+    scale = 1 if reduction == "mean" else count
+    assert float(total - plain) == pytest.approx(0.3 * scale * float(apart.sum()) / count, rel=1e-4)
+    assert float(parts["trusted_divergence"]) == pytest.approx(float(apart.sum()) / count, rel=1e-5)

@@ -143,7 +143,7 @@ def test_augmentation_needs_a_model_and_single_steps():
         numbers.build(network, 0)
     with pytest.raises(ConfigError, match="n_step = 3 and ValueExpansion.augmentation do not fit"):
         numbers.check(Replay(1000, 512, n_step=3), Control(6, 1, 2))
-    with pytest.raises(ConfigError, match="share = 0 replaces nothing"):
+    with pytest.raises(ConfigError, match="share = 0 has no effect"):
         ModelRollouts(0.0)
     with pytest.raises(ConfigError, match="length = 0 must be at least 1"):
         ModelRollouts(length=0)

@@ -73,7 +73,7 @@ def test_n_step_targets_bootstrap_with_the_slow_copy():
 
 
 def test_a_saved_learner_goes_on_with_its_slow_copy():
-    """Mutation: the copy is not saved, and begins anew at the loaded weights."""
+    """Mutation: the copy is not saved, and is initialised from the loaded weights."""
     settings = ExpertIteration(targets={"value": "n_step"}, target_decay=0.9, learning_rate=0.05)
     straight = settings.build(network(), 0)
     for _ in range(5):
@@ -87,7 +87,7 @@ def test_a_saved_learner_goes_on_with_its_slow_copy():
         torch.testing.assert_close(resumed.network.state_dict()[name], leaf, rtol=0, atol=0)
 
 
-def test_a_reset_lets_the_slow_copy_begin_anew():
+def test_a_reset_initialises_the_slow_copy():
     learner = ExpertIteration(targets={"value": "n_step"}, target_decay=0.9, learning_rate=0.05).build(network(), 0)
     learner.update(sample())
     fresh = network().state_dict()

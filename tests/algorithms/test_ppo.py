@@ -128,7 +128,7 @@ def test_explained_variance():
 
 
 @pytest.mark.parametrize("bonus", BONUSES)
-def test_an_update_goes_through_the_batch_as_often_as_it_is_told(bonus):
+def test_an_update_makes_the_configured_number_of_epochs(bonus):
     network, _, learner = build(bonus, epochs=3)
     before = [leaf.clone() for leaf in network.parameters()]
     metrics = learner.update(sample(network))
@@ -342,7 +342,7 @@ def train(folder, config, steps):
 def test_a_run_that_is_resumed_equals_one_that_was_not(tmp_path, config):
     """Through checkpoints on disk: weights and rows, of which the end of a run makes one more where none is due.
 
-    Mutation: anything the learner knows left out of its state.
+    Mutation: any part of the learner left out of its state.
     """
     train(tmp_path / "straight", config, 240)
     train(tmp_path / "stopped", config, 120)

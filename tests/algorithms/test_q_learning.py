@@ -25,7 +25,7 @@ from packtrain.equations.q_learning import n_step_q_targets
 from packtrain.equations.rescale import rescale
 from packtrain.errors import ConfigError
 from packtrain.interfaces import learn
-from packtrain.memory.sequences import Sequences
+from packtrain.memory.sequence_settings import Sequences
 from packtrain.networks.action_values import Arms, Epsilons, Novelty
 from packtrain.networks.embedding import ControllableEmbedding
 from packtrain.networks.novelty import RandomDistillation
@@ -219,7 +219,7 @@ def batch(novelty=None, arms=None, steps=120, seed=0, device=CPU, **options):
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("kind", ["vectors", "stacks"])
-def test_transitions_are_judged_by_two_rows_as_by_all(kind, n):
+def test_errors_of_transitions_are_equal_from_two_rows_and_from_all(kind, n):
     """The same losses, priorities and gradients. Mutations: row n though the episode was cut off before; a stack that
     reaches one row too far; values of the row acted in taken for the target.
     """
@@ -243,7 +243,7 @@ def test_transitions_are_judged_by_two_rows_as_by_all(kind, n):
 
 @pytest.mark.parametrize("recurrent", [True, False], ids=["lstm", "plain"])
 def test_a_new_sequence_has_the_priority_that_the_learner_would_give_it(recurrent):
-    """With the same weights, whole sequences that no end is near are judged alike by actor and learner.
+    """With the same weights, actor and learner compute the same errors for sequences far from an end.
 
     Mutations: the error of another step; the largest error; another η.
     """
@@ -390,7 +390,7 @@ def test_two_networks_learn_two_rewards():
 
 
 def test_half_of_the_sequences_are_learned_as_if_arm_0_had_made_them():
-    """Mutations: the same share at the front of the batch; the arm that the network is told left as it was."""
+    """Mutations: the same share at the front of the batch; the network's arm input left unchanged."""
     module, memory = batch(NOVEL, Arms(3, 0.5))
     trajectory = memory.sample().trajectory
     numbers = QLearning(n_step=2, returns="retrace")

@@ -1,4 +1,4 @@
-"""Attacks through files that somebody else wrote: code, links, sizes, and texts that are shown."""
+"""Attacks through files from other people: code, links, sizes, and texts that are shown."""
 
 from __future__ import annotations
 
@@ -390,7 +390,7 @@ def sparse_config(place: Path) -> None:
 def _state_case(
     name: str, attacks: str, change: Callable[[dict[str, Any]], None], *parts: str, fast: bool = False
 ) -> None:
-    """Change the state of a run's checkpoint and sign it anew: both commands refuse it in one line."""
+    """Change the state of a run's checkpoint and update its digests: both commands refuse it in one line."""
 
     @case(name, attacks=attacks, expected="eval and train refuse it in one line", fast=fast)
     def check(place: Path) -> None:

@@ -22,7 +22,7 @@ def missing():
 
 @pytest.fixture
 def queue(missing, tmp_path, monkeypatch):
-    """A queue whose script is a file that writes a cell, or fails if it is told to."""
+    """A queue whose script is a file that writes a cell, or fails on demand."""
     script = tmp_path / "benchmarks" / "cell.py"
     script.parent.mkdir()
     script.write_text(

@@ -51,6 +51,12 @@ CATCH = ["train", "impala/catch", "--output_dir", "run"]
         ([*CATCH, "--config", "entropy_cots = 1"], ["entropy_cots is set but not used"]),
         ([*CATCH, "--config", "Conv.channels = 'wide'"], ["Conv.channels = 'wide' is not"]),
         ([*CATCH, "--config", "Impala.entropy_cost ="], ["syntax error"]),
+        ([*CATCH, "--config", "Impala.entropy_cost"], ["has no value", "such as 'Impala.entropy_cost = 0.5'"]),
+        (["train", "PPO/CartPole"], ["unknown config 'PPO/CartPole'", "did you mean 'ppo/cartpole'"]),
+        (["train", "ppo/cartpole", "--lr", "1"], ["unknown flag '--lr'", "did you mean 'learning_rate'"]),
+        (["train", "ppo/cartpole", "--n_envs", "1"], ["did you mean 'num_actors'"]),
+        (["train", "sac/gym", "--env", "CartPole-v1"], ["SAC, TD3", "not Discrete(2)", "ppo/gym", "dqn/gym"]),
+        (["train", "dqn/gym", "--env", "Pendulum-v1"], ["DQN, R2D2 and NGU need discrete", "sac/gym"]),
         ([*CATCH, "--env", "Cacth"], ["unknown environment 'Cacth'", "did you mean 'Catch'"]),
         ([*CATCH, "--env", "no_such_module:Env-v0"], ["no_such_module"]),
         ([*CATCH, "--total_steps", "0"], ["Run.total_steps = 0 must be at least 1"]),
@@ -90,7 +96,7 @@ CATCH = ["train", "impala/catch", "--output_dir", "run"]
         (["eval", ".", "--video", "--video_episodes", "0"], ["--video_episodes 0"]),
         (["eval", ".", "--video", "--video_episodes", "3", "--num_episodes", "2"], ["--video_episodes 3", "between"]),
         (["eval", ".", "--video", "--video_format", "gif"], ["--video_format 'gif'", "mp4"]),
-        (["eval", ".", "--video_episodes", "2"], ["--video_episodes", "without --video"]),
+        (["eval", ".", "--video_episodes", "2"], ["--video_episodes", "needs --video"]),
         ([*CATCH, "--savedir", "d"], ["--output_dir"]),
         (["eval", "nowhere"], ["nowhere is not a run folder"]),
         (["eval", ".", "--num_episodes", "0"], ["--num_episodes 0"]),
@@ -172,7 +178,7 @@ def test_no_good_checkpoint_left(capsys, tmp_path):
     for path in (tmp_path / "run" / "checkpoints").glob("*/state.json"):
         path.write_bytes(b"{}")
     assert main([*CATCH, *SMALL]) == 2
-    assert "is whole" in capsys.readouterr().err
+    assert "is intact" in capsys.readouterr().err
     assert main(["eval", "run"]) == 2
 
 

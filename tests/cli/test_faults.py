@@ -1,11 +1,13 @@
-"""Environments that break while a run goes on: noticed, named in one line, the run saves and stops with exit code 3."""
+"""Environments that break while a run goes on: they are replaced. Without restarts, the run saves and stops with
+exit code 3 and one line that names the environment."""
 
 import time
 
 import pytest
 
+from packtrain.metrics.reading import read_metrics
 from packtrain.runtime import checkpoint
-from packtrain.testing import chaos
+from packtrain.testing import chaos, tiny_runs
 
 SMALL = "--total_steps 1000000 --num_actors 2 --batch_size 2 --unroll_length 5 --hidden_size 8 --log_every 100".split()
 
@@ -14,7 +16,7 @@ def run_faulty(tmp_path, fault, runtime, processes, at_step=200, deadline=2.0):
     (tmp_path / "mine.gin").write_text(
         "import packtrain.testing.faulty\ninclude 'impala/gym.gin'\nenv = 'packtrain/Faulty-v0'\neval_every = 0\n"
         f"Environment.kwargs = {{'fault': '{fault}', 'at_step': {at_step}}}\n"
-        f"Environment.step_deadline_secs = {deadline}\n"
+        f"Environment.step_deadline_secs = {deadline}\nEnvironment.restarts = 0\n"
     )
     argv = ["train", "mine.gin", "--output_dir", "run", "--runtime", runtime, *SMALL, "--checkpoint_secs", "0.05"]
     return chaos.Command([*argv, "--env_processes", str(processes)], tmp_path)
@@ -85,7 +87,57 @@ def test_drop_and_clip_go_on_and_are_counted(tmp_path, answer):
     argv = ["train", "mine.gin", "--output_dir", "run", *SMALL, "--total_steps", "2000"]
     run = chaos.Command(argv, tmp_path)
     assert run.wait(60) == 0, run.output()
-    from packtrain.metrics.reading import read_metrics
-
     last = read_metrics(tmp_path / "run")[-1]
     assert last["episodes_dropped" if answer == "drop" else "values_clipped"] == 2  # once in each of two environments
+
+
+FLAKY = {"impala": "FlakyCartPole", "r2d2": "FlakyCartPole", "steve": "FlakyPendulum", "planning": "FlakyCartPole"}
+
+
+def flaky(tmp_path, family, *more, total=2000, restarts=50, **kwargs):
+    """A tiny run in environments that fail at random."""
+    if family == "planning":  # which restores states, with all random numbers that they contain
+        kwargs |= {"saves_generator": False, "sound_steps": 50}
+    env = f"packtrain.testing.faulty:packtrain/{FLAKY[family]}-v0"
+    bindings = [f"Environment.kwargs = {kwargs}", f"Environment.restarts = {restarts}"]
+    more = [*more, *(word for binding in bindings for word in ("--config", binding))]
+    return chaos.Command(tiny_runs.argv(family, "--output_dir", "run", *more, env=env, total=total), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["local", "serial"])
+@pytest.mark.parametrize("family", tiny_runs.TINY)
+def test_e1_runs_end_normally_in_environments_that_fail_at_random(tmp_path, family, runtime):
+    """Must-show 1 at a small size: every step fails with probability 0.01. Mutation: `Environment.restarts` is not
+    passed on to environments."""
+    more = ["--eval_every", "0"] if family == "steve" else []  # episodes of 200 steps hardly ever end without a failure
+    run = flaky(tmp_path, family, "--runtime", runtime, *more, total=1000, probability=0.015)
+    assert run.wait(300) == 0, run.output()
+    rows = [row for row in read_metrics(tmp_path / "run") if row["kind"] == "train"]
+    assert rows[-1]["envs_replaced"] > 5, "no failure was injected"
+    if family != "planning":  # which repeats the call: no episode is lost
+        assert rows[-1]["episodes_dropped"] > 5
+    assert "replaced" in run.output() or "made again" in run.output()
+    log = (tmp_path / "run/log.txt").read_text()
+    assert log.count("Traceback (most recent call last)") >= rows[-1]["envs_replaced"], "each one, in full"
+    assert "Traceback" not in run.output()
+
+
+@pytest.mark.slow
+def test_e2_processes_that_die_are_replaced_and_the_run_ends_normally(tmp_path):
+    """Mutation: the pool waits for the answer of a process that has ended."""
+    more = ["--env_processes", "true", "--eval_every", "0", "--num_actors", "2", "--batch_size", "2"]
+    run = flaky(tmp_path, "impala", *more, total=600, fault="segfault", probability=0.02, sound_steps=60)
+    assert run.wait(240) == 0, run.output()
+    rows = read_metrics(tmp_path / "run")
+    assert rows[-1]["envs_replaced"] > 0, "no failure was injected"
+    assert "died (its process ended with code -11)" in (tmp_path / "run/log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_the_restart_budget_ends_the_run_with_the_first_cause(tmp_path):
+    run = flaky(tmp_path, "impala", probability=1.0, restarts=3)
+    assert run.wait(60) == 3, run.output()
+    errors = [line for line in run.output().splitlines() if line.startswith("packtrain: error:")]
+    assert len(errors) == 1 and "the first of 4 failures" in errors[0] and "Environment.restarts = 3" in errors[0]
+    assert "RuntimeError: Flaky failed at step 1 " in errors[0], errors[0]

@@ -1,4 +1,4 @@
-"""What the command line prints, word for word. `make golden` writes the files anew; look at the difference."""
+"""What the command line prints, word for word. `make golden` regenerates the files; look at the difference."""
 
 import os
 import re
@@ -15,7 +15,7 @@ def check(name, text):
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("PACKTRAIN_GOLDEN") == "write":
         path.write_text(text)
-    assert text == path.read_text(), f"{path} differs; `make golden` writes it anew"
+    assert text == path.read_text(), f"{path} differs; `make golden` regenerates it"
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ def check(name, text):
         ("eval_help", ["eval", "--help"]),
         ("convert_help", ["convert", "--help"]),
         ("audit_help", ["audit", "--help"]),
+        ("sweep_help", ["sweep", "--help"]),
         ("list", ["list"]),
         ("study_help", ["train", "steve/toy", "--help"]),
         ("show_study", ["show-config", "steve/toy", "--seed", "3", "--noise", "0.2"]),

@@ -1,6 +1,9 @@
 """A user's own environment as "module:Class": found in the current folder, errors with file and line, floats."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -81,6 +84,16 @@ def test_float64_observations_are_cast_with_a_warning(module, capsys, monkeypatc
     assert train("--env", f"{module}:Chase", "--env_kwargs", "{'dtype': 'float64'}") == 0
     warnings = [line for line in capsys.readouterr().err.splitlines() if "float64" in line]
     assert len(warnings) == 1 and "float32" in warnings[0]
+
+
+def test_the_float64_warning_is_printed_once(module, tmp_path):
+    """In a process of its own: under pytest the logger has handlers. Mutation: no NullHandler in errors.py."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(tmp_path / "state")}
+    command = [sys.executable, "-m", "packtrain", "train", "impala/gym", "--output_dir", "run", *SMALL]
+    command += ["--env", f"{module}:Chase", "--env_kwargs", "{'dtype': 'float64'}"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(": ")[0] for line in done.stderr.splitlines() if "float64" in line] == ["packtrain"]
 
 
 @pytest.mark.parametrize(

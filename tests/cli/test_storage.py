@@ -93,7 +93,7 @@ def test_under_nohup_a_closed_terminal_is_nothing(monkeypatch):
     [("renamed", "moved", "local"), ("deleted", "run", "serial"), ("replaced", "run-2", "local")],
 )
 def test_a_lost_run_folder_is_noticed_and_the_run_is_saved(tmp_path, runtime, what, place):
-    """Mutations: a folder that is made again without a word; a run that goes on for nobody."""
+    """Mutations: a folder that is silently created again; a run that continues although its results are lost."""
     run = chaos.Command(argv(*LONG, "--runtime", runtime, "--checkpoint_secs", "0.3"), tmp_path)
     chaos.wait_until(lambda: len(checkpoint.steps(tmp_path / "run/checkpoints")) > 1)
     before = checkpoint.steps(tmp_path / "run/checkpoints")[-1]

@@ -164,9 +164,9 @@ def test_neither_kind_of_run_writes_over_the_other(tmp_path, capsys):
     (tmp_path / "trained/checkpoints").mkdir(parents=True)
     before = contents(tmp_path)
     capsys.readouterr()
-    refused(capsys, ["train", "impala/catch", "--output_dir", "run"], "run holds another kind of run", "--fresh")
+    refused(capsys, ["train", "impala/catch", "--output_dir", "run"], "run contains another kind of run", "--fresh")
     argv = ["train", "steve/toy", "--output_dir", "trained", *SMALL]
-    refused(capsys, argv, "trained holds another kind of run", "--fresh")
+    refused(capsys, argv, "trained contains another kind of run", "--fresh")
     assert contents(tmp_path) == before
 
 

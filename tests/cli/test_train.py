@@ -343,7 +343,7 @@ def test_eval_draws_actions_if_asked(tmp_path, capsys):
     assert spread[True] == 0.0 < spread[False]
 
 
-def test_x9_nothing_in_somebody_elses_folder_runs(tmp_path, capsys, monkeypatch):
+def test_x9_no_code_in_a_foreign_folder_runs(tmp_path, capsys, monkeypatch):
     """X9, X3: train, eval and report on a folder whose config imports a module that would leave a trace."""
     assert main(command("impala/catch", 400)) == 0
     (tmp_path / "evil_module.py").write_text("from pathlib import Path\nPath('ran').touch()\n")

@@ -602,7 +602,7 @@ def test_a_sync_run_makes_as_many_updates_as_it_did(capsys):
             (),
             "reward_ratio = 0.2: not used with intrinsic_reward.use_ucb",
         ),
-        ({**NOVEL, "intrinsic_reward.use_ucb": True}, (), "the networks are told the arm"),
+        ({**NOVEL, "intrinsic_reward.use_ucb": True}, (), "here networks get the arm as input"),
         ({"learner.gpu_id": None}, (), "learner.gpu_id = null: --device cpu, the default"),
         ({}, (), "trainer.max_global_step is not said: 100 there, to try it out; --total_steps 1000000 here"),
     ],

@@ -309,7 +309,7 @@ def test_speedruns_wait_for_nothing(algo, capsys):
     path = experiment(algo, "flagrun", group="speedruns", extra=["config/core/speedrun.json"])
     made = built(convert(path))
     assert made.learners["value"].ratio is None
-    if algo != "ddpg":  # there the ghost finds nobody
+    if algo != "ddpg":  # DDPG has no model
         assert made.learners["model"].ratio is None and made.pretraining("model") == 0
     said = capsys.readouterr().out
     assert "log_every_n = 500 updates: without frames_per_update" in said and "which --keep_every counts" in said
@@ -456,7 +456,7 @@ def test_flags_have_the_priority_they_had(expansion, target, trick, env, capsys)
     assert ("lambda_return: mean_k_return goes before it" in said) == (
         len(expansion) == 2 and target == "MveMean" and "lambda_return" in expansion
     )
-    assert ("covariances: nothing asks for them" in said) == (target == "Mve" and "covariances" in expansion)
+    assert ("covariances: not used without steve_reweight" in said) == (target == "Mve" and "covariances" in expansion)
 
 
 @pytest.mark.parametrize(

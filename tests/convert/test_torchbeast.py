@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from packtrain.cli import main
 from packtrain.convert import torchbeast
 from packtrain.errors import CheckpointError
-from packtrain.runtime import checkpoint, preparation, saved_state
+from packtrain.runtime import checkpoint, preparation, restore_checks
 
 ACTIONS = 5
 ENV = "TorchBeastPictures-v0"
@@ -211,7 +211,7 @@ def converted():
     """The network of the run folder, as `packtrain eval` builds it, the state it was loaded from, the experiment."""
     _, state = checkpoint.load_newest(Path("run/checkpoints"))
     configuration, experiment, spec = preparation.prepare([Path("run/config.gin")], [], {}, None, False)
-    saved_state.refuse_other(Path("run"), state, configuration)
+    restore_checks.refuse_other(Path("run"), state, configuration)
     network = experiment.policy.build_network(spec)
     (weights,) = state["weights"].values()
     network.load_state_dict(weights)
@@ -640,7 +640,7 @@ def test_flags_that_cannot_be_meant_are_named(capsys, flags, message):
     assert message in one_line(capsys)
 
 
-def test_a_game_must_be_said_by_somebody(capsys):
+def test_a_game_must_be_given(capsys):
     """Mutation: a guess, such as the configuration's Pong. A configuration that the user names is not a guess."""
     flags = old_flags()
     del flags["env"]
@@ -658,6 +658,6 @@ def test_a_config_that_builds_another_network_is_refused(capsys):
     assert "does not fit the configuration's network" in one_line(capsys)
 
 
-def test_rename_knows_its_own_names_only():
+def test_rename_accepts_only_its_own_names():
     with pytest.raises(CheckpointError, match="do not know: a, b, c, d and 1 more"):
         torchbeast.rename({name: torch.zeros(1) for name in "abcde"})

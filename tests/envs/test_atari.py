@@ -203,7 +203,7 @@ def test_a_lost_life_and_a_lost_game(case, tape):
 
 @pytest.mark.parametrize("name", ["AsterixNoFrameskip-v4", "ALE/Asterix-v5"])
 def test_the_books_of_games_and_lives(name, tape):
-    """Mutations: a life's return in place of a game's, a filler row in the length, the return not begun anew."""
+    """Mutations: a life's return in place of a game's, a filler row in the length, the return not reset."""
     stream = open_stream(name)
     play(stream, random_actions(stream, 900))
     finished = stream.drain_finished()
@@ -348,7 +348,7 @@ def test_the_number_of_threads_changes_nothing(name):
 
 @pytest.mark.parametrize("fire_reset", [True, False])
 def test_fire_is_pressed_at_the_start_and_after_each_lost_life(fire_reset, tape):
-    """Breakout throws no ball until somebody presses FIRE, and here nobody else does. Control: without it.
+    """Breakout starts no ball until FIRE is pressed, which only the environment does here. Control: without it.
 
     Mutation: only at the start, which leaves four lives for ever.
     """

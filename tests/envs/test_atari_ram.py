@@ -166,7 +166,7 @@ def test_a_reward_function_reads_the_memory(plain):
 
 @pytest.mark.parametrize("start", [False, True])
 def test_a_plane_that_is_started_does_not_wait(plain, open_columns, start):
-    """Nobody plays. Without it the plane stands for ever; with it planes are lost, the later ones too.
+    """Only no-ops. Without it the plane waits forever; with it planes are lost, the later ones too.
 
     Nor does the protocol press anything. Mutations: UP at the start of a game only; UP whatever was chosen.
     """
@@ -271,7 +271,7 @@ def test_an_error_names_its_game_and_a_reset_goes_on(plain):
     first = columns.reset()
     with pytest.raises(EnvError, match=r"^environment 2 \(.*\) at its step .* raised in step: IndexError: "):
         step(columns, [0, 0, 99])
-    columns.send(np.zeros(3, np.int64))  # a step nobody waits for
+    columns.send(np.zeros(3, np.int64))  # a step whose result is not received
     assert np.array_equal(columns.reset().obs, first.obs)
 
 

@@ -109,7 +109,7 @@ def test_observations_scale_the_bags_only():
     assert core.observation_space.contains(observation)
 
 
-def test_planners_are_told_of_the_chance():
+def test_planners_see_that_the_core_is_stochastic():
     assert not CoreModel(BinPacking()).deterministic
 
 

@@ -31,7 +31,7 @@ def distances(bits):
 
 
 def test_every_state_and_action_follows_the_rule():
-    """The rule written out bit by bit; fails if "lower" is read as "higher", or if turning off asks for anything."""
+    """The rule written out bit by bit; fails if "lower" is read as "higher", or if turning off has a condition."""
     core, states = BitFlipper(4), every_state(4)
     legal = core.legal(states)
     for action in range(4):

@@ -51,7 +51,7 @@ def test_not_looking_scores_minus_three_fifths(policy):
 
 
 def best_without_memory(core):
-    """The best score of a policy that knows the present observation only, by trying them all.
+    """The best score of a policy of the current observation only, by enumeration.
 
     Where the ball is hidden a policy is a table of the paddle's place; where it is seen, the moves are free for each
     ball. All of it is read from the observations.

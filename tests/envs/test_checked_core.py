@@ -252,7 +252,7 @@ def test_a_core_that_plays_all_states_in_turn_is_timed_by_state():
     assert seen == [7] and columns.busy_since is None
 
 
-def test_a_first_reset_is_told_from_a_step():
+def test_a_first_reset_is_distinguished_from_a_step():
     seen = []
 
     class Watched(Sleepy):

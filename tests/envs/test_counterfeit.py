@@ -64,7 +64,7 @@ def test_random_walks_are_those_of_a_plain_player():
 
 
 def test_best_returns():
-    """The most coins are far from the truth; and earned coins are harmless to whoever discounts."""
+    """The most coins are far from the truth; and earned coins are harmless with a discount."""
     graph = StateGraph(Counterfeit())
     assert len(graph) == 31
     for ties in ("good", "bad"):

@@ -36,7 +36,7 @@ def register():
 
 
 class Custom(gym.Env):
-    """Shows what it is told to."""
+    """Shows a given observation."""
 
     def __init__(self, space=None, obs=None, action_space=None, channels=()):
         self.observation_space = space or Box(-1, 1, (2,))
@@ -314,7 +314,7 @@ def test_the_seed_decides_everything(name):
 
 
 def test_faults_under_way_name_id_seed_and_step():
-    environment = Environment(FAULTY, {"fault": "raise", "at_step": 7})
+    environment = Environment(FAULTY, {"fault": "raise", "at_step": 7}, restarts=0)
     columns = environment.open(2, 0, environment.probe())
     columns.reset()
     with pytest.raises(

@@ -88,7 +88,7 @@ class FakePool:
         truncated = ~was_over & (self.elapsed >= self.limit) & ~ended
         self.over = ended | truncated
         ids, obs, info = self.answer(np.where(was_over, 9, self.sent if self.sent.ndim == 1 else 0))
-        reward = np.where(was_over, 99, 10 * np.arange(self.size) + self.elapsed)  # 99: nobody may see it
+        reward = np.where(was_over, 99, 10 * np.arange(self.size) + self.elapsed)  # 99: must not be shown
         return obs, reward[ids].astype(np.float32), ended[ids], truncated[ids], info
 
 
@@ -306,7 +306,7 @@ def test_a_bad_value_can_be_clipped(fake):
 # -- games, with the fake
 
 
-def test_a_game_is_told_how_to_be_played(fake):
+def test_options_of_a_game_reach_envpool(fake):
     """Mutations: envpool's own stacks, clips, lives and limits; a noop_max of 0, with which its reset hangs."""
     spec = Environment("envpool:Game-v5", atari=Atari(max_frames=401, num_threads=1)).probe()
     assert spec.obs == Box(0, 255, (84, 84), np.uint8) and spec.frames_per_step == 4

@@ -38,7 +38,7 @@ def test_what_would_end_the_program_is_a_fault_that_names_the_environment(run_ha
 
 
 def test_a_users_own_ctrl_c_passes():
-    """Mutation: a user who leaves an evaluation is told that an environment is broken."""
+    """Mutation: Ctrl-C during an evaluation is reported as a broken environment."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt), exits_are_faults([Stepping(True)]):
         signal.raise_signal(signal.SIGINT)

@@ -58,7 +58,7 @@ def test_it_goes_on_from_disk_as_if_nothing_had_happened(name, before, tmp_path)
 
 
 class Remembers(gym.Wrapper):
-    """What it remembers is nobody's to save."""
+    """An environment with state that packtrain cannot save."""
 
 
 class Slippery(type(gym.make("Pendulum-v1").unwrapped)):

@@ -1,4 +1,4 @@
-"""Noise on the way to and from the environment: how much, for whom, and that it goes on where it stood."""
+"""Noise on actions and observations: how much, in which spaces, and that a resumed run continues it."""
 
 import gymnasium as gym
 import numpy as np

@@ -1,4 +1,4 @@
-"""Pictures of environments: who draws them, and what is said where nobody can."""
+"""Pictures of environments: what draws them, and the error if nothing can."""
 
 import os
 
@@ -68,7 +68,7 @@ def test_our_own_environments_draw_each_column(name):
 
 
 def test_a_gymnasium_environment_is_made_to_be_drawn_in_this_process():
-    """Mutation: the environments stay in processes of their own, which nobody can ask for pictures."""
+    """Mutation: the environments stay in separate processes, which cannot draw."""
     environment = Environment("Drawn-v0", processes=True).for_pictures()
     assert not environment.processes and environment.kwargs == {"render_mode": "rgb_array"}
     columns = environment.open(3, 5, environment.probe())

@@ -89,7 +89,7 @@ def pressed(step):
     return step.info["pressed"]
 
 
-def test_a_gymnasium_environment_tells_functions_what_it_knows():
+def test_reward_functions_get_the_info_of_a_gymnasium_environment():
     """Mutation: `info` left out; the environment's own channel lost."""
     gym.register("ToldForTests-v0", Told)
     rewards = Rewards("pressed", {"pressed": pressed})
@@ -110,7 +110,7 @@ def test_a_function_sees_what_was_there_before_a_gymnasium_environment_wrote_ove
 
 
 class Pressed(Told):
-    """Ends when it is told to, so that columns begin at different times."""
+    """Ends on demand, so that environments begin at different times."""
 
     def step(self, action):
         obs, reward, _, truncated, info = super().step(action)

@@ -81,7 +81,7 @@ def test_one_sum_of_two_hits_is_ambiguous():
     frames = np.array([[0, 60, 0, 100], [80, 0, 0, 80]])
     step = a_step((160, 160), (False, False), frame_rewards=frames)
     assert FuelProxy(10)(step).tolist() == [160, 1600]
-    assert FuelProxy(10)(a_step((160, 160))).tolist() == [1600, 1600]  # where nobody tells
+    assert FuelProxy(10)(a_step((160, 160))).tolist() == [1600, 1600]  # if the environment does not report it
 
 
 def test_fuel():
@@ -152,19 +152,20 @@ def test_proxies_say_what_they_lack():
             {"move_penalty": 1, "true_move_penalty": 10},
             MoveProxy(1),
             MoveProxy(10),
-            "move: 10 a step, −1 in a step with a move; movement is judged at 10",
+            "move: 10 a step, −1 in a step with a move; reported movement penalty: 10",
         ),
         (
             {"move_penalty": -0.5, "true_move_penalty": -1},
             CentreProxy(0.5),
             CentreProxy(1),
-            "centre: 10 a step, −0.5 · d² / 20 at d pixels off the middle; movement is judged at 1",
+            "centre: 10 a step, −0.5 · d² / 20 at d pixels off the middle; reported movement penalty: 1",
         ),
         (
             {"true_move_penalty": 5},
             ScoreProxy(),
             MoveProxy(5),
-            "score: the game's own; the published code pays 10 a step here, whatever happens; movement is judged at 5",
+            "score: the game's own; the published code pays 10 a step here, whatever happens; "
+            "reported movement penalty: 5",
         ),
     ],
 )

@@ -511,7 +511,7 @@ def test_no_info_in_a_step_is_no_fault():
     assert core.step(states, np.ones(1, np.int64), rng)[1].shape == (1,)
 
 
-def test_the_time_of_each_state_is_told_apart():
+def test_the_time_of_each_state_is_measured_separately():
     """Mutation: one time for a whole batch, so that many slow states look like one that hangs."""
     seen = []
 

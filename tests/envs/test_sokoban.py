@@ -275,7 +275,7 @@ def test_titles_in_front_of_boards():
 
 
 def test_a_missing_corner_leaves_the_wall_closed():
-    """Nobody moves diagonally, and published levels leave corners out."""
+    """Moves are never diagonal, and published levels leave corners out."""
     (level,) = parse_levels(" ###\n#@$.#\n ###\n")
     assert level.planes()["walls"].tolist() == [[1] * 5, [1, 0, 0, 0, 1], [1] * 5]
 

@@ -182,7 +182,7 @@ def test_states_are_found_again(name):
     assert graph.find(trees.map(lambda leaf: leaf[:0], graph.states)).shape == (0,)
 
 
-def test_a_state_out_of_reach_is_nobody():
+def test_an_unreachable_state_has_no_index():
     core = ToyMR("one_room_no_key")
     graph, states = StateGraph(core), core.initial(2, rng())
     states["keys_held"][1] = 1

@@ -16,7 +16,7 @@ from packtrain.types import Row
 
 
 class Told:
-    """A core with reward channels whose episodes end when they are told to: action 1 ends, 2 solves and ends."""
+    """A core with reward channels whose episodes end on demand: action 1 ends, 2 solves and ends."""
 
     max_steps = 5
     reward_channels = ("true", "cost")
@@ -110,7 +110,7 @@ def test_truncated_episodes_are_finished_too():
     assert episode.length == 5 and episode.returns["train"] == 15.0
 
 
-def test_without_a_report_nobody_knows_whether_it_was_solved():
+def test_solved_is_nan_if_it_is_not_reported():
     stream = Stream(FunctionalVectorEnv(Counting(length=2), 1, 0, "raise", "Counting"), 1)
     play(stream, [[0], [0]])
     (episode,) = stream.drain_episodes()

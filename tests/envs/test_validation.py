@@ -235,7 +235,7 @@ AT, LENGTH = 7, 5  # the fault is in the second episode, at its second step
 
 
 def open_faulty(fault, answer, size=2, at=AT):
-    environment = Environment(ID, {"fault": fault, "at_step": at, "length": LENGTH}, on_bad_value=answer)
+    environment = Environment(ID, {"fault": fault, "at_step": at, "length": LENGTH}, on_bad_value=answer, restarts=0)
     return environment.open(size, 3, environment.probe())
 
 
@@ -335,7 +335,7 @@ def test_no_bad_value_reaches_the_memory(fault, answer):
 
 
 class Rotten(gym.Env):
-    """Counts to three; bad where it is told to be, in one buffer that it writes over."""
+    """Counts to three; bad values on demand, in one buffer that it overwrites."""
 
     observation_space = Box(-9, 9, (1,))
     action_space = Discrete(2)

@@ -150,7 +150,7 @@ def test_n_equal_observations_pay_one_over_root_n_and_too_many_nothing():
 
 
 class SlowNovelty:
-    """Algorithm 1 for one column, with lists: ask, adapt the scale, judge, remember."""
+    """Algorithm 1 for one environment, with lists: find neighbours, adapt the scale, compute novelty, store."""
 
     def __init__(self, neighbours, capacity, decay):
         self.neighbours, self.capacity, self.decay = neighbours, capacity, decay

@@ -317,7 +317,7 @@ def test_covariance_weights_in_float32_are_those_of_float64():
 
 
 def test_a_member_that_is_sure_of_the_end_is_not_divided_by():
-    """Past it, a row is judged as if reached, and keeps the other member's part. Mutation: c_t over c_{i−1} + ε."""
+    """After the end, a row counts as reached and keeps the other member's part. Mutation: c_t over c_{i−1} + ε."""
     termination = double([[0, 0], [1, 0], [0, 0]])
     value = double([[1, 1], [2, 2], [4, 8]])[..., None]
     expansion = expanded_returns(double(0.0), termination, torch.zeros(2, 2, 1).double(), value, discount=0.5)

@@ -37,7 +37,7 @@ def test_catch(tmp_path, capsys, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_catch_is_not_learned_from_nothing(tmp_path, capsys, seed):
-    """The negative control: the same steps with all advantages 0. A greedy policy that knows nothing: −1 to −0.2."""
+    """The negative control: the same steps with all advantages 0. An untrained greedy policy: −1 to −0.2."""
     assert train(tmp_path, capsys, seed, 60_000, "--env", "Catch", "--extrinsic_coefficient", "0") <= 0.2
 
 

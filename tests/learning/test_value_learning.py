@@ -58,7 +58,7 @@ def test_novelty_finds_the_treasure(tmp_path, capsys, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_without_novelty_it_is_not_found(tmp_path, capsys, seed):
-    """The negative control: the same arms, none of which wants what is new."""
+    """The negative control: the same arms, all with novelty weight 0."""
     result = train(tmp_path, capsys, "ngu/deep_sea", seed, "--largest_weight", "0", *SMALL_SEA, episodes=16)
     assert result["return_mean"] <= 0.1
 

@@ -243,7 +243,7 @@ def test_held_out_steps_are_spread_over_kinds_and_time() -> None:
 
 
 def test_what_is_held_out_has_a_tenth_of_the_room() -> None:
-    """The oldest give way; an episode that is too long for it is learned from. Mutations: no limit; drop the long."""
+    """The oldest are overwritten; an episode too long for it is trained on. Mutations: no limit; drop long ones."""
     memory, _ = held_out_memory(400)
     assert len(spared(memory, 10_000).reward[0]) == 2 * 30, "40 rows of each kind, 3 of 4 of them steps"
     long = Episodes(100, 8, validation_share=0.5).build([1], 0, CPU)
@@ -253,7 +253,7 @@ def test_what_is_held_out_has_a_tenth_of_the_room() -> None:
 
 
 def test_what_is_held_out_is_saved() -> None:
-    """With the count that says who is next; an older snapshot has none. Mutation: count anew after a restore."""
+    """With the count that selects the next episode; older snapshots lack it. Mutation: count from 0 after a restore."""
     memory, _ = held_out_memory(10)
     copy, _ = held_out_memory(0)
     copy.restore(memory.snapshot())
@@ -271,7 +271,7 @@ def test_what_is_held_out_is_saved() -> None:
 
 
 def test_nothing_is_held_out_unless_asked() -> None:
-    """A negative control: batches are those of a memory that knows nothing of it."""
+    """A negative control: batches equal those of a memory without held-out steps."""
     plain = Episodes(400, 500, ("solved",)).build([1], 0, CPU)
     for index in range(24):
         plain.add_episode(numbered(100 * index, 3, index % 3 == 0))

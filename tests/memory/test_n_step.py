@@ -83,7 +83,7 @@ def test_it_is_what_lists_of_steps_say(n_step, columns, program, pause) -> None:
     assert sorted(found) == brute_force(played, n_step)
 
 
-def test_what_was_begun_anew_is_forgotten() -> None:
+def test_incomplete_transitions_of_restarted_episodes_are_dropped() -> None:
     """Mutation: rewards of the next episode for an action of the last."""
     joiner = Joiner(3)
     assert joiner.add(np.array([0, 1]), step([0, 1], [0, 0], [0, 0])) is None
@@ -139,7 +139,7 @@ def test_a_replay_keeps_them_and_comes_back_with_what_was_open() -> None:
 
 
 def test_an_episode_that_was_dropped_pays_nothing_to_the_one_before() -> None:
-    """It begins anew without an end. Mutation: what was open goes on."""
+    """It begins a new episode without an end. Mutation: open transitions continue."""
     memory = Replay(100, 4, n_step=3).build([2], 0, torch.device("cpu"))
     for one in (row(0, first=True), row(1), row(9, first=True), row(10), row(11), row(12)):
         memory.writer(0).add(one, (), {})

@@ -85,7 +85,7 @@ def make(capacity=100, batch_size=8, warm_up=1, segments=None, seed=3) -> Replay
 
 
 def test_a_transition_is_a_row_and_what_its_action_led_to() -> None:
-    """A row that a reset made ends nothing and begins anew. Mutations: storing it; taking the next row's reward."""
+    """A reset row ends no transition and begins a new episode. Mutations: storing it; taking the next row's reward."""
     memory = make(batch_size=64)
     sink = memory.writer(0)
     sink.add(row(0, first=True), (), {})
@@ -300,7 +300,7 @@ def test_filled_is_all_that_is_there() -> None:
 
 
 def test_new_episodes_answer_nothing_of_the_old_ones() -> None:
-    """Environments that could not be saved begin anew. Mutation: a step from the last row before the save."""
+    """Environments that could not be saved begin new episodes. Mutation: a step from the last row before the save."""
     memory = filled(3, make())
     memory.writer(0).add(row(5, first=True), (), {})
     state = memory.snapshot()

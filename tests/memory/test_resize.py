@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from packtrain.errors import CheckpointError
 from packtrain.memory import resize
-from packtrain.memory.sequences import Sequences
+from packtrain.memory.sequence_settings import Sequences
 from packtrain.testing.numbered_rows import Numbered, check, live, run
 from packtrain.types import Sample
 
@@ -44,7 +44,7 @@ def settings_of_a_memory(draw):
 
 
 class Later(Numbered):
-    """Environments that are told apart from those before them."""
+    """Environments whose rows differ from those of earlier ones."""
 
     def next_row(self, column):
         return super().next_row(column) | {
@@ -262,7 +262,7 @@ def test_other_sizes_and_same_episodes_are_refused():
     _, memory = make((2, 1))
     state = memory.snapshot()
     for groups, more, same in (((3,), {}, True), ((3,), {"capacity": 400}, False), ((4,), {"burn_in": 2}, False)):
-        with pytest.raises(CheckpointError, match="cannot go on from"):
+        with pytest.raises(CheckpointError, match="cannot be restored from"):
             make(groups, **more)[1].restore(state, same_episodes=same)
 
 

@@ -1,4 +1,4 @@
-"""Keys: what is gone is told from what took its place."""
+"""Keys: an old entry is distinguished from the one that replaced it."""
 
 import pytest
 import torch
@@ -41,5 +41,5 @@ def test_keys_survive_a_checkpoint():
 def test_impossible_sizes_are_refused():
     with pytest.raises(ConfigError, match=r"SlotGenerations\.capacity = 0 must be at least 1"):
         SlotGenerations(0)
-    with pytest.raises(CheckpointError, match="keys of 4 slots cannot go on from those of 3"):
+    with pytest.raises(CheckpointError, match="keys of 4 slots cannot be restored from those of 3"):
         SlotGenerations(4).restore(SlotGenerations(3).snapshot())

@@ -37,7 +37,7 @@ class AgainstAList(RuleBasedStateMachine):
     """Random operations on both. Priorities are eighths, so that sums are exact and draws must be equal.
 
     Mutations: the first of repeated leaves wins; leaves below 0 are taken from the end; only the lowest level of sums
-    is made anew; a draw that does not subtract what it passed; a restore that leaves the sums as they were.
+    is recomputed; a sample that does not subtract what it passed; a restore that leaves the sums as they were.
     """
 
     @initialize(capacity=st.sampled_from([1, 2, 31, 32, 33, 1000, 1023, 1024, 2500]))
@@ -284,7 +284,7 @@ def test_a_gpu_can_capture_all_of_it():
 def test_impossible_sizes_are_refused():
     with pytest.raises(ConfigError, match=r"SumTree\.capacity = 0 must be at least 1"):
         SumTree(0)
-    with pytest.raises(CheckpointError, match="4 leaves cannot go on from one of 3"):
+    with pytest.raises(CheckpointError, match="4 leaves cannot be restored from one of 3"):
         SumTree(4).restore(filled([1.0, 2.0, 3.0]).snapshot())
     with pytest.raises(AssertionError, match="leaf 3 of 3"):
         filled([1.0, 2.0, 3.0]).set(torch.tensor([3]), torch.tensor([1.0]))

@@ -63,7 +63,7 @@ class Path:
         raise AssertionError(f"only {len(taken)} of {count} samples after {turns} turns")
 
     def expected(self):
-        """(group, column within it, number of its row 0) of every unroll on the tapes, in the order of the queue.
+        """(group, column within it, number of its row 0) of every unroll written, in the order of the queue.
 
         Column c of N begins its unrolls at rows c·T/N, c·T/N + T, … and each is complete with the row T later.
         """
@@ -89,8 +89,8 @@ def unrolls_of(samples):
             yield {**trees.map(lambda leaf, b=b: leaf[:, b], fields), "carry": carry}
 
 
-def from_tape(path, group, column, start):
-    """The unroll that the tape says should be in the queue: rows `start` to `start` + T of a column."""
+def from_rows(path, group, column, start):
+    """The unroll that should be in the queue: rows `start` to `start` + T of a column."""
     tape, end = path.tapes[group], start + path.length
 
     def pick(trees_by_row, begin, stop):
@@ -135,7 +135,7 @@ SHAPES = [
 @pytest.mark.parametrize("ends_as", ["termination", "truncation"])
 @pytest.mark.parametrize("tree", [False, True], ids=["array", "tree"])
 @pytest.mark.parametrize("num, length, batch, groups", SHAPES)
-def test_samples_are_the_rows_of_the_tape_in_their_order(num, length, batch, groups, tree, ends_as):
+def test_samples_are_the_written_rows_in_their_order(num, length, batch, groups, tree, ends_as):
     """Everything at once: content, order, staggered starts, carry before row 0, overlap, filler counts.
 
     Mutations: carry of the row after; extras written before the move; `starts` ignored; a slot reused too early.
@@ -146,7 +146,7 @@ def test_samples_are_the_rows_of_the_tape_in_their_order(num, length, batch, gro
     got = list(unrolls_of(samples))
     assert len(got) == 8 * batch
     for unroll, where in zip(got, expected, strict=False):
-        assert_equal_trees(unroll, from_tape(path, *where))
+        assert_equal_trees(unroll, from_rows(path, *where))
     for sample in samples:
         assert sample.trajectory.reward.shape == (length, batch)
         assert sample.trajectory.first.shape == (length + 1, batch)
@@ -235,7 +235,7 @@ def test_context_rows_stand_in_front_of_row_0():
     checked = 0
     for unroll, (group, column, start) in zip(unrolls_of(path.samples(10)), path.expected(), strict=False):
         rows = path.tapes[group].rows
-        want = from_tape(path, group, column, start)
+        want = from_rows(path, group, column, start)
         assert unroll["obs"].shape == (7, 2) and unroll["last_action"].shape == (3,)
         for name in ("action", "reward", "terminated", "truncated"):
             assert torch.equal(unroll[name], want[name]), name
@@ -295,7 +295,7 @@ def test_there_is_always_a_free_slot_while_there_is_room(num, length, batch, gro
         fill(path)
         samples.append(path.queue.sample(version=0))
     for unroll, where in zip(unrolls_of(samples), path.expected(), strict=False):
-        assert_equal_trees(unroll, from_tape(path, *where))
+        assert_equal_trees(unroll, from_rows(path, *where))
 
 
 def wake(waiting, cause):
@@ -364,7 +364,7 @@ def test_nothing_is_lost_or_torn_between_threads(num, length, batch, groups, slo
         thread.join(10)
     assert not faults and len(samples) == wanted
     for unroll, where in zip(unrolls_of(samples), path.expected(), strict=False):
-        assert_equal_trees(unroll, from_tape(path, *where))
+        assert_equal_trees(unroll, from_rows(path, *where))
 
 
 # -- lag

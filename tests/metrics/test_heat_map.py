@@ -97,7 +97,7 @@ def test_rooms_lie_at_their_places(tmp_path):
 
 
 def test_far_rooms_come_closer(tmp_path):
-    """A gap of 9000 rooms is drawn as one. The map needs no way there: a goal nobody reaches."""
+    """A gap of 9000 rooms is drawn as one. The map has no path there: an unreachable goal."""
     text = "unsolvable\nroom 0 0\n###\n#@#\n###\n\ngoal 9000 1\n"
     (tmp_path / "far.txt").write_text(text)
     assert ToyMR(str(tmp_path / "far.txt")).chart_shape() == (6, 9)

@@ -46,7 +46,7 @@ def plain(steps):
 @settings(deadline=None, max_examples=80)
 @given(st.lists(st.lists(st.tuples(*[st.booleans()] * len(NAMES)), max_size=12), min_size=1, max_size=4))
 def test_rows_are_what_a_plain_walk_counts(batches):
-    """Steps come in batches of any size; nobody verifies and plays at random in the same step.
+    """Steps come in batches of any size; a step is never verified and random at once.
 
     Mutations: a share over all steps instead of its own kind; a mean of the batches' means; a false loop counted
     where nothing was predicted.

@@ -58,7 +58,7 @@ def test_an_epoch_without_episodes_says_only_that():
 
 
 def test_decisions_are_averaged_over_roots():
-    """Plans for different numbers of roots weigh by them. Mutations: a mean of means; not beginning anew."""
+    """Plans for different numbers of roots weigh by them. Mutations: a mean of means; no reset."""
     decisions = Decisions()
     decisions.add({"depth_mean": np.array([1.0, 2.0]), "depth_max": np.array([4, 9]), "value": np.array([1.0, 3.0])})
     decisions.add({"depth_mean": np.array([6.0]), "depth_max": np.array([5]), "value": np.array([-1.0])})

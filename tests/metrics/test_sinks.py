@@ -1,9 +1,11 @@
 """Sinks: what trackers receive, that their failures are warnings, and that a tracker without its package is refused."""
 
+import contextlib
 import errno
 import json
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,22 +114,102 @@ class Recorder:
 
         def call(*given, **named):
             self.calls.append((name, given, named))
+            if name == "init" and (folder := named.get("dir")):  # as wandb does
+                (Path(folder) / "wandb" / "run-1").mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileExistsError):
+                    (Path(folder) / "wandb" / "latest-run").symlink_to("run-1")
             return None if name == "get_experiment_by_name" else self
 
         return call
 
 
-@pytest.mark.parametrize("name", FAKES)
-def test_each_tracker_gets_configuration_and_rows(name, tmp_path, monkeypatch):
-    """Against a stand-in of its module: what a run calls, in order."""
+def stand_in(name, monkeypatch):
+    """The recorder of a tracker's module, which takes its place."""
     fake = Recorder()
     module = types.ModuleType(name)
     module.init = fake.init
     if name == "mlflow":
-        module.tracking = types.ModuleType("mlflow.tracking")
+        module.tracking, module.exceptions = types.ModuleType("mlflow.tracking"), types.ModuleType("mlflow.exceptions")
         module.tracking.MlflowClient = lambda: fake
+        module.exceptions.MlflowException = ZeroDivisionError
         monkeypatch.setitem(sys.modules, "mlflow.tracking", module.tracking)
+        monkeypatch.setitem(sys.modules, "mlflow.exceptions", module.exceptions)
     monkeypatch.setitem(sys.modules, name, module)
+    return fake
+
+
+@pytest.mark.parametrize("place", ["run", "."])
+def test_wandb_leaves_the_run_folder_usable(place, tmp_path, monkeypatch, capsys):
+    """wandb makes symbolic links, which are refused inside a run folder. Mutation: dir=the run folder."""
+    fake = stand_in("wandb", monkeypatch)
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    assert main(["train", "impala/catch", "--output_dir", place, "--track", "wandb", *SMALL]) == 0
+    assert fake.calls and list(tmp_path.rglob("latest-run"))
+    assert main(["eval", place, "--num_episodes", "2"]) == 0
+    assert main(["report", place]) == 0
+    assert main(["train", "impala/catch", "--output_dir", place, "--track", "wandb", *SMALL]) == 0
+    assert "is finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_a_resumed_run_is_one_run_of_the_tracker(name, tmp_path, monkeypatch):
+    """Mutations: an id that is not kept; one that two runs share."""
+    monkeypatch.chdir(tmp_path)
+    fake = stand_in(name, monkeypatch)
+    sinks_of = []
+    for folder in ("a", "a", "b"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (sink,) = trackers([name])
+        sink.begin(About(folder, tmp_path / folder, "", {"x": "1"}))
+        sink.close()
+        sinks_of.append(sinks.known_identity(tmp_path / folder, name))
+    assert sinks_of[0] == sinks_of[1] and sinks_of[0]
+    if name == "mlflow":  # the stand-in gives every run the number 7
+        assert [call[0] for call in fake.calls].count("create_run") == 2
+        assert ("update_run", ("7",), {"status": "RUNNING"}) in fake.calls
+        return
+    begun = [call[2] for call in fake.calls if call[0] == "init"]
+    key = {"wandb": "id", "trackio": "name"}[name]
+    assert [one[key] for one in begun] == sinks_of and sinks_of[2] != sinks_of[0]
+    assert {one["resume"] for one in begun} == {"allow"}
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"wandb": 7}', '{"wandb": ""}', '{"wandb": "a\\u0007"}', "[" * 9999])
+def test_foreign_ids_are_not_used(text, tmp_path):
+    (tmp_path / sinks.IDENTITIES).write_text(text)
+    assert sinks.known_identity(tmp_path, "wandb") is None
+
+
+def test_films_are_added_to_tensorboard(tmp_path, capsys):
+    """Mutations: no image; a folder made for runs without TensorBoard; a link followed."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    video = {"file": "videos/1_episode_1.png", "episode": 1, "height": 2, "width": 3}
+    (tmp_path / "videos").mkdir()
+    (tmp_path / video["file"]).write_bytes(b"\x89PNG")
+    sinks.add_films(tmp_path, [video], 5)
+    assert not (tmp_path / "tensorboard").exists()
+    (tmp_path / "tensorboard").mkdir()
+    sinks.add_films(tmp_path, [video, {**video, "file": "videos/1_episode_2.mp4"}], 5)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    (image,) = events.Images("films/episode_1")
+    assert (image.step, image.encoded_image_string, image.width) == (5, b"\x89PNG", 3)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "tensorboard").symlink_to(tmp_path / "tensorboard")
+    sinks.add_films(other, [video], 5)
+    assert "is a symbolic link" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_each_tracker_gets_configuration_and_rows(name, tmp_path, monkeypatch):
+    """Against a stand-in of its module: what a run calls, in order."""
+    fake = stand_in(name, monkeypatch)
+    monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     assert main(["train", "impala/catch", "--output_dir", str(run), "--track", name, *SMALL]) == 0
     called = [call[0] for call in fake.calls]

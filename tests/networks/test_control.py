@@ -96,7 +96,7 @@ def test_critics_see_observation_and_action():
     torch.testing.assert_close(own, said)
 
 
-def test_who_wants_the_gradient_of_an_observation_gets_it():
+def test_gradients_of_observations_are_available():
     """Mutation: that of actions alone, always."""
     network = Control(8, 1, 2).build_network(SPEC)
     obs = torch.randn(1, 4, network.policy.weights[0].shape[1], requires_grad=True)

@@ -1,4 +1,4 @@
-"""World models of control: a step by hand, who judges what, bounds of variances, units, and the choice of elites."""
+"""World models of control: a step by hand, paths of reward models, variance bounds, units, choice of elites."""
 
 import math
 
@@ -60,9 +60,9 @@ def ask(network, run, member, members, x):
 
 
 def test_a_deterministic_step_by_hand():
-    """s' = s + f(s, a), R(s', s, a) of every judge on every member's path, σ(D(s', s, a)) of the member itself.
+    """s' = s + f(s, a), R(s', s, a) of every reward model on every member's path, σ(D(s', s, a)) of the member itself.
 
-    Mutations: s before s' for the judges; judge l only on path l; the end judged by another member; runs mixed up.
+    Mutations: s before s' as inputs of R; reward model l only on path l; the end from another member; runs mixed up.
     """
     model, (obs, action) = joined(), steps()
     between, after, paid, over = two_steps(model, obs, action)

@@ -112,7 +112,7 @@ def test_stacks_stop_at_a_reset():
     assert (network.embed(other, first) != before).any(-1).flatten().tolist() == [True, False, False]
 
 
-def test_only_a_choice_of_actions_can_be_told_apart():
+def test_inverse_dynamics_need_discrete_actions():
     with pytest.raises(EnvSetupError, match="ControllableEmbedding predicts discrete actions"):
         ControllableEmbedding().build(Spec(VECTOR.obs, Box(-1, 1, (2,))))
 

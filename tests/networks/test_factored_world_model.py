@@ -88,7 +88,7 @@ def test_right_means_every_factor() -> None:
 
 
 def test_priors_are_added_frozen_and_saved() -> None:
-    """Mutations: the prior learns; it is drawn anew when loading; it is missing in a head."""
+    """Mutations: the prior learns; it is sampled again when loading; it is missing in a head."""
     plain, network = small(), small(prior_scale=2.0)
     action = torch.tensor([0, 1, 0])
     for ours, theirs in zip(plain.parameters(), network.ensemble.parameters(), strict=True):

@@ -143,7 +143,7 @@ def test_gradients_reach_the_convolutions():
     ],
     ids=["vector", "number", "two pictures", "four axes"],
 )
-def test_conv_wants_exactly_one_picture(space, count):
+def test_conv_requires_exactly_one_image(space, count):
     with pytest.raises(EnvSetupError, match=f"Conv .* has {count}; try ActorCritic.perception = @Flatten"):
         Conv().build(space)
     with pytest.raises(EnvSetupError, match=f"ResNet .* has {count}; try ActorCritic.perception = @Flatten"):

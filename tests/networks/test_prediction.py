@@ -180,7 +180,7 @@ def test_values_that_cannot_be_meant_are_refused(make, message):
     ],
     ids=["vector", "picture without planes", "number", "two boards"],
 )
-def test_a_convnet_wants_one_board(space):
+def test_a_convnet_requires_one_board(space):
     with pytest.raises(EnvSetupError, match="ConvNet needs a board .* try Mlp"):
         Prediction(ConvNet()).build(space, {"value": 1})
 
@@ -228,7 +228,7 @@ def test_a_network_begins_with_the_weights_of_a_file(tmp_path):
     obs = torch.randn(5, 3)
     for head, answer in source(obs).items():
         torch.testing.assert_close(loaded(obs)[head], answer, rtol=0, atol=0)
-    fewer = Prediction(Mlp((4,)), weights=str(path)).build(space, {"value": 1})  # heads that nothing asks are left out
+    fewer = Prediction(Mlp((4,)), weights=str(path)).build(space, {"value": 1})  # unused heads are left out
     torch.testing.assert_close(fewer(obs)["value"], source(obs)["value"], rtol=0, atol=0)
 
 

@@ -350,5 +350,5 @@ def test_a_missing_input_is_noticed():
     network = build(**EVERYTHING)
     given = rows(network)
     for name in ("arm", "last_intrinsic"):
-        with pytest.raises(AssertionError, match="asks for the"):
+        with pytest.raises(AssertionError, match="needs the"):
             network(**{**given, name: None})

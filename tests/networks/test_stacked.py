@@ -208,7 +208,7 @@ def test_rows_of_a_lone_network_are_dealt_out_to_threads(outputs, layer_norm, mo
 
 @pytest.mark.parametrize("outputs", [1, 2, 16])
 @pytest.mark.parametrize("given", [0, 2, 5])
-def test_what_wants_no_gradient_costs_none_and_the_rest_is_the_same(given, outputs):
+def test_gradients_that_are_not_needed_are_not_computed(given, outputs):
     """Mutation: the gradient of the first numbers for that of the last."""
     torch.manual_seed(0)
     joint = join([StackedMlp(3, (20, 4)).build(6, outputs).double() for _ in range(2)])

@@ -148,7 +148,7 @@ def test_a_column_alone_plans_as_in_a_batch_and_leaves_states_alone(agent):
 
 
 @pytest.mark.parametrize("agent", AGENTS, ids=NAMES)
-def test_chunks_change_nothing_and_steps_are_told(agent, monkeypatch):
+def test_chunks_change_nothing_and_steps_are_reported(agent, monkeypatch):
     class Ear:
         begun = ended = steps = 0
 

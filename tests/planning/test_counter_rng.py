@@ -19,7 +19,7 @@ def test_chance_is_uniform_and_independent_of_order() -> None:
     assert abs(np.corrcoef(numbers[:-1].ravel(), numbers[1:].ravel())[0, 1]) < 0.03
 
 
-def test_best_breaks_ties_with_noise_and_knows_when_nothing_is_left() -> None:
+def test_best_breaks_ties_with_noise_and_reports_when_nothing_is_left() -> None:
     """NaN and what is not allowed are never chosen."""
     scores = np.array([[1.0, 1.0, 0.0], [np.nan, -5.0, -np.inf], [3.0, 2.0, 1.0], [1.0, 1.0, 1.0]])
     allowed = np.array([[True] * 3, [True] * 3, [False, True, True], [False] * 3])

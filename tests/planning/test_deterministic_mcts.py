@@ -13,13 +13,13 @@ from packtrain import trees
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.sokoban import Sokoban
 from packtrain.errors import ConfigError, DivergedError
+from packtrain.hashing import digest
 from packtrain.planning import deterministic_mcts
 from packtrain.planning.deterministic_mcts import DeterministicMCTS, DeterministicMCTSAgent, pass_words
 from packtrain.planning.events import ModelSteps
 from packtrain.planning.mcts_graph import tie_words
 from packtrain.planning.model import Asking, CoreModel, Stepped
 from packtrain.planning.node_values import EnsembleValue, ScalarValue
-from packtrain.planning.nodes import digest
 from packtrain.planning.planner import Plan, Roots
 from packtrain.testing.path_hash import PathHash, settle
 from packtrain.testing.plain_deterministic_mcts import PlainDeterministicMCTS
@@ -57,7 +57,7 @@ class Drawn:
 
 
 def table(values: list[float]) -> Callable[[Request], dict[str, np.ndarray]]:
-    """A network that knows the value of each state."""
+    """A network that outputs the true value of each state."""
     return lambda request: {"value": np.array(values, np.float32)[request.inputs][:, None]}
 
 
@@ -327,7 +327,7 @@ class Even(PathHash):
 
 
 class Doubted(PathHash):
-    """A model that says how much it doubts each step."""
+    """A model that reports a disagreement for each step."""
 
     gives_bonus = True
 
@@ -513,7 +513,7 @@ BOARDS = """
 
 
 def test_chain_is_walked_straight() -> None:
-    """Eight steps to the reward, every one of them right, with a network that knows nothing."""
+    """Eight steps to the reward, every one of them right, with an untrained network."""
     for seed in range(3):
         assert follow(CHAIN, np.array([0]), DeterministicMCTSAgent(n_passes=20), zeros, 8, seed) == [True] * 8
 
@@ -530,7 +530,7 @@ def test_hanoi_is_solved_without_a_network_and_optimally_with_optimism() -> None
 
 @pytest.mark.parametrize(("board", "moves"), [(0, 5), (1, 6)])
 def test_sokoban_is_solved_optimally(board: int, moves: int) -> None:
-    """Every action is one of the best by enumeration of all states, with a network that knows nothing."""
+    """Every action is one of the best by enumeration of all states, with an untrained network."""
     model = CoreModel(Sokoban(levels=BOARDS))
     start = model.core.states([model.core.level(board)])
     for seed in range(2):
@@ -560,7 +560,7 @@ class Counting:
         self.ended.append(columns.tolist())
 
 
-def test_listener_hears_of_every_pass_and_step() -> None:
+def test_listener_receives_every_pass_and_step() -> None:
     """Seven passes of two leaves: at most 14 calls, each of all actions of a leaf, none from one leaf twice."""
     model, listener = PathHash(3, 0.2, states=200), Counting()
     planner = DeterministicMCTSAgent(n_passes=7, n_leaves_to_expand=2).build(model, 5, 0, listener)
@@ -579,7 +579,7 @@ def test_listener_hears_of_every_pass_and_step() -> None:
 
 
 def test_ends_are_neither_stepped_from_nor_asked_about() -> None:
-    """The end is worth 0 whatever the network thinks, and the model never hears of it again."""
+    """The end has value 0 whatever the network outputs, and the model never steps from it."""
     model = Drawn(DIAMOND.after.tolist(), DIAMOND.rewards.tolist(), (4,))
     planner = DeterministicMCTSAgent(n_passes=40).build(model, 1, 0)
     plan_from(planner, 0, table([0, 0, 0, 0, 99]))
@@ -600,7 +600,7 @@ def test_roots_are_left_as_they_are() -> None:
 
 
 def test_a_plan_that_is_given_up_leaves_no_marks() -> None:
-    """Whoever closes a plan half-way may plan again. Mutation: do not forget; then the path stays forbidden."""
+    """A plan that was closed half-way may be made again. Mutation: no clean-up; then the path stays forbidden."""
     agent, network = DeterministicMCTSAgent(n_passes=4, gamma=0.5), table([0, 1, 2, 3, 9])
     planner, fresh = agent.build(LINE, 1, 0), agent.build(LINE, 1, 0)
     plan = planner.plan(Roots(COLUMN, np.array([0]), np.array([0])))

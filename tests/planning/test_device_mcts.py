@@ -73,7 +73,7 @@ def check(found, plan):
 def test_visits_are_those_of_the_cpu_arrays(use_policy, rescale):
     """From every state of a small Hanoi, ends near and far; the model is a table of states.
 
-    Illegal moves are never tried. Mutations: the root's visits one too few; an end that leads on; q without the
+    Illegal moves are never tried. Mutations: the root has a visit too few; an end that leads on; q without the
     reward; the discount at the wrong edge; the range of qualities widened by what is beyond an end.
     """
     core = Hanoi(3, max_steps=None)

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packtrain.planning.nodes import NO_NODE, HashTable, Nodes, digest
+from packtrain.hashing import digest
+from packtrain.planning.nodes import NO_NODE, HashTable, Nodes
 
 pytestmark = pytest.mark.usefixtures("way")
 

@@ -1,4 +1,4 @@
-"""Rollouts by hand: a counter that pays its own number and ends where it is told."""
+"""Rollouts by hand: a counter whose reward is its own number and that ends on demand."""
 
 import gymnasium as gym
 import numpy as np

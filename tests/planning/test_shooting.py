@@ -170,7 +170,7 @@ class Ear:
         self.told.append("end")
 
 
-def test_batches_of_rollouts_change_nothing_and_are_told(monkeypatch):
+def test_batches_of_rollouts_change_nothing_and_are_reported(monkeypatch):
     """ceil(10 / 3) batches, and the same plan as in one. Mutation: number rollouts within a batch."""
     core, model, states = cartpole(3)
     agent = ShootingAgent(n_rollouts=10, rollout_time_limit=30, stratified=True)
@@ -203,7 +203,7 @@ def test_bootstrapping_sees_what_lies_beyond_the_limit():
     np.testing.assert_allclose(plan.extras["qualities"][:, 0], want, rtol=1e-5)
 
 
-def test_a_policy_asks_about_the_roots_once_and_reports_its_prior():
+def test_a_policy_sends_one_request_for_the_roots_and_reports_its_prior():
     core, model, states = cartpole(4)
 
     def answer(request):

@@ -259,7 +259,7 @@ def test_depth_limit_backs_up_the_value_of_the_node_there():
     np.testing.assert_allclose(plan.extras["qualities"], [[(0.5 + best) / 2, 0]], rtol=1e-6)
 
 
-def test_value_rater_steps_every_action_and_asks_once():
+def test_value_evaluator_steps_every_action_and_sends_one_request():
     """Mutation: a value beyond an end."""
     model = Tree({0: [(1, 1.0), (9, 3.0)], 1: [(9, 0.0), (9, 0.0)]}, values={1: 10.0, 9: 1000.0})
     plan = one(build(model, StochasticMCTSAgent(n_passes=1, discount=0.5, new_leaf_rater=VALUE)), model, 0)
@@ -445,7 +445,7 @@ def test_dead_nodes_are_given_back_and_nothing_changes():
 
 
 class Tape:
-    """A listener that writes down what it hears."""
+    """A listener that records its calls."""
 
     def __init__(self):
         self.heard = []
@@ -460,7 +460,7 @@ class Tape:
         self.heard.append("end")
 
 
-def test_listener_hears_every_step_in_order():
+def test_listener_receives_every_step_in_order():
     """Mutations: steps of a rating told before those that led to the leaf; a pass without its end."""
     model, tape = Tree(CHAIN, values={1: 5.0}), Tape()
     agent = StochasticMCTSAgent(n_passes=2, exploration_weight=0.0, new_leaf_rater=VALUE)
@@ -475,8 +475,8 @@ def test_listener_hears_every_step_in_order():
     assert below.states.tolist() == [2, 9] and below.terminated.tolist() == [False, True]
 
 
-def test_listener_hears_every_step_once():
-    """Mutation: the steps to the first leaf are told again with those to the second."""
+def test_listener_receives_every_step_once():
+    """Mutation: the steps to the first leaf are reported again with those to the second."""
     model, tape = PathHash(3), Tape()
     agent = StochasticMCTSAgent(n_passes=8, new_leaf_rater=QUALITY, n_leaves_to_expand=3)
     made, inside = [], model.step

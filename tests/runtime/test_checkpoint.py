@@ -173,7 +173,7 @@ def test_saving_the_same_step_again_replaces_it(tmp_path):
 
 
 def test_a_crash_while_a_step_is_saved_again_loses_nothing(tmp_path):
-    """Mutation: leaving what was moved aside where nobody looks."""
+    """Mutation: damaged checkpoints that were moved aside are never deleted."""
     checkpoint.save(tmp_path, 1, STATE)
     (tmp_path / "1").rename(tmp_path / ".old-1-99999")
     assert checkpoint.load_newest(tmp_path)[0] == 1

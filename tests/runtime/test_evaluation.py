@@ -25,7 +25,7 @@ from packtrain.runtime.preparation import prepare
 from packtrain.testing.scripted import ScriptedPolicy
 from packtrain.testing.sleepy import Sleepy
 
-# The shortest solution has 3 steps, and that is all there is: only who knows the way gets there.
+# The shortest solution has 3 steps, and the limit is 3: only a perfect policy solves it.
 KNOWING = """
 include 'tbv/bfs_hanoi_tbv.gin'
 disks = 2
@@ -68,7 +68,7 @@ def known(run):
     return state["actor"]["seats"][0]["verified"]["edges"]
 
 
-def test_an_evaluation_knows_what_the_run_has_verified(capsys):
+def test_an_evaluation_uses_the_transitions_that_the_run_has_verified(capsys):
     """Its own, and `packtrain eval`'s of the newest and of the best checkpoint; without that, it finds no way in time.
 
     Mutations: an evaluator that begins with nothing; a best checkpoint without what was verified.
@@ -87,7 +87,7 @@ def test_an_evaluation_knows_what_the_run_has_verified(capsys):
 
 
 @pytest.mark.parametrize("changed", [None, {"top_level_epsilon": 0.0}])
-def test_whoever_evaluates_does_not_verify(changed):
+def test_evaluations_do_not_verify(changed):
     """Mutation: an agent of the evaluation's own as it is given."""
     agent = BestFirstSearchAgent(
         bonus_quantile_threshold=0.9,
@@ -103,8 +103,8 @@ def test_whoever_evaluates_does_not_verify(changed):
     assert policy.agent.top_level_epsilon == (0.02 if changed is None else 0.0)
 
 
-def test_an_evaluation_teaches_nobody(monkeypatch):
-    """What it sees is known neither to the run nor to the next evaluation, which begins with what the run knows then.
+def test_an_evaluation_does_not_change_the_training_state(monkeypatch):
+    """Its transitions go neither to the run nor to the next evaluation, which begins with the run's own.
 
     Mutations: share the memory instead of copying it; keep it from one evaluation to the next.
     """
@@ -248,7 +248,7 @@ def test_sampled_evaluations_do_not_depend_on_those_before():
     assert results[0]["return_sampled_mean"] != results[0]["return_greedy_mean"]
 
 
-def test_another_kind_of_best_begins_anew():
+def test_another_kind_of_best_resets_the_best_score():
     """Mutation: the score of one kind compared with that of the other."""
     assert catch("run", "--total_steps", "200") == 0
     checkpoint.mark_best(Path("run/checkpoints"), checkpoint.best(Path("run/checkpoints"))["step"], 99.0)
@@ -343,7 +343,7 @@ def test_an_evaluation_says_how_far_it_is():
     evaluator.begin()
     for _ in range(7):
         evaluator.tick()
-    assert evaluator.progress() == "evaluating: 2 of 4 episodes; the longest under way: 2 steps"
+    assert evaluator.progress() == "evaluating: 2 of 4 episodes; the longest unfinished: 2 steps"
 
 
 ENDLESS = """

@@ -154,7 +154,7 @@ def test_a_snapshot_goes_on(tmp_path):
 
 
 class NotOurs:
-    """VectorEnv of somebody else's world."""
+    """VectorEnv without a core."""
 
     action_space = Hanoi(2).action_space
     reward_channels = ("train",)

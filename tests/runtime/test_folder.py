@@ -28,7 +28,7 @@ def run(tmp_path):
 # -- names
 
 
-def test_names_are_unique_whoever_asks_at_the_same_time(tmp_path):
+def test_names_are_unique_when_requested_at_the_same_time(tmp_path):
     """Mutation: looking first, then making."""
     found, gate = [], threading.Barrier(8)
 
@@ -153,7 +153,7 @@ def test_without_locks_a_running_process_keeps_others_out_and_a_dead_one_does_no
             run.open()
             run.close()
             continue
-        with pytest.raises(RunFolderError, match=r"has no locks; if that is no run any more, delete .*run/\.lock"):
+        with pytest.raises(RunFolderError, match=r"without locks; if that process is not a run, delete .*run/\.lock"):
             run.open()
         (run.path / ".lock").unlink()
         run.open()  # the way out
@@ -257,7 +257,7 @@ def test_a_renamed_folder_is_found_again(run, tmp_path):
 
 
 @pytest.mark.parametrize("replaced, name", [(False, "run"), (True, "run-2")])
-def test_a_folder_that_is_gone_is_made_anew(run, tmp_path, replaced, name):
+def test_a_lost_folder_is_created_again(run, tmp_path, replaced, name):
     run.open()
     for path in run.path.iterdir():
         path.unlink()

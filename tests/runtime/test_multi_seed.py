@@ -70,7 +70,7 @@ def in_tmp(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """Two seeds that nobody disturbs."""
+    """Two seeds without interruptions."""
     folder = tmp_path_factory.mktemp("straight")
     (folder / "given.gin").write_text(SMALL)
     argv = ["train", str(folder / "given.gin"), "--output_dir", str(folder / "runs"), "--num_seeds", "2"]
@@ -115,7 +115,7 @@ def stop_at(monkeypatch, turn, look=None):
     return made
 
 
-def test_shooting_asks_the_network_of_its_own_run(capsys):
+def test_shooting_uses_the_network_of_its_own_run(capsys):
     """Mutation: asking of what roots show, in which there is no run."""
     Path("given.gin").write_text(SHOOTING)
     assert train("runs") == 0
@@ -210,7 +210,7 @@ def test_runs_that_are_stopped_between_two_updates_go_on_exactly(straight, monke
 
 
 def test_a_run_waits_for_the_others_before_the_next_epoch(monkeypatch):
-    """Some turns serve one run alone: it plays longer. Mutation: serve everybody who wants a turn."""
+    """Some turns serve one run only, whose episodes are longer. Mutation: serve every run in each turn."""
     made = stop_at(monkeypatch, -1)
     assert train("run") == 0
     served = {tuple(runs) for runs in made}

@@ -15,6 +15,7 @@ import torch
 
 from packtrain import knobs, trees
 from packtrain.runtime import checkpoint, open_run, train_command
+from packtrain.runtime.cluster.flow import Flow
 from packtrain.runtime.messages import Remote
 from packtrain.runtime.worker import pack_tensors, unpack_tensors
 
@@ -27,10 +28,10 @@ CASES = {
 }
 
 
-def train(name, folder, *, acting="process", runtime="serial", workers=1, num_seeds=None, **values):
+def train(name, folder, *, acting="process", runtime="serial", workers=1, num_seeds=None, bindings=(), **values):
     path, _ = knobs.find_config(name)
     remote = None if acting == "thread" else Remote(acting, workers)
-    request = open_run.TrainRequest([path], [], values, Path(folder), 3, num_seeds, runtime, remote=remote)
+    request = open_run.TrainRequest([path], list(bindings), values, Path(folder), 3, num_seeds, runtime, remote=remote)
     return train_command.train(request)
 
 
@@ -133,6 +134,25 @@ def test_a_worker_that_is_killed_is_replaced_and_the_run_ends(tmp_path):
     rows = [row for row in rows_of(tmp_path / "run") if row["kind"] == "train"]
     assert rows[-1]["workers/worker_restarts"] >= 1 and rows[-1]["step"] >= 60_000
     assert not [one for one in psutil.Process().children() if one.pid in killed and one.status() != "zombie"]
+
+
+def test_the_lag_of_a_run_is_limited_by_its_memory(tmp_path, monkeypatch):
+    """L4: 100 % of what is stored. Mutation: the memory's limit does not reach the flow control."""
+    seen, limits = [], []
+    poll = Flow.poll
+
+    def recorded(self, timeout):
+        found = poll(self, timeout)
+        seen.extend(each.lag for each in found if each.chunk is not None)
+        limits.append(self.limits)
+        return found
+
+    monkeypatch.setattr(Flow, "poll", recorded)
+    values = {"total_steps": 6000, "eval_every": 0, "unroll_length": 5, "batch_size": 4}
+    values["bindings"] = ["Unrolls.max_policy_lag = 2"]
+    assert train("impala/catch", tmp_path / "run", runtime="local", workers=2, **values) == 0
+    assert limits[0].max_lag == 2 and limits[0].updates_per_chunk > 1
+    assert len(seen) > 10 and max(seen) <= 2
 
 
 def test_several_seeds_act_in_processes(tmp_path):

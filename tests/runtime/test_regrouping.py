@@ -170,8 +170,10 @@ def test_what_outlives_episodes_goes_to_the_environments_by_index():
     assert [group["envs"].tolist() for group in left["groups"]] == [[0, 1, 2], [3, 0, 1]]
 
 
-@pytest.mark.parametrize("groups, left", [([2, 2], False), ([4], True), (None, False)])
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("groups, left", [([2, 2], False), ([4], True), (None, False), ([], False)])
 def test_environments_that_cannot_be_saved_leave_their_lasting_state(groups, left):
+    """Mutation: [], the groups of a converted run, as a divisor."""
     state = {"seats": [{"own": 1}], "run": {} if groups is None else {"groups": groups}}
     leave_environments(state, Layout(1, (2, 2)))
     assert ("left" in state) == left and ("seats" in state) != left

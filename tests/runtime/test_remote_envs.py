@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from packtrain.envs.vector_env import Outcome
 from packtrain.errors import EnvError
+from packtrain.metrics.bottleneck import bottleneck
 from packtrain.runtime.cluster.flow import Arrival, Failure, Started
 from packtrain.runtime.env_server import EnvAnswer
 from packtrain.runtime.remote_envs import FAILURES, GOOD_ANSWERS, EnvServers
@@ -169,7 +170,10 @@ def test_a_server_that_always_fails_is_left_out_and_the_others_go_on():
             bring_up(engine, found, 0)
             found.take(0)
     assert found.lost == [0] and engine.lives[0] == FAILURES - 1
-    assert found.row() == {"env_servers_ready": 1, "env_servers_left_out": 1, "env_server_restarts": FAILURES - 1}
+    row = found.row()
+    assert (row["env_servers_ready"], row["env_servers_left_out"], row["env_server_restarts"]) == (1, 1, FAILURES - 1)
+    assert row["workers/workers_ready"] == 1 and row["workers/worker_1_steps_per_s"] > 0
+    assert row["workers/chunk_bytes_per_s"] > 0 and bottleneck(row).startswith("environment-bound")
     with pytest.raises(EnvError, match="left out: Boom 4"):
         found.take(0)
     engine.fail(1, "Other")

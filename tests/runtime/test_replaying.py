@@ -119,9 +119,9 @@ def test_random_steps_come_first_and_are_counted(tmp_path):
     ],
 )
 def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_path, name, values):
-    """Saved after every single wish, also within pre-training and between model and critic; the rest is the same.
+    """Saved after every request, also within pre-training and between model and critic; the rest is the same.
 
-    Mutations: counting steps that the environments have answered and nobody has stored; new episodes of Gymnasium's;
+    Mutations: counting steps whose results have not been stored; new episodes of Gymnasium's;
     transitions of several steps that were not whole are lost.
     """
     whole = training(tmp_path / "whole", name, **values)
@@ -292,7 +292,7 @@ def test_slack_changes_nothing_where_there_is_no_gpu(tmp_path):
 
 
 def test_acting_runs_ahead_of_as_many_updates_as_there_is_slack_for(tmp_path, monkeypatch):
-    """Updates are events here that are done when somebody waits for them. Mutation: waiting for none, or for all."""
+    """Updates are events here that finish when the code waits for them. Mutation: waiting for none, or for all."""
     done, left = [], []
 
     class Event:
@@ -464,7 +464,7 @@ def test_slack_below_what_is_learned_beforehand(tmp_path):
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_a_run_goes_on_with_another_use_of_the_machine(tmp_path, monkeypatch):
-    """Compiled or not, at once or in turns: the run is the same. And nobody needs a compiler to look at it."""
+    """Compiled or not, at once or in turns: the run is the same. And loading it needs no compiler."""
     argv = ["train", "steve/ddpg_pendulum", "--output_dir", str(tmp_path / "run")]
     argv += [f"--{name}={value}" for name, value in SMALL.items() if name != "total_steps"]
     assert cli.main([*argv, "--total_steps", "60", "--compile", "True"]) == 0

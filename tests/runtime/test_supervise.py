@@ -77,6 +77,23 @@ def test_closing_a_session_ends_its_processes_and_not_the_driver(driver):
     assert not any(map(supervise.is_running, (child, grandchild, guard)))
 
 
+def test_children_from_before_a_session_are_not_ended_with_it():
+    """Mutation: the guard ends every descendant of the driver."""
+    early = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    late = None
+    try:
+        time.sleep(0.1)
+        with supervise.Session() as session:
+            late = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+            wait_until(lambda: recorded(session.folder, {late.pid}))
+        assert early.poll() is None and late.wait(30) == -signal.SIGTERM
+    finally:
+        for process in (early, late):
+            if process is not None:
+                process.kill()
+                process.wait()
+
+
 def test_what_a_killed_guard_left_is_ended_by_the_next_session(driver):
     process, (child, grandchild, guard), folder = driver()
     wait_until(lambda: recorded(folder, {child.pid, grandchild.pid}))
@@ -163,6 +180,17 @@ def test_a_run_is_started_again_after_a_signal_or_a_fault_within_its_budget(tmp_
     lines = []
     assert supervise.supervise(command, restarts, say=lines.append, first_delay=0.01) == code
     assert count() == runs and len(lines) == runs - 1
+
+
+def test_a_crash_loop_ends_with_the_first_cause(tmp_path, monkeypatch):
+    """F9. Mutations: no breaker; failures of long ago count."""
+    command, count = counting(tmp_path, *[-9, 3, 3, 3, 3, 3, 0])
+    lines = []
+    assert supervise.supervise(command, 99, say=lines.append, first_delay=0.001, last_delay=0.001) == 3
+    assert count() == 5 and lines[-1] == "it failed 5 times within 10 minutes; the first: ended by SIGKILL"
+    (tmp_path / "count").unlink()
+    monkeypatch.setattr(supervise, "BREAKER_SECS", 0.0)
+    assert supervise.supervise(command, 99, say=lines.append, first_delay=0.001, last_delay=0.001) == 0
 
 
 def test_each_restart_says_why_and_waits_twice_as_long(tmp_path):

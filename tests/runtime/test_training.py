@@ -1,4 +1,4 @@
-"""The small machines of a run: gate, busy shares, watchdog, seeds, hunger, evaluation."""
+"""The small machines of a run: gate, busy shares, watchdog, seeds, starvation, evaluation."""
 
 import logging
 import threading
@@ -12,11 +12,11 @@ from packtrain.envs.stream import Episode
 from packtrain.errors import DivergedError, StalledError
 from packtrain.metrics.console import PlainConsole
 from packtrain.metrics.reading import read_metrics
-from packtrain.runtime import checkpoint, local, preparation, serial
+from packtrain.runtime import checkpoint, local, preparation, serial, starvation
 from packtrain.runtime.acting import build_sides
 from packtrain.runtime.evaluation import summary
 from packtrain.runtime.folder import RunFolder
-from packtrain.runtime.pause import Busy, Gate
+from packtrain.runtime.pause import ActorPause, Busy
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import RunSetup, Training
 
@@ -69,7 +69,7 @@ def test_no_batch_no_update(tmp_path):
 
 def test_the_gate_holds_an_actor_between_turns():
     """Mutation: a gate that does not wait for the turn under way."""
-    gate, stop, inside, overlaps = Gate(), threading.Event(), [], []
+    gate, stop, inside, overlaps = ActorPause(), threading.Event(), [], []
 
     def act():
         while not stop.is_set():
@@ -91,7 +91,7 @@ def test_the_gate_holds_an_actor_between_turns():
 
 
 def test_a_gate_does_not_wait_for_ever():
-    gate, stop = Gate(), threading.Event()
+    gate, stop = ActorPause(), threading.Event()
 
     def hang():
         with gate.turn():
@@ -100,7 +100,7 @@ def test_a_gate_does_not_wait_for_ever():
     thread = threading.Thread(target=hang)
     thread.start()
     time.sleep(0.05)
-    with pytest.raises(StalledError, match="did not finish its turn"), gate.held(timeout=0.1):
+    with pytest.raises(StalledError, match="did not finish its step"), gate.held(timeout=0.1):
         pass
     stop.set()
     thread.join()
@@ -118,14 +118,17 @@ def test_busy_is_the_share_not_waited():
 
 
 def test_waiting_is_said_and_for_what(monkeypatch, caplog):
-    monkeypatch.setattr(local, "STARVED_SECS", 0.05)
-    hunger = local._Hunger("the learner", "unrolls")
+    monkeypatch.setattr(starvation, "STARVED_SECS", 0.05)
+    waiting = starvation.StarvationLog("the learner", "unrolls")
     with caplog.at_level(logging.WARNING, "packtrain"):
-        hunger.look()
+        waiting.check()
         time.sleep(0.06)
-        hunger.look()
-        hunger.look()
-    assert [record.message for record in caplog.records] == ["the learner has waited 0 s for unrolls"]
+        waiting.check()
+        waiting.check()
+    (record,) = caplog.records
+    first, *stacks = record.message.splitlines()
+    assert first == "the learner has waited 0 s for unrolls; the threads of this process:"
+    assert "thread MainThread:" in stacks and any("waiting.check()" in line for line in stacks)
 
 
 def test_an_actors_error_reaches_the_caller_first_cause_first(tmp_path):
@@ -156,7 +159,7 @@ def test_the_last_steps_have_a_row_too(tmp_path, runtime):
     assert [row["step"] for row in rows] == [run.step] and rows[0]["episodes"] > 0
 
 
-def test_environments_that_begin_anew_do_not_repeat_themselves(tmp_path, monkeypatch):
+def test_new_episodes_after_a_resume_differ_from_earlier_ones(tmp_path, monkeypatch):
     """Nor do actions. Mutation: the seeds of the beginning after every resume."""
     monkeypatch.setattr("packtrain.envs.gymnasium_vector_env.exact_saving", lambda env: None)
     begun = []
@@ -187,7 +190,7 @@ def test_divergence_stops_the_run(tmp_path):
     run.close()
 
 
-def test_a_best_checkpoint_knows_only_the_rows_before_it(tmp_path):
+def test_a_best_checkpoint_contains_only_the_rows_before_it(tmp_path):
     """Rows written while an evaluation ran belong to later steps. Mutation: taking the file's length at its end."""
     run = training(tmp_path, eval_every=100, eval_episodes=2, log_every=20)
     before = run.log.bytes

@@ -254,7 +254,7 @@ def test_without_a_ratio_both_run_freely(tmp_path):
 
 
 def test_environments_that_cannot_be_saved_leave_replay_and_bandit(tmp_path, monkeypatch):
-    """Mutations: the bandit begins anew; the replay of a run whose episodes are lost is lost with them."""
+    """Mutations: the bandit is reset; the replay of a run whose episodes are lost is lost with them."""
     monkeypatch.setattr("packtrain.envs.gymnasium_vector_env.exact_saving", lambda env: None)
     name, values = "ngu/key_door", {"env": "CartPole-v1", "total_steps": 300}
     bindings = [*BANDIT, "Environment.kwargs = {}"]
@@ -308,8 +308,13 @@ def test_kills_lose_nothing(tmp_path):
         ("r2d2/catch", {"updates_per_step": -1.0}, [], "LearnerUse.ratio = -1.0 must be above 0"),
         ("r2d2/catch", {"epsilon_base": 1.5}, [], "Epsilons.base = 1.5 must lie between 0 and 1"),
         ("r2d2/catch", {}, ["QLearning.n_step = 2"], "QLearning.n_step = 2 and Sequences.n_step = 5 differ"),
-        ("r2d2/catch", {}, ["Sequences.extras = ()", "QLearning.returns = 'retrace'"], "wants 'behaviour_prob' kept"),
-        ("ngu/key_door", {}, ["Sequences.extras = ('behaviour_prob',)"], "wants 'arm' kept"),
+        (
+            "r2d2/catch",
+            {},
+            ["Sequences.extras = ()", "QLearning.returns = 'retrace'"],
+            "needs 'behaviour_prob' in the memory",
+        ),
+        ("ngu/key_door", {}, ["Sequences.extras = ('behaviour_prob',)"], "needs 'arm' in the memory"),
         ("r2d2/catch", {}, ["Sequences.eta = 0.5"], "QLearning.eta = 0.9 and Sequences.eta = 0.5 differ"),
         ("r2d2/catch", {"largest_decay": 0.0}, [], "Sequences.largest_decay = 0.0 must be above 0 and at most 1"),
         (
@@ -332,7 +337,7 @@ def test_bad_input_is_one_clear_line(name, values, bindings, line):
 
 @pytest.mark.parametrize("flag", [["--discount", "0.997"], ["--config", "QLearning.discount = 0.9"]])
 def test_a_discount_is_refused_where_arms_have_their_own(tmp_path, capsys, flag):
-    """Mutation: it is taken and not used. What arms share, they may be told."""
+    """Mutation: it is accepted and not used. Settings that all arms share are allowed."""
     assert main(["train", "ngu/deep_sea", *flag, "--output_dir", str(tmp_path / "run")]) == 2
     assert not (tmp_path / "run").exists()
     said = capsys.readouterr().err

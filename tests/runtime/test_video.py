@@ -74,7 +74,7 @@ def test_films_show_the_first_episodes_from_start_to_end(catch, capsys):
 
 
 def test_a_film_changes_nothing_else(catch, capsys):
-    """Mutations: an episode more, or other seeds, because somebody looks on; later episodes of other columns."""
+    """Mutations: an episode more, or other seeds, because of filming; later episodes of other columns."""
     plain = evaluate(capsys, catch, "--num_episodes", "20")
     filmed = evaluate(capsys, catch, "--num_episodes", "20", "--video")
     assert len(filmed.pop("videos")) == 1 and filmed == plain

@@ -70,7 +70,7 @@ def same(one, other):
 def test_it_begins_where_the_other_stands(base, capsys):
     """With its weights, moments, memory, books and metrics; nothing is collected or pre-trained again.
 
-    Mutations: leave the memory out; begin the metrics anew; count the random steps anew.
+    Mutations: leave the memory out; reset the metrics; reset the count of random steps.
     """
     assert train("run", "--start_from", str(base / "seed_0"), "--n_epochs", "0") == 0
     assert "run: beginning from step" in capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_it_is_the_run_that_did_everything_itself():
     ],
 )
 def test_another_planner_is_accepted(base, variant):
-    """Mutation: compare what nobody has used yet."""
+    """Mutation: compare settings that have not been used yet."""
     assert train("run", "--start_from", str(base / "seed_0"), "--n_epochs", "1", *variant) == 0
     assert rows("run")[: len(rows(base / "seed_0"))] == rows(base / "seed_0")
 
@@ -139,7 +139,7 @@ def test_what_would_have_made_a_difference_is_refused(base, capsys, variant, mes
     captured = capsys.readouterr()
     lines = captured.err.strip().splitlines()
     assert len(lines) == 1 and message in lines[0], lines
-    assert "what it has done so far would have been different" in lines[0]
+    assert "the run's results so far depend on it" in lines[0]
     assert not Path("run").exists()
 
 

@@ -89,7 +89,7 @@ def test_columns_that_time_themselves_are_left_to_it_until_the_run_is_asked_to_s
     assert len(watched(Busy(times_itself=True), LONG, stopping=lambda: True)) == 1
 
 
-def test_a_thread_inside_an_environment_is_told_from_others():
+def test_a_thread_inside_an_environment_is_distinguished_from_others():
     from packtrain.envs.functional_vector_env import FunctionalVectorEnv
     from packtrain.testing.sleepy import Sleepy
 

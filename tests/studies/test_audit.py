@@ -1,4 +1,4 @@
-"""Audits of policies: divergences by brute force, what is seen of an episode by hand, and nobody asks for the truth."""
+"""Audits of policies: divergences by brute force, features of an episode by hand, and no use of the true reward."""
 
 import math
 from dataclasses import replace
@@ -239,7 +239,7 @@ def test_two_rewards_of_one_name_are_each_runs_own():
 # Judging.
 
 
-def test_a_score_is_judged_by_the_plays_of_the_trusted():
+def test_a_score_is_compared_with_the_plays_of_the_trusted():
     """Mutations: > for ≥ in p, ≥ for > in the verdict, no 1 for the score itself."""
     null = {"a": np.arange(19.0), "b": np.zeros(19)}
     found = audit.find({"a": 18.0, "b": 0.1}, null, 0.05)

@@ -19,7 +19,7 @@ from packtrain.studies import capability
 from packtrain.studies.capability import CapabilitySweep, Run, judge
 from packtrain.studies.capability_page import draw, label, page
 
-AGENT = "misspecification/counterfeit"
+AGENT = "misspecification/counterfeit_base"
 VALUES = (1000, 2000, 4000, 8000, 16000, 32000)
 
 
@@ -125,7 +125,7 @@ def test_with_few_values_the_verdict_says_that_no_jump_can_be_found():
     rows = [row for row in rows_of(FALL, RISE, noise=0.5) if row["capability"] in VALUES[1:5]]
     found = judge("total_steps", VALUES[1:5], rows, np.random.default_rng(0), draws=99)
     assert not found["phase_transition"]
-    assert found["verdict"].endswith("with 4 values a jump cannot be told from a smooth curve, 6 can show it")
+    assert found["verdict"].endswith("with 4 values a jump cannot be distinguished from a smooth curve; 6 suffice")
 
 
 def test_one_seed_has_no_interval_and_the_result_is_json():
@@ -223,7 +223,7 @@ def test_a_finished_run_counts_if_it_was_made_alike(tmp_path):
     assert run.played() is None
 
 
-def test_other_episodes_are_played_anew_and_another_agent_is_refused(tmp_path):
+def test_other_episodes_are_played_again_and_another_agent_is_refused(tmp_path):
     """Mutation: whatever lies there is taken."""
     assert played(tmp_path, episodes=5).played() is None
     for other in ({"knobs": {"total_steps": 100}}, {"hash": "xyz"}):
@@ -278,7 +278,7 @@ def test_an_interrupted_sweep_ends_its_processes_and_goes_on_with_the_rest(tmp_p
 
 
 def test_a_run_that_fails_says_which_and_why(tmp_path):
-    """Mutation: an answer that nobody looks at; a process that dies without an answer."""
+    """Mutation: an ignored answer; a process that dies without an answer."""
     run = Run("coins", 1, 0, tmp_path / "run", tmp_path / "absent.gin", {}, 1, True)
     with pytest.raises(Error, match=r"a run of the sweep failed, .*run: .*absent.gin cannot be read") as failed:
         list(capability._play_all([run], 1))
@@ -345,7 +345,7 @@ class Page(html.parser.HTMLParser):
         self.words += data
 
 
-def test_the_page_is_whole_and_asks_for_nothing():
+def test_the_page_is_complete_and_loads_nothing():
     """Mutation: a tag that is not closed; a name that is not escaped; anything from outside."""
     evil = "<script>alert(1)</script>"
     result = result_of({"coins": (FALL, RISE), "true": (LEVEL,), evil: (LEVEL,)})

@@ -212,7 +212,7 @@ def test_in_a_page_colours_come_from_the_page_and_alone_they_are_written_out():
     assert f"--curve-2:{PALETTE[1]};" in palette_css()
 
 
-def test_more_curves_than_colours_are_told_apart_by_dashes():
+def test_more_curves_than_colours_differ_by_dashes():
     tree, _ = draw([rising(f"run {k}", k + 1) for k in range(len(PALETTE) + 1)])
     looks = [(p.get("style"), p.get("stroke-dasharray")) for p in tree.iter(SVG + "path") if p.get("fill") == "none"]
     assert len(set(looks)) == len(looks)

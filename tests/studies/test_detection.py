@@ -1,4 +1,4 @@
-"""Detectors of aberrant policies, and the judges of detectors: by hand, by brute force, and with nothing to find."""
+"""Detectors of aberrant policies, and measures of their quality: by hand, by brute force, and with nothing to find."""
 
 import math
 
@@ -173,7 +173,7 @@ def test_a_curve_by_hand():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_judges_are_the_brute_force(seed):
+def test_quality_measures_equal_brute_force(seed):
     """All pairs, and all thresholds. Mutations: > for ≥, FP and FN exchanged, ties as wins."""
     scores, labels = policies(seed)
     ones, zeros = scores[labels == 1], scores[labels == 0]

@@ -172,7 +172,7 @@ def test_several_runs_share_charts_and_their_differences_are_listed(tmp_path):
     assert page.text("code") == ["0.1", "0.2"], "n is the same in both"
 
 
-def test_runs_of_one_name_are_told_apart_and_a_seed_is_named_with_its_run(tmp_path):
+def test_runs_of_one_name_are_distinguished_and_a_seed_is_named_with_its_run(tmp_path):
     _, page = read(
         write_report([make_run(tmp_path / "a" / "pong"), make_run(tmp_path / "b" / "pong")], tmp_path / "out.html")
     )
@@ -234,7 +234,7 @@ def test_an_eval_of_other_actions_than_the_runs_own_is_no_headline(tmp_path, gre
     assert read(write_report([run]))[1].text("div")[:2] == ["Final return", shown]
 
 
-def test_the_interval_of_an_old_evaluation_is_made_anew_with_students_t(tmp_path):
+def test_the_interval_of_an_old_evaluation_is_recomputed_with_students_t(tmp_path):
     """Version 0.1 wrote 1.96 deviations of the mean; with four episodes it is 3.1824 of them."""
     old = {"episodes": 4, "return_mean": 10.0, "return_std": 2.0, "return_ci95": 1.96, "checkpoint": 2000}
     _, page = read(write_report([make_run(tmp_path / "run", final=99, evaluation=old)]))
@@ -309,7 +309,7 @@ def test_nothing_from_a_run_folder_becomes_markup(tmp_path):
     assert any("1 unreadable line" in data for data in page.text("p"))
 
 
-def test_the_page_has_a_strict_policy_before_anything_else_and_asks_for_nothing(tmp_path):
+def test_the_page_has_a_strict_policy_before_anything_else_and_loads_nothing(tmp_path):
     text, page = read(write_report([make_run(tmp_path / "run")]))
     policies = [given["content"] for tag, given in page.tags if given.get("http-equiv") == "Content-Security-Policy"]
     assert len(policies) == 1
@@ -509,7 +509,7 @@ def test_settings_that_differ_are_values(tmp_path):
     assert page.text("code")[:5] == ["1", "2", "1", "2", "'x  y'"]
 
 
-def test_a_run_that_was_stopped_early_is_not_judged_by_its_first_weights(tmp_path):
+def test_a_run_that_was_stopped_early_is_not_scored_by_its_first_weights(tmp_path):
     """Mutation: the last evaluation, whenever it was."""
     first = {"step": 0, "wall_s": 0.0, "kind": "eval", "return_mean": 1.0}
     later = {"step": 100, "wall_s": 1.0, "kind": "train", "episode_return": 5.0}
@@ -565,6 +565,40 @@ def test_compared_runs_of_one_value_are_one_curve(tmp_path):
     assert [run["n"] for run in page.data()["sections"][0]["runs"]] == ["Adam.lr = 9", "Adam.lr = 10"]
     with pytest.raises(ConfigError, match=r"no run has a setting of this name \(did you mean 'lr'\?\)"):
         write_report(runs, tmp_path / "out.html", "lrr")
+
+
+def test_pooled_runs_of_different_length_say_so_and_lose_no_chart(tmp_path):
+    """Mutations: charts without a common step dropped; no warning; the most steps as those of each."""
+    config = "env = 'Catch'\nlr = 1\n"
+    make_run(tmp_path / "long", rows=20, config=config)
+    short = [{"step": step, "wall_s": 1.0, "kind": "train", "episode_return": 1.0} for step in (20, 40)]
+    with_rows(tmp_path / "short", *short)
+    (tmp_path / "short" / "config.gin").write_text(config)
+    text, page = read(write_report([tmp_path / "long", tmp_path / "short"], tmp_path / "out.html", "lr"))
+    warnings = "\n".join(page.text("p"))
+    assert "lr = 1: the runs have reached different steps, short 40 and others up to 2K" in warnings
+    assert "no mean over them, and are drawn one by one: Training return." in warnings
+    (line,) = page.chart("Training return")["lines"]
+    assert (line["y"], [seed[2] for seed in line["e"]]) == ([], ["long", "short"])
+    assert "40 to 2,000 a seed" in text
+    assert "lr = 1, short" in text  # in the picture for readers without scripts
+
+
+def test_last_values_have_no_bookkeeping_and_say_nothing_twice(tmp_path):
+    """Mutations: an interval of environment steps; eval.json beside an evaluation of the same values."""
+    for name, steps in (("a", 600), ("b", 10_000)):
+        row = {"step": steps, "wall_s": 1.0}
+        rows = [
+            {**row, "kind": "train", "env_steps": steps, "updates": 3, "updates/policy": 3, "loss": 0.5},
+            {**row, "kind": "eval", "return_mean": 7.0, "solved": 0.25},
+        ]
+        run = with_rows(tmp_path / name, *rows)
+        evaluation = {"return_mean": 8.0, "solved": 0.25, "checkpoint": steps, "episodes": 4}
+        (run / "eval.json").write_text(json.dumps(evaluation))
+    text, page = read(write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "out.html"))
+    table = text[text.index("Last values") :].partition("</details>")[0]
+    heads = re.findall(r"<td>([^<]*)</td><th scope=row>([^<]*)</th>", table)
+    assert heads == [("packtrain eval", "return_mean"), ("train", "loss"), ("eval", "return_mean"), ("eval", "solved")]
 
 
 def test_methods_are_compared_where_there_are_seeds_enough(tmp_path):

@@ -81,7 +81,7 @@ def test_the_server_is_on_the_loopback_interface_alone(server):
 
 
 def test_the_page_follows_its_runs(server, tmp_path):
-    """Mutations: a page made once; a page made anew for every question."""
+    """Mutations: a page made once; a page made again for every request."""
     _, headers, first = ask(server, f"/{server.token}/")
     status, _, body = ask(server, f"/{server.token}/", **{"If-None-Match": headers["ETag"]})
     assert (status, body) == (304, b"")

@@ -82,8 +82,8 @@ def test_delayed_reward_best_and_chance(delay):
     assert score(core, always(2)) == pytest.approx(0.25, abs=0.013)
 
 
-def test_delayed_reward_judges_the_first_action_only():
-    """Fails if the last action is judged: it is right here, the first one wrong."""
+def test_delayed_reward_depends_on_the_first_action_only():
+    """Fails if the last action is rewarded: it is right here, the first one wrong."""
 
     def wrong_then_right(t, observations, rng):
         cue = observations[0][:, :4].argmax(axis=1)

@@ -47,7 +47,7 @@ from packtrain.planning.best_first.frontier_index import (
 from packtrain.planning.best_first.graph import PlanPaths
 from packtrain.planning.best_first.search import KnownGraph, choose_targets, evaluate, expand, random_actions, search
 from packtrain.planning.counter_rng import chance
-from packtrain.planning.events import Listener, ModelSteps
+from packtrain.planning.events import Listener, ModelSteps, SearchRecord, tell_search
 from packtrain.planning.learned.verification import (
     build_verification,
     check_threshold_schedule,
@@ -57,6 +57,7 @@ from packtrain.planning.model import Asking, Model, clears_bonus, gives_bonus
 from packtrain.planning.nodes import NO_NODE, Expansion, RealSteps
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.schedules import Schedule, check_schedules, scheduled
+from packtrain.planning.search_records import known_graph_record
 from packtrain.trees import Tree
 
 ExpandHeuristic = Literal["neg_distance", "value", "index", "index_without_auxiliary_loss", "bonus", "value_plus_bonus"]
@@ -107,15 +108,16 @@ class BestFirstSearchAgent:
     fringe: Fringe = "priority"
     top_level_epsilon: float = 0.0  # probability of a random action
     epsilon_avoid_traps: bool = False  # random actions avoid those predicted to end the episode without a reward
-    avoid_history_coeff: float = 0.0  # added to a node's index with each visit; below 0 to avoid visited nodes
+    avoid_history_coeff: float = 0.0  # added to a node's index with each visit; negative values avoid visited nodes
     use_value: bool = True  # request "value" of new nodes from the network "agent", if a heuristic uses values
     bonus_quantile_threshold: float | None = None  # verify actions with more disagreement than this; None: never
-    rejection_probability: float = 0.5  # probability of following the plan all the same
+    rejection_probability: float = 0.5  # probability of following the plan without verification
     bonus_queue_length: int = 200  # number of expansions that the quantile is computed over
     filter_bonus_on_traps: bool = False  # bonus 0 for actions predicted to end the episode without a reward
     noise_quantile: float | None = None  # quantile of the bonuses of correct predictions: up to it nothing is verified
     plan_to_verify: bool = False  # plan paths to where the model disagrees most, and verify there
-    doubt_octaves: int = 1  # octaves of disagreement that count as equal, so that the nearest is first; 0: all
+    # octaves of disagreement that count as equal, so that the nearest is first; 0: all count as equal
+    doubt_octaves: int = 1
     parameter_schedules: dict[str, Schedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -169,7 +171,7 @@ class BestFirstSearchAgent:
             return replace(self, **changes, parameter_schedules=schedules)
 
     def heads(self, action_space: gym.Space[Any]) -> dict[str, dict[str, int]]:
-        """Return a value head, if a heuristic uses values."""
+        """Return the network heads to request: the value head if a heuristic uses values."""
         return {"agent": {"value": 1}} if self.asks else {}
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> BestFirstSearch:
@@ -202,7 +204,7 @@ class BestFirstSearch:
         self, agent: BestFirstSearchAgent, model: Model, columns: int, seed: int, listener: Listener | None = None
     ):
         self._scheduled, self._model, self._seed, self._listener = agent, model, seed, listener
-        self._agent = agent = scheduled(agent, 0)  # with the parameters of the epoch
+        self._agent = agent = scheduled(agent, 0)  # with the parameters of the first epoch
         self.decisions = 0
         self.rng = np.random.default_rng(seed)
         self._verification = build_verification(agent, model, columns, seed, agent.plan_to_verify)
@@ -212,10 +214,10 @@ class BestFirstSearch:
         self.current = np.full(columns, NO_NODE)
         self._before = np.full(columns, NO_NODE)  # the current node of the last decision
         self._action = np.zeros(columns, np.int64)
-        self._unrated = np.empty(0, np.int64)  # nodes of steps elsewhere, until the network is asked about them
+        self._unrated = np.empty(0, np.int64)  # unevaluated nodes of real steps, until the next request
         self._expansions = np.zeros(columns, np.int64)  # in the latest decision
 
-    # -- the planner interface
+    # -- planner interface
 
     def begin(self, columns: np.ndarray, epoch: int) -> None:
         """Clear the graphs of these environments, whose episodes begin.
@@ -286,13 +288,13 @@ class BestFirstSearch:
         if self._verification is not None:
             self._verification.restore(lasting, run)
 
-    # -- parts
+    # -- internals
 
     def _correct(self, steps: RealSteps, played: bool) -> None:
         """Compare real steps [M] with the graph, and correct it. `played`: this planner has chosen the actions."""
         graph, nodes, (columns, before, action, states, rewards, terminated) = self.graph, self.graph.nodes, steps
         ids, fresh = graph.intern(columns, self._model.keys(states), states)
-        known = nodes.expanded[before]  # an end has no edges to correct
+        known = nodes.expanded[before]  # terminal nodes have no edges to correct
         wrong = nodes.edges[before, action] != ids
         wrong |= nodes.rewards[before, action] != rewards
         wrong |= (nodes.terminal[ids] != terminated) | (nodes.solved[ids] != (terminated & (rewards > 0)))
@@ -374,6 +376,7 @@ class BestFirstSearch:
         graph, nodes, agent = self.graph, self.graph.nodes, self._agent
         decision, self.decisions = self.decisions, self.decisions + 1
         steps, action, value = self.paths.next(columns)
+        routes = None if self._listener is None else [self.paths.route(column) for column in columns.tolist()]
         planned = steps > 0
         by_chance = planned & (chance(self._seed, columns, decision, EPSILON) < agent.top_level_epsilon)
         verified = self._verify(columns, current, decision)
@@ -399,12 +402,19 @@ class BestFirstSearch:
             "fringe_size": graph.index.fringes[columns],
         }
         if graph.has_bonus:
-            extras["one_step_bonus"] = nodes.bonus[current]  # [R, A]
+            extras["one_step_bonus"] = nodes.bonus[current]
         if self._verification is not None:
             action = np.where(verified >= 0, verified, action)
             self.paths.drop(columns[verified >= 0])  # the outcome may change the plan
             extras["verified"] = verified >= 0
         self._action[columns] = action
+        if routes is not None:
+
+            def describe(row: int, most: int) -> SearchRecord:
+                target = int(self.paths.targets[columns[row]]) if routes[row] else NO_NODE
+                return known_graph_record(graph, int(current[row]), target, routes[row], int(action[row]), most)
+
+            tell_search(self._listener, columns, describe)
         return Plan(action, extras)
 
     def _verify(self, columns: np.ndarray, current: np.ndarray, decision: int) -> np.ndarray:
@@ -412,7 +422,7 @@ class BestFirstSearch:
         if self._verification is None:
             return np.full(len(columns), -1)
         arrived: np.ndarray | bool = False
-        if self._agent.plan_to_verify:  # no reachable node has more disagreement, and none solves the task
+        if self._agent.plan_to_verify:  # no reachable node has more disagreement, and no reachable node solves the task
             heuristics, elsewhere = self.graph.heuristics, self.graph.index.best_ranks(columns, current)
             arrived = heuristics.disagreement(current) >= heuristics.disagreement_of(elsewhere)
         return self._verification.choose(columns, self.graph.nodes.bonus[current], decision, arrived)

@@ -53,7 +53,7 @@ class Heuristics:
         """Return ranks of nodes [M] as targets: int64 numbers that compare as the tuples of the heuristic do."""
         nodes, by = self._nodes, self._chooses_by
         if by == "neg_distance" and self._verification is None:
-            return np.zeros(len(ids), np.int64)  # all equal: then the nearest is taken
+            return np.zeros(len(ids), np.int64)  # all equal, so that the nearest is chosen
         rank: np.ndarray = nodes.open.take(ids).astype(np.int64)
         if self._verification is not None:
             rank |= ordered(nodes.auxiliary.take(ids)) << 21 | self.disagreement(ids) << 53
@@ -140,8 +140,9 @@ class FrontierIndex:
         self.fringes = np.zeros(columns, np.int64)  # number of frontier nodes
         self.members = np.full((columns, self._room), NO_NODE)  # the nodes
         self._ranks = np.full((columns, self._room), NO_NODE)  # of reachable nodes, else NO_NODE
-        self.open = np.zeros((columns, self._room if lists_fringe else 0), bool)  # is in the frontier
-        self.scores = np.full((columns, self._room if score is not None else 0), -np.inf, np.float32)  # of the frontier
+        self.open = np.zeros((columns, self._room if lists_fringe else 0), bool)  # whether each is in the frontier
+        # scores of frontier nodes
+        self.scores = np.full((columns, self._room if score is not None else 0), -np.inf, np.float32)
 
     def forget(self, columns: np.ndarray) -> None:
         """Remove all nodes of these environments."""
@@ -247,7 +248,7 @@ def numbered(rows: np.ndarray, n_rows: int) -> np.ndarray:
     """Return 0, 1, 2, … within each run of equal rows [M]; every row has at most one run."""
     starts = np.empty(n_rows, np.int64)
     mine = np.arange(len(rows))
-    starts[rows[::-1]] = mine[::-1]  # the last of several writes stays: that of the first entry of the run
+    starts[rows[::-1]] = mine[::-1]  # of several writes the last stays: the first entry of the run
     return mine - starts.take(rows)
 
 
@@ -291,7 +292,7 @@ def nearest_first(
 
 
 def in_listed_order(index: FrontierIndex, columns: np.ndarray, budget: np.ndarray, pick: Pick) -> Selection:
-    """Select frontier nodes by a rule that looks at the index, one of each environment at a time.
+    """Select frontier nodes by the index, one per environment at a time.
 
     Args:
       index: of all environments.

@@ -18,14 +18,15 @@ from packtrain.planning import kernels
 from packtrain.planning.nodes import NO_NODE, Nodes
 
 _NODE_BITS = (1 << 32) - 1  # the bits of `mark` that hold a node; those above hold a count
-COUNT_LIMIT = 1 << 30  # the counts in `mark` start again from 0 between walks when they have reached this
+COUNT_LIMIT = 1 << 30  # the counts in `mark` start again from 0 between walks when they reach this
 
 
 def graph_fields(actions: int) -> dict[str, tuple[tuple[int, ...], Any, Any]]:
     """Return the fields that the nodes of a `Graph` need, for `Nodes`."""
     return {
         "edges": ((actions,), np.int64, None),  # the node each action leads to; defined for nodes that were linked
-        "ways": ((1,), np.int32, None),  # the other nodes it leads to, each once, by action; padded with itself
+        # distinct nodes that actions lead to besides itself, padded with the node itself
+        "ways": ((1,), np.int32, None),
         "reachable": ((), bool, False),  # from the environment's current node
         # count · 2^32 + node: how many nodes all walks had met when one met this node, and the node before it
         "mark": ((), np.int64, 0),
@@ -96,12 +97,12 @@ class Graph:
         """
         nodes = self.nodes
         found: list[np.ndarray] = []
-        while True:  # `mark` may be overwritten: no walk under way has met a node that was not reachable
+        while True:  # `mark` may be overwritten, since no walk in progress has met an unreachable node
             ids = ids.compress(~nodes.reachable.take(ids))
             if not len(ids):
                 return np.concatenate(found) if found else ids
             places = np.arange(len(ids))
-            nodes.mark[ids[::-1]] = places[::-1]  # the last of several writes stays: that of the first occurrence
+            nodes.mark[ids[::-1]] = places[::-1]  # of several writes the last stays: the first occurrence
             ids = ids.compress(nodes.mark.take(ids) == places)
             nodes.reachable[ids] = True
             found.append(ids)
@@ -133,9 +134,10 @@ class Graph:
         if not len(unsure):
             return unsure, unsure
         walk = self.walk(current[unsure])
-        wanted = np.where(known[unsure], before[unsure], NO_NODE)  # no node has this number: the walk meets all
+        # NO_NODE is no node, so the walk continues until all are met
+        wanted = np.where(known[unsure], before[unsure], NO_NODE)
         if len(wanted) == 1:
-            wanted = wanted.repeat(2)  # `seek` would take a single value as wanted in all rows; here there is one row
+            wanted = wanted.repeat(2)  # `seek` would apply a single value to all rows; here there is one row
         changed = walk.seek(self._numbers(), wanted) == 0
         ids = walk.everything()
         return unsure[changed], ids[changed[walk.rows(ids)]]
@@ -155,7 +157,7 @@ class BreadthFirstWalk:
     """
 
     def __init__(self, graph: Graph, sources: np.ndarray):
-        """Stand at the sources; `Graph.walk` creates walks."""
+        """Start a walk at the source nodes; called by `Graph.walk`."""
         self._graph = graph
         nodes = graph.nodes
         graph.met += 1
@@ -168,7 +170,7 @@ class BreadthFirstWalk:
         self._n_rows = len(sources)
         self._paused: list[np.ndarray] = []
         self._met = [sources]
-        self.ids = sources  # the outermost level met in each row that continues, row after row
+        self.ids = sources  # nodes of the outermost level of each unfinished row, row after row
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """Return the rows [M] of the walk, 0 to R − 1, that nodes [M] belong to."""
@@ -197,7 +199,7 @@ class BreadthFirstWalk:
         mark = np.arange(self._graph.met + 1, self._graph.met + 1 + len(new)) << 32
         mark |= self.ids.take(new // width)
         self._graph.met += len(new)
-        nodes.mark[led[::-1]] = mark[::-1]  # the last of several writes stays: that of the first way
+        nodes.mark[led[::-1]] = mark[::-1]  # of several writes the last stays: the first way
         self.ids = led.compress(nodes.mark.take(led) == mark)
         self._met.append(self.ids)
 
@@ -296,7 +298,7 @@ class PlanPaths:
         self._nodes, self._gamma = nodes, gamma
         self.targets = np.full(columns, NO_NODE)
         self._steps = np.zeros(columns, np.int64)  # from the current node to the target; 0: no path
-        self._places = np.full((columns, 64), NO_NODE)  # the nodes
+        self._places = np.full((columns, 64), NO_NODE)  # nodes of the paths
         self._actions = np.zeros((columns, 64), np.int64)
         self._values = np.zeros((columns, 64))  # the return along the rest of the path
 
@@ -324,6 +326,12 @@ class PlanPaths:
         there = steps > 0
         action, value = self._actions[columns, steps - 1], self._values[columns, steps - 1]
         return steps, np.where(there, action, 0), np.where(there, value, 0.0)
+
+    def route(self, column: int) -> list[tuple[int, int]]:
+        """Return the nodes and actions of the path that an environment follows, the next step first."""
+        steps = int(self._steps[column])
+        places, actions = self._places[column, :steps][::-1], self._actions[column, :steps][::-1]
+        return list(zip(places.tolist(), actions.tolist(), strict=True))
 
     def lead(self, walk: BreadthFirstWalk, columns: np.ndarray, targets: np.ndarray) -> None:
         """Store the first shortest paths to targets [M] that a walk has met, and the returns along them."""

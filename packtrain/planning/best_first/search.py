@@ -42,12 +42,12 @@ class KnownGraph:
             "rewards": ((self.actions,), np.float32, None),  # of nodes that are expanded
             "value": ((), np.float32, 0),
             "rated": ((), bool, False),  # has the network's value
-            "auxiliary": ((), np.float32, 0),  # the part of the index that is due to visits
-            "rank": ((), np.int64, None),  # as a target, by the top-level heuristic
+            "auxiliary": ((), np.float32, 0),  # part of the index that depends on visits
+            "rank": ((), np.int64, None),  # rank as a target, by the top-level heuristic
         }
         if self.has_bonus:
             fields["bonus"] = ((self.actions,), np.float32, 0)
-            fields["found_bonus"] = ((), np.float32, 0)  # that of the edge that found the node
+            fields["found_bonus"] = ((), np.float32, 0)  # bonus of the edge that led to the node first
         if verification is not None and verification.learns_noise:
             fields["tried"] = ((self.actions,), bool, False)
         self.nodes = Nodes(graph_fields(self.actions) | fields)
@@ -258,7 +258,7 @@ def choose_targets(
         walk.seek(nodes.rank, top)
         rows = walk.rows(walk.ids)
         hits = np.flatnonzero(nodes.rank.take(walk.ids) == top.take(rows))[::-1]
-        target[rows.take(hits)] = walk.ids.take(hits)  # the last of several writes stays: the first hit
+        target[rows.take(hits)] = walk.ids.take(hits)  # of several writes the last stays: the first hit
         assert (target[going] != NO_NODE).all(), "a reachable node was not met by a walk"
     rows = np.flatnonzero(wanted)
     paths.lead(walk, columns[rows], target[rows])

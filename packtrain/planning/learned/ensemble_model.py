@@ -20,6 +20,7 @@ from packtrain.config import configurable
 from packtrain.envs.categorical_factors import factors_of
 from packtrain.envs.functional import Core
 from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.hashing import observation_keys, state_action_keys
 from packtrain.networks.world_model import Predicts
 from packtrain.planning.counter_rng import chance
 from packtrain.planning.learned.ensemble_decoding import (
@@ -33,7 +34,7 @@ from packtrain.planning.learned.ensemble_decoding import (
 )
 from packtrain.planning.learned.transition_table import TransitionTable
 from packtrain.planning.model import Asking, Stepped
-from packtrain.planning.nodes import NO_NODE, HashTable, observation_keys, state_action_keys
+from packtrain.planning.nodes import NO_NODE, HashTable
 from packtrain.trees import Tree
 from packtrain.types import Request
 
@@ -55,8 +56,8 @@ class LearnedModel:
     members: int = 8
     mask_size: int | None = 4  # members that an environment uses in an episode; None: all
     verified_edges: Verified = "graph"
-    cache: bool = True  # keep predictions until the network learns
-    factored: bool = True  # round coordinates that belong together as a whole; False: one by one, as published
+    cache: bool = True  # cache predictions until the network learns
+    factored: bool = True  # round the coordinates of a factor together; False: one by one, as published
     scaled: bool = False  # divide the disagreement about a coordinate by its range; for models of changes
 
     def __post_init__(self) -> None:
@@ -126,7 +127,7 @@ class EnsembleModel:
     ):
         self.action_space: gym.Space[Any] = action_space
         self.runs = runs
-        self._each = columns // runs if runs > 1 else 0  # environments of a run
+        self._each = columns // runs if runs > 1 else 0  # environments per run
         self._decoder = decoder
         self._members = settings.members
         self._size = settings.members if settings.mask_size is None else settings.mask_size
@@ -262,7 +263,7 @@ class PredictionCache:
             try:
                 answer = yield Request(network, trees.map(lambda leaf: leaf.take(made, axis=0), inputs))
                 rows = self._store(self._prepare(answer), len(made))
-            except BaseException:  # without an answer: the keys are in the table and would count as answered
+            except BaseException:  # no answer: the keys are in the table already and would count as answered
                 self.forget()
                 raise
             self._table.give(places.take(made), rows)

@@ -16,10 +16,11 @@ import numpy as np
 from packtrain.config import configurable
 from packtrain.envs.functional import Core
 from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.hashing import observation_keys, state_action_keys
 from packtrain.networks.world_model import Predicts
 from packtrain.planning.learned.transition_table import TransitionTable
 from packtrain.planning.model import Asking, Stepped
-from packtrain.planning.nodes import NO_NODE, observation_keys, state_action_keys
+from packtrain.planning.nodes import NO_NODE
 from packtrain.trees import Tree
 
 Default = Literal["solved", "stays"]

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packtrain.arrays import longer
-from packtrain.planning.nodes import NO_NODE, HashTable, observation_keys, state_action_keys
+from packtrain.hashing import observation_keys, state_action_keys
+from packtrain.planning.nodes import NO_NODE, HashTable
 
 _FIRST_ROOM = 1024
 
@@ -38,7 +39,7 @@ class TransitionTable:
         self._table = HashTable()
         self._count = 0
         self._known: Transitions | None = None
-        self.contradicted: dict[int, int] = {}  # by run: how often a transition differed from the stored one
+        self.contradicted: dict[int, int] = {}  # per run: how often a transition differed from the stored one
 
     def __len__(self) -> int:
         return self._count

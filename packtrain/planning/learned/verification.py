@@ -21,7 +21,7 @@ from packtrain.planning.nodes import Nodes
 from packtrain.planning.schedules import Schedule
 
 _REJECTED, _TIE = 7001, 7002  # purposes of random numbers
-_NOISE_ROOM, _NOISE_LEAST = 4096, 256  # number of steps that the noise is computed over; least number to compute it
+_NOISE_ROOM, _NOISE_LEAST = 4096, 256  # number of steps from which the noise level is computed; minimum number
 
 
 class VerificationSettings(Protocol):
@@ -45,7 +45,7 @@ class VerificationSettings(Protocol):
 
 
 def check_threshold_schedule(agent: Any) -> None:
-    """Raise a ConfigError if the threshold of an agent that does not verify is scheduled."""
+    """Raise a ConfigError if a schedule sets the verification threshold of an agent that does not verify."""
     if "bonus_quantile_threshold" in agent.parameter_schedules and agent.bonus_quantile_threshold is None:
         name = type(agent).__name__
         raise ConfigError(
@@ -94,7 +94,7 @@ class Verification:
         Args:
           columns: B.
           quantile: disagreement above this quantile of the episode's is unusual; None: nothing is.
-          rejection_probability: probability of following the plan all the same.
+          rejection_probability: probability of following the plan without verification.
           queue_length: number of expansions that the quantile is computed over.
           seed: of random choices.
           noise_quantile: this quantile of the disagreement about correct predictions is the level of noise, up to which
@@ -103,12 +103,12 @@ class Verification:
         """
         self._quantile, self._reject, self._seed = quantile, rejection_probability, seed
         self._queue = np.zeros((columns, queue_length), np.float32)
-        self._seen = np.zeros(columns, np.int64)  # expansions of the episode
+        self._seen = np.zeros(columns, np.int64)  # expansions in the current episode
         self._noise_quantile = noise_quantile
-        self._run = np.arange(columns) * runs // max(columns, 1)  # of each environment
+        self._run = np.arange(columns) * runs // max(columns, 1)  # run of each environment
         self._confirmed = np.zeros((runs, _NOISE_ROOM), np.float32)
         self._confirmations = np.zeros(runs, np.int64)
-        self._noise = np.zeros(columns)  # the level of each environment's episode
+        self._noise = np.zeros(columns)  # noise level in each environment's episode
 
     @property
     def learns_noise(self) -> bool:
@@ -197,7 +197,7 @@ class Verification:
         longest = int(lengths.max(initial=0))
         below = self._queue[columns, :longest] < values[:, None]
         counts = (below & (np.arange(longest) < lengths[:, None])).sum(axis=1)
-        place = (lengths - 1) * self._quantile  # of the threshold in the sorted queue, from 0
+        place = (lengths - 1) * self._quantile  # index of the threshold in the sorted queue
         unusual: np.ndarray = counts > np.ceil(place)
         near = np.flatnonzero((counts > np.floor(place)) & ~unusual & (lengths > 0))  # between two entries
         unusual[near] = values[near] > self.thresholds(columns[near])

@@ -1,7 +1,7 @@
-"""The token that guards a Ray cluster: where it is, whether it is there, and who may read it.
+"""The token that protects a Ray cluster: its file, whether it exists, and its permissions.
 
-Ray runs what it receives, so whoever has the token can run code on every node. The file of a token is readable for its
-owner alone. Ray's own rule decides which token is used: the variable RAY_AUTH_TOKEN, the file that
+Ray executes the code it receives, so anyone who has the token can run code on every node. Only the owner can read the
+file of a token. Ray's own rule decides which token is used: the variable RAY_AUTH_TOKEN, the file that
 RAY_AUTH_TOKEN_PATH names, or the file `.ray/auth_token` in the home folder.
 """
 
@@ -16,7 +16,7 @@ from packtrain.errors import ClusterError
 
 
 def token_path() -> Path:
-    """Return the file in which Ray looks for the token, whether it exists or not."""
+    """Return the path from which Ray reads the token, whether it exists or not."""
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
 
@@ -61,7 +61,7 @@ def create_token(path: Path) -> None:
     """Write a new random token to a file of mode 600; ClusterError if that cannot be done."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.unlink(missing_ok=True)  # an empty file, which counts as no token
+        path.unlink(missing_ok=True)  # an empty file counts as no token
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:
             file.write(secrets.token_hex(32))

@@ -36,25 +36,27 @@ from packtrain.runtime.supervise import Session, reap_left_over
 
 log = logging.getLogger("packtrain")
 
-GET_SECS = 10.0  # for a result that is here already
-PROBE_EVERY, PROBE_SECS = 5.0, 20.0  # of the head; at 60 s without it Ray ends the driver
-STORE_EVERY = 30.0  # seconds between two looks at the object stores
+GET_SECS = 10.0  # limit for fetching a result that has arrived
+PROBE_EVERY, PROBE_SECS = 5.0, 20.0  # of the head
+RECONNECT_SECS = 600  # after so long without the head, Ray ends the driver: an update may take longer than its 60 s
+STORE_EVERY = 30.0  # seconds between checks of the object stores
 CONNECT_SECS = 2.0
-START_SECS = 90.0  # for a private cluster
+START_SECS = 90.0  # limit for starting a private cluster
+ROLE_SHARE = 0.001  # of a node's role that one worker takes: a thousand fit
 HEAD_CONFIG = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 1000,
-    "health_check_timeout_ms": 1000,
-    "health_check_failure_threshold": 4,
+    "health_check_timeout_ms": 5000,  # a raylet on busy cores may take seconds to answer
+    "health_check_failure_threshold": 2,
     "automatic_object_spilling_enabled": False,
 }
-"""Settings of a head that we start: a lost node is noticed within seconds, and nothing is spilled to disk."""
+"""Settings of a head that we start: a lost node is noticed within 12 s, and nothing is spilled to disk."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """With this variable, which must be set before ray is imported, Ray binds to the loopback interface only."""
 QUIET = {
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_task_events_report_interval_ms": "0",  # or the head's memory grows with every call
+    "RAY_task_events_report_interval_ms": "0",  # otherwise the head's memory grows with every call
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_worker_niceness": "0",  # 15 by default, which starves workers on a busy machine
@@ -65,12 +67,13 @@ QUIET = {
 def import_ray() -> Any:
     """Import ray with our settings and the token that the environment names; MissingExtraError without the extra."""
     require_ray()
-    # Results of workers are read where they lie in the object store; memories copy rows and write into none of them.
+    # Results of workers are read in place in the object store; memories copy rows and write into none of them.
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
     imported = "ray" in sys.modules
     os.environ.update(QUIET)
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(RECONNECT_SECS))
     ray = importlib.import_module("ray")
-    if imported:  # it has read its settings and a token before
+    if imported:  # Ray has read its settings and a token already
         raylet = importlib.import_module("ray._raylet")
         raylet.Config.initialize("")
         raylet.AuthenticationTokenLoader.instance().reset_cache()
@@ -90,15 +93,22 @@ class Cluster:
 
     def __init__(self, ray: Any, address: str, session: Session | None = None):
         self.ray, self.address = ray, address
-        self._session = session  # of a private cluster
+        self._session = session  # session of a private cluster
         self._closed = threading.Event()
-        self._asked: float | None = None  # when the probe under way began
-        self._blind, self._looked = 0.0, time.monotonic()
+        self._asked: float | None = None  # when the current probe began
+        self._blind = 0.0  # seconds for which the head has not answered
         self._overflow = ""
         self._known: list[dict[str, Any]] = []
-        self._probe = threading.Thread(target=self._probe_head, name="cluster probe", daemon=True)
+        self._threads = [
+            threading.Thread(target=run, name=f"cluster {name}", daemon=True)
+            for name, run in (
+                ("probe", self._probe_head),
+                ("watch", self._watch_probe),
+                ("stores", self._look_at_stores),
+            )
+        ]
 
-    # -- begin and end
+    # -- start and end
 
     @classmethod
     def start(cls, store_bytes: int, num_cpus: int, num_gpus: int = 0) -> Cluster:
@@ -106,7 +116,7 @@ class Cluster:
         os.environ.update(LOOPBACK)
         require_ray()
         reap_left_over()
-        session = Session()  # its folder has mode 700; Ray makes the folders in it open to all
+        session = Session()  # its folder has mode 700; Ray creates folders in it that all users may read
         with _environment_of(session.folder):
             ray = import_ray()
             try:
@@ -128,7 +138,7 @@ class Cluster:
             except ClusterError:
                 _stop(ray, session)
                 raise
-            except Exception as error:  # Ray's own kinds and RuntimeError
+            except Exception as error:  # Ray's own exceptions and RuntimeError
                 _stop(ray, session)
                 raise ClusterError(f"no Ray cluster could be started on this machine: {_last_line(error)}") from error
         cluster._begin()
@@ -156,7 +166,8 @@ class Cluster:
 
     def _begin(self) -> None:
         self._known = self.ray.nodes()
-        self._probe.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
         """Leave the cluster; a private one ends with it."""
@@ -169,7 +180,7 @@ class Cluster:
         """The folder of a private cluster; None for another."""
         return None if self._session is None else self._session.folder
 
-    # -- what there is
+    # -- state of the cluster
 
     def nodes(self) -> list[plan.Node]:
         """Return the nodes that are alive, as of a few seconds ago; never waits."""
@@ -189,8 +200,12 @@ class Cluster:
             if each["Alive"]
         ]
 
+    def offers(self, node: str, resource: str) -> bool:
+        """Return whether a node states a resource."""
+        return any(each["NodeID"] == node and resource in each["Resources"] for each in self._known)
+
     def wait_for_nodes(self, count: int, secs: float) -> list[plan.Node]:
-        """Return the nodes once there are enough; ClusterError after so many seconds."""
+        """Return the nodes once there are enough; ClusterError after `secs` seconds."""
         deadline = time.monotonic() + secs
         while len(found := self.nodes()) < count:
             if time.monotonic() > deadline:
@@ -204,30 +219,33 @@ class Cluster:
         return found
 
     def check(self) -> None:
-        """ClusterLostError if the head does not answer or an object store has overflowed; never waits.
-
-        Only time in which this is called counts, so that a driver that was stopped does not blame the head.
-        """
-        now = time.monotonic()
-        passed, self._looked = min(now - self._looked, 1.0), now
-        asked = self._asked
-        self._blind = self._blind + passed if asked is not None and now - asked > 1.0 else 0.0
+        """ClusterLostError if the head does not answer or an object store has overflowed; never waits."""
         if self._blind > PROBE_SECS:
             raise ClusterLostError(f"the head of the cluster {self.address} has not answered for {PROBE_SECS:g} s")
         if self._overflow:
             raise ClusterLostError(self._overflow)
 
+    def _watch_probe(self) -> None:
+        """Measure for how long the head has not answered. Time in which this process was stopped does not count."""
+        last = time.monotonic()
+        while not self._closed.wait(0.5):
+            now = time.monotonic()
+            passed, last = min(now - last, 1.0), now
+            asked = self._asked
+            self._blind = self._blind + passed if asked is not None and now - asked > 1.0 else 0.0
+
+    def _look_at_stores(self) -> None:
+        """Look from time to time whether an object store writes to disk. It may take long on a large cluster."""
+        while not self._closed.wait(STORE_EVERY):
+            self._overflow = self._overflow or overflow(self.ray)
+
     def _probe_head(self) -> None:
-        """Ask the head for its nodes again and again; the call blocks for ever once the head is gone."""
-        looked = time.monotonic()
+        """Request the list of nodes from the head periodically; the call blocks forever if the head is lost."""
         while not self._closed.wait(PROBE_EVERY):
             self._asked = time.monotonic()
             try:
                 self._known = self.ray.nodes()
-                if time.monotonic() - looked > STORE_EVERY:
-                    looked = time.monotonic()
-                    self._overflow = overflow(self.ray)
-            except Exception as error:  # whatever Ray raises while it is being left
+            except Exception as error:  # any error of Ray during shutdown
                 if self._closed.is_set():
                     return
                 log.warning("the cluster %s could not be asked: %s", self.address, _last_line(error))
@@ -236,7 +254,7 @@ class Cluster:
 
 
 def overflow(ray: Any) -> str:
-    """Return one sentence if object stores have put data on disk; empty otherwise, or if Ray does not say."""
+    """Return one sentence if object stores have spilled data to disk; empty otherwise, or if Ray does not report it."""
     try:
         text = importlib.import_module("ray._private.internal_api").memory_summary(stats_only=True)
     except Exception:  # an internal function of Ray, which may change
@@ -258,7 +276,7 @@ def is_loopback(address: str) -> bool:
 
 
 def resolve(address: str) -> str:
-    """Return HOST:PORT for what --address says: "auto" is the cluster in which Ray runs this job."""
+    """Return HOST:PORT for the value of --address; "auto" is the cluster in which Ray runs this job."""
     if address != "auto":
         return address
     if not (found := os.environ.get("RAY_ADDRESS", "").removeprefix("ray://")):
@@ -330,9 +348,28 @@ def _check_token(ray: Any, address: str) -> None:
     )
 
 
+def refuse_other_versions(ray: Any, address: str) -> None:
+    """ClusterError if a node that may take workers states other versions than those of this process.
+
+    Nodes that `packtrain node` did not start state none: theirs are compared when a worker starts.
+    """
+    raylet = importlib.import_module("ray._raylet")
+    try:
+        with _no_native_lines():
+            nodes = raylet.GcsClient(address=address).get_all_node_info(timeout=CONNECT_SECS)
+    except Exception as error:
+        raise ClusterError(f"the nodes of {address} cannot be listed: {_last_line(error)}") from None
+    for node in nodes.values():
+        resources = dict(node.resources_total)
+        theirs = host.stated(resources)
+        if int(node.state) == 0 and theirs is not None and plan.roles_of(resources):  # 0: alive
+            if (differ := host.compare(host.versions(), theirs, node.node_manager_address)) is not None:
+                raise ClusterError(differ)
+
+
 @contextlib.contextmanager
 def _environment_of(session: Path) -> Iterator[None]:
-    """Around the start of a private cluster: a token of its own, which is forgotten if the start fails."""
+    """Context for the start of a private cluster: sets a new token, and removes it if the start fails."""
     path = session / "token"
     auth.create_token(path)
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN", "RAY_ADDRESS")
@@ -422,7 +459,7 @@ class Recipe(NamedTuple):
 
     build: Callable[..., Any]
     arguments: tuple[Any, ...]
-    import_path: tuple[str, ...] = ()  # folders in which the process looks for modules first
+    import_path: tuple[str, ...] = ()  # folders in which the process searches modules first
 
 
 @dataclass
@@ -433,12 +470,12 @@ class _Life:
     role: str
     node: str
     recipe: Recipe
-    starting: Any = None  # the answer to `identify`, then to `build`
+    starting: Any = None  # pending result of `identify`, then of `build`
     identified: bool = False
     calls: deque[tuple[int, Any]] = field(default_factory=deque)  # number and result, oldest first
     status: Any = None
     pid: int = 0
-    version: int = -1  # of the weights that were sent to it last
+    version: int = -1  # version of the weights sent last
 
 
 class RayEngine:
@@ -474,11 +511,18 @@ class RayEngine:
             self._events.append(Failure(worker, life, f"no node of the cluster can take a worker of role {role!r}"))
             return
         strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=True)
-        # A later life may have to share another node, and what the life before it had reserved may not be free yet.
+        # A later life may have to use another node, and the previous life's resources may not be free yet.
         cpus = placed.cpus if life == self._first_life[worker] else 0
+        # If that node is lost at this moment, Ray takes another: one with the same role, where nodes state theirs.
+        resource = f"{plan.RESOURCE}{plan.place_of(role)}"
+        resources = {resource: ROLE_SHARE} if self._cluster.offers(node.id, resource) else None
         try:
             actor = self._host.options(
-                num_cpus=cpus, max_restarts=0, max_task_retries=0, scheduling_strategy=strategy
+                num_cpus=cpus,
+                resources=resources,
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy=strategy,
             ).remote()
             started = _Life(actor, worker, life, role, node.id, self._recipe(worker, role, life, seed))
             started.starting = actor.identify.remote(started.recipe.import_path)
@@ -490,7 +534,7 @@ class RayEngine:
     def call(self, call: Call) -> None:
         """Send a call; a version of weights travels once per node and is read once per worker."""
         life = self._lives.get(call.worker)
-        if life is None or life.life != call.life:  # it has failed, and `ready` is about to report that
+        if life is None or life.life != call.life:  # the life has failed, and `ready` will report it
             return
         weights = None if life.version == call.version else call.weights
         try:
@@ -535,6 +579,10 @@ class RayEngine:
                 return events
             self._wait(min(left, 0.5))
 
+    def check(self) -> None:
+        """ClusterLostError if the cluster is lost; never waits."""
+        self._cluster.check()
+
     def close(self) -> None:
         """End all lives, and leave the cluster."""
         for worker, life in list(self._lives.items()):
@@ -563,7 +611,7 @@ class RayEngine:
         self._ray.wait(references, num_returns=1, timeout=secs, fetch_local=True)
 
     def _collect(self) -> None:
-        """Turn everything that is here into events; a result makes room for the next of its worker."""
+        """Convert all arrived results into events; each allows the next call of its worker."""
         while references := self._references():
             done, _ = self._ray.wait(list(references), num_returns=len(references), timeout=0, fetch_local=True)
             if not done:
@@ -576,7 +624,7 @@ class RayEngine:
     def _receive(self, life: _Life, reference: Any) -> None:
         try:
             value = self._ray.get(reference, timeout=GET_SECS)
-        except Exception as error:  # the worker's own error, its death, or an object that is lost
+        except Exception as error:  # the worker's own error, its death, or a lost object
             self._fail(life, error)
             return
         if reference == life.status:
@@ -610,14 +658,15 @@ class RayEngine:
 
     def _fail(self, life: _Life, error: BaseException) -> None:
         self.kill(life.worker, life.life)
-        self._events.append(Failure(life.worker, life.life, _describe(error)))
+        raised = getattr(error, "cause", None) is not None  # by the worker; Ray's own errors have no cause
+        self._events.append(Failure(life.worker, life.life, _describe(error), raised))
 
 
 def _describe(error: BaseException) -> str:
-    """Return a traceback whose last line says in one line what happened."""
+    """Return a traceback whose last line is a one-line error."""
     cause = getattr(error, "cause", None)
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    if cause is not None:  # raised by the worker: Ray puts its traceback into the text
+    if cause is not None:  # raised by the worker: Ray adds its traceback to the text
         return f"{text}\n{type(cause).__name__}: {cause}"
     kind = type(error).__name__
     sentences = [line.strip() for line in text.splitlines() if line.strip()]
@@ -629,7 +678,7 @@ class Inspected(NamedTuple):
     """What one node answered."""
 
     node: plan.Node
-    trouble: str  # one sentence; empty if its versions are ours
+    trouble: str  # one sentence; empty if its versions equal the driver's
 
 
 def inspect(cluster: Cluster, secs: float = 60.0) -> list[Inspected]:

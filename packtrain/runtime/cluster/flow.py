@@ -22,7 +22,7 @@ from packtrain.runtime.seeds import seed_for
 LONGEST_GAP = 5.0
 """Seconds between two polls that count at most: the driver was stopped or busy, and no worker is to blame for that."""
 
-# -- what an engine is called with, and what it reports
+# -- arguments of an engine, and its reports
 
 
 class Call(NamedTuple):
@@ -30,10 +30,10 @@ class Call(NamedTuple):
 
     worker: int
     life: int
-    number: int  # rises by one from 0 within a life
+    number: int  # increases by one from 0 within a life
     version: int  # of the weights
-    weights: Any  # what `Engine.put` returned for that version
-    order: Any  # what the worker is to do; not read here
+    weights: Any  # result of `Engine.put` for that version
+    order: Any  # order for the worker, not interpreted here
     epoch: int
 
 
@@ -57,11 +57,12 @@ class Arrival(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A life has ended, or has raised an error and cannot go on."""
+    """A life of a worker has ended, or has raised an error and cannot continue."""
 
     worker: int
     life: int
     error: str  # a traceback or a sentence; its last line says what happened
+    raised: bool = False  # the worker's own code raised it; False: the process ended or is out of reach
 
 
 class Beat(NamedTuple):
@@ -76,7 +77,7 @@ Event = Started | Arrival | Failure | Beat
 
 
 class Engine(Protocol):
-    """Starts and calls workers. No method but `ready` may wait, and `ready` only as long as it is told to."""
+    """Starts and calls workers. Only `ready` may wait, and not longer than its time limit."""
 
     def now(self) -> float:
         """Return the time in seconds, from a clock that never goes back."""
@@ -100,7 +101,7 @@ class Engine(Protocol):
         """Store weights where workers can read them; the result goes into calls."""
 
 
-# -- what the caller sees
+# -- interface for the caller
 
 
 @dataclass(frozen=True)
@@ -109,21 +110,27 @@ class Limits:
 
     calls_per_worker: int = 2
     max_lag: int | None = 20  # versions between the weights of a chunk and the newest at its delivery; None: any
+    newest_weights: bool = False  # send every new version, even if calls are shorter than its transport
     updates_per_chunk: float = 0.0  # versions that one delivered chunk may cause
     chunk_bytes: int = 0  # of one result at most
     weights_bytes: int = 0  # of one version
     max_bytes: int | None = None  # of results in flight and of the versions in use; None: any
     start_secs: float = 180.0
-    call_secs: float = 60.0  # without progress
-    beat_secs: float = 5.0  # between two status requests
+    call_secs: float = 60.0  # limit without progress
+    first_secs: float = 0.0  # the same until the first result of a life, which may include first resets, if longer
+    stall_secs: float = 8.0  # without progress, after which a question to a worker is not waited for
+    beat_secs: float = 3.0  # between two status requests
     suspect_secs: float = 30.0  # without an answer, until a worker is named as a reason for waiting
-    dead_secs: float = 60.0  # without an answer, until a worker is given up
-    hold_secs: float = 5.0  # how long one slow call may hold back others for the sake of `max_lag`
-    first_delay: float = 1.0  # before a worker is started again
-    last_delay: float = 30.0  # the delay doubles with each fruitless life up to this
-    fruitless_lives: int = 5  # lives in a row without a chunk after which a worker is retired
-    min_workers: int = 1  # with fewer workers that are not retired the run stops
-    errand_lives: int = 3  # lives that may end during one errand before it is given up
+    dead_secs: float = 60.0  # without an answer, until a worker is declared dead
+    hold_secs: float = 5.0  # maximum time that one slow call may hold back others because of `max_lag`
+    first_delay: float = 1.0  # before a worker is restarted
+    last_delay: float = 30.0  # maximum; the delay doubles with each life without a chunk
+    fruitful_chunks: int = 3  # chunks of a life that has not been fruitless
+    fruitless_lives: int = 5  # fruitless lives in a row after which a worker is retired
+    errors: int = 5  # lives that ended with an error of the worker's own code within `errors_secs`: it is retired
+    errors_secs: float = 600.0
+    min_workers: int = 1  # the run stops if fewer workers are left that are not retired
+    errand_lives: int = 3  # number of lives that may end during one errand before the errand fails
 
     def __post_init__(self) -> None:
         if self.max_bytes is not None and self.chunk_bytes + 3 * self.weights_bytes > self.max_bytes:
@@ -141,8 +148,8 @@ class Delivery(NamedTuple):
     number: int
     version: int
     lag: int  # versions between its weights and the newest
-    continues: bool  # whether its first step follows the last step delivered of this worker
-    chunk: Any  # None if it is too old to learn from; its report counts all the same
+    continues: bool  # whether its first step follows the last delivered step of this worker
+    chunk: Any  # None if it is too old to learn from; its report counts nevertheless
     report: Any
     errand: int | None = None  # the id that `request` returned; None for a standing order
 
@@ -155,7 +162,7 @@ class _InFlight:
     call: Call
     sent: float
     errand: _Errand | None = None
-    written_off: bool = False  # whether it is expected to come too late
+    written_off: bool = False  # whether it is expected to arrive too late
     overtaken_at: float | None = None  # when a later result of the same life arrived
 
 
@@ -165,7 +172,7 @@ class _Errand:
     order: Any
     version: int
     weights: Any
-    worker: int | None = None  # the one that does it, in its current life; None: any without standing orders
+    worker: int | None = None  # worker that executes it, in its current life; None: any worker without standing orders
     ended_lives: int = 0
 
 
@@ -178,20 +185,21 @@ class _Worker:
     since: float = 0.0  # when the phase began
     due: float = 0.0  # when the next life starts, while waiting
     calls: list[_InFlight] = field(default_factory=list)
-    number: int = 0  # of the next call
+    number: int = 0  # number of the next call
     accepted: int = -1  # number of the last accepted result
     unbroken: bool = False  # whether the last accepted result was delivered with its chunk
-    active_since: float = 0.0  # of the call that is executed: its begin, or the last progress
+    active_since: float = 0.0  # start of the current call, or its last progress
     sent_at: float = -math.inf
     beat_at: float = 0.0
     asked_at: float = -math.inf
     asked: bool = False
     progress: int | None = None
-    fruitless: int = 0  # lives in a row that ended without a chunk
-    delivered: int = 0  # chunks of this life
+    fruitless: int = 0  # lives in a row that ended with fewer than `fruitful_chunks`
+    raised_at: list[float] = field(default_factory=list)  # when lives ended with an error of the worker's own code
+    delivered: int = 0  # results of this life that count for the breaker
     restarts: int = 0
     error: str = ""  # last line of the error that ended the last life
-    steps: int = 0  # since the last row
+    steps: int = 0  # since the last metrics row
     size: int = 0
     lag: int = 0
 
@@ -222,7 +230,7 @@ class Flow:
         for worker, life in zip(self._workers, lives, strict=False):
             worker.life = life - 1
         self._time, self._last = 0.0, engine.now()
-        self._version, self._weights = -1, _no_weights  # the newest, and a function that returns them
+        self._version, self._weights = -1, _no_weights  # the newest, and a function that returns it
         self._put_version, self._put_token, self._put_at = -1, None, -math.inf
         self._order: Any = None
         self._epoch = 0
@@ -230,10 +238,10 @@ class Flow:
         self._errands: deque[_Errand] = deque()
         self._next_errand = 0
         self._failed_errands: list[int] = []
-        self._blocker: _InFlight | None = None  # a slow call that holds back others now
+        self._blocker: _InFlight | None = None  # slow call that currently holds back others
         self._blocked_since = 0.0
         self._chunk_bytes = limits.chunk_bytes
-        self._typical = 0.0  # seconds that a call takes, a running mean
+        self._typical = 0.0  # running mean of the seconds per call
         self.dropped: Counter[str] = Counter()
         """Results that were not used, by reason: late, duplicate, overtaken, lag, epoch."""
         self.first_error = ""
@@ -242,7 +250,7 @@ class Flow:
         """What happened to workers, one sentence each; for the log. The caller empties it."""
         self._row_at, self._waited, self._held_for = 0.0, 0.0, 0.0
 
-    # -- what the driver sets
+    # -- inputs from the driver
 
     def publish(self, version: int, weights: Callable[[], Any]) -> None:
         """Make a version of weights the newest; `weights` is called if and when it is sent."""
@@ -280,12 +288,25 @@ class Flow:
         return failed
 
     def lives(self) -> list[int]:
-        """Return the number of each worker's next life, to go on from after a resume."""
-        return [worker.life + 1 for worker in self._workers]
+        """Return the number of each worker's current life, to go on from after a resume."""
+        return [max(0, worker.life) for worker in self._workers]
 
     def is_ready(self, worker: int) -> bool:
         """Return whether a worker has started and can be called."""
         return self._workers[worker].phase == "ready"
+
+    def is_retired(self, worker: int) -> bool:
+        """Return whether a worker was given up for the rest of the run."""
+        return self._workers[worker].phase == "retired"
+
+    def is_stalled(self, worker: int) -> bool:
+        """Return whether a worker that is ready has an order and makes no progress."""
+        found = self._workers[worker]
+        return bool(found.calls) and self._time - found.active_since > self.limits.stall_secs
+
+    def busy(self) -> list[int]:
+        """Return the workers that have orders and make progress."""
+        return [each.index for each in self._workers if each.calls and not self.is_stalled(each.index)]
 
     @property
     def in_flight(self) -> int:
@@ -299,7 +320,7 @@ class Flow:
                 self._engine.kill(worker.index, worker.life)
             worker.phase, worker.calls = "retired", []
 
-    # -- the machine
+    # -- state machine
 
     def poll(self, timeout: float) -> list[Delivery]:
         """Start, call and replace workers as due, and wait at most `timeout` seconds for a result that may be used.
@@ -352,8 +373,9 @@ class Flow:
 
     def _check(self, worker: _Worker) -> None:
         """Give up a worker that is silent or stuck; otherwise request its status from time to time."""
-        if worker.calls and self._time - worker.active_since > self.limits.call_secs:
-            self._give_up(worker, f"a call made no progress for {self.limits.call_secs:g} s")
+        limit = self._call_secs(worker)
+        if worker.calls and self._time - worker.active_since > limit:
+            self._give_up(worker, f"a call made no progress for {limit:g} s")
         elif lost := [flight for flight in worker.calls if self._is_lost(flight)]:
             self._give_up(worker, f"the result of call {lost[0].call.number} was lost")
         elif worker.asked and self._time - worker.beat_at > self.limits.dead_secs:
@@ -361,6 +383,9 @@ class Flow:
         elif not worker.asked and self._time - worker.asked_at >= self.limits.beat_secs:
             worker.asked, worker.asked_at = True, self._time
             self._engine.ask_status(worker.index, worker.life)
+
+    def _call_secs(self, worker: _Worker) -> float:
+        return self.limits.call_secs if worker.accepted >= 0 else max(self.limits.first_secs, self.limits.call_secs)
 
     def _is_lost(self, flight: _InFlight) -> bool:
         return flight.overtaken_at is not None and self._time - flight.overtaken_at > self.limits.call_secs
@@ -376,25 +401,27 @@ class Flow:
             elif worker.phase == "ready":
                 times.append(worker.beat_at + limits.dead_secs if worker.asked else worker.asked_at + limits.beat_secs)
                 if worker.calls:
-                    times.append(worker.active_since + limits.call_secs)
+                    times.append(worker.active_since + self._call_secs(worker))
                     overtaken = [flight.overtaken_at for flight in worker.calls if flight.overtaken_at is not None]
                     times += [since + limits.call_secs for since in overtaken]
         if self._blocker is not None:
             times.append(self._blocked_since + self._patience())
-        # Past it by a little, so that a comparison with > holds.
+        # Slightly later, so that a comparison with > is true.
         return max(self._time, min(times, default=math.inf)) + 1e-3
 
-    # -- lives that end
+    # -- end of lives
 
     def _give_up(self, worker: _Worker, why: str) -> None:
         self._engine.kill(worker.index, worker.life)
         self._end_life(worker, why)
 
-    def _end_life(self, worker: _Worker, error: str) -> None:
+    def _end_life(self, worker: _Worker, error: str, raised: bool = False) -> None:
         last = (error.strip().splitlines() or ["no reason given"])[-1]
         worker.error = last
         self.first_error = self.first_error or error
-        worker.fruitless = 0 if worker.delivered else worker.fruitless + 1
+        worker.fruitless = 0 if worker.delivered >= self.limits.fruitful_chunks else worker.fruitless + 1
+        worker.raised_at = [at for at in worker.raised_at if self._time - at < self.limits.errors_secs]
+        worker.raised_at += [self._time] * raised
         for flight in reversed(worker.calls):
             if (errand := flight.errand) is not None:
                 errand.ended_lives += 1
@@ -404,28 +431,41 @@ class Flow:
                     self._errands.appendleft(errand)
         worker.calls = []
         name = f"{worker.role} {worker.index} (life {worker.life})"
-        if worker.fruitless >= self.limits.fruitless_lives:
+        if (why := self._breaker(worker)) is not None:
             worker.phase, worker.since = "retired", self._time
-            self.notices.append(f"{name} ended: {last}; retired after {worker.fruitless} lives without a result")
-            self._check_enough()
+            self.notices.append(f"{name} ended: {last}; retired after {why}")
+            self._check_enough(why)
             return
         delay = min(self.limits.last_delay, self.limits.first_delay * 2.0 ** max(0, worker.fruitless - 1))
         worker.phase, worker.since, worker.due = "waiting", self._time, self._time + delay
         worker.restarts += 1
         self.notices.append(f"{name} ended: {last}; the next life starts in {delay:g} s")
 
-    def _check_enough(self) -> None:
+    def _breaker(self, worker: _Worker) -> str | None:
+        """Return why a worker is started no more, or None.
+
+        Processes that are killed from outside are replaced without end as long as they deliver. An error of the
+        worker's own code, such as an exception of an environment, is expected to come again.
+        """
+        limits = self.limits
+        if worker.fruitless >= limits.fruitless_lives:
+            return f"{worker.fruitless} lives in a row with fewer than {limits.fruitful_chunks} results"
+        if len(worker.raised_at) >= limits.errors:
+            return f"{len(worker.raised_at)} errors within {limits.errors_secs / 60:g} min"
+        return None
+
+    def _check_enough(self, why: str) -> None:
         """WorkersLostError if too few workers are left."""
         actors = [worker for worker in self._workers if worker.role == "actor"]
         left = sum(worker.phase != "retired" for worker in actors)
         if actors and left < self.limits.min_workers:
             reason = (self.first_error.strip().splitlines() or ["no reason given"])[-1]
             raise WorkersLostError(
-                f"{len(actors) - left} of {len(actors)} workers were retired after {self.limits.fruitless_lives} lives "
-                f"in a row without a result; the first error was: {reason}"
+                f"{len(actors) - left} of {len(actors)} workers were retired, the last one after {why}; the first "
+                f"error was: {reason}"
             )
 
-    # -- orders out
+    # -- sending orders
 
     def _send_errands(self) -> None:
         for errand in [errand for errand in self._errands if errand.worker is not None]:
@@ -518,7 +558,7 @@ class Flow:
         """Whether the next order needs newer weights than those last sent: one sending per call's duration, or lag."""
         if self._version == self._put_version:
             return False
-        if self._put_version < 0 or self._time - self._put_at >= self._typical:
+        if self.limits.newest_weights or self._put_version < 0 or self._time - self._put_at >= self._typical:
             return True
         if self.limits.max_lag is None:
             return False
@@ -530,7 +570,7 @@ class Flow:
             self._put_token = self._engine.put(self._version, self._weights())
             self._put_version, self._put_at = self._version, self._time
 
-    # -- results in
+    # -- receiving results
 
     def _receive(self, event: Event) -> list[Delivery]:
         worker = self._workers[event.worker]
@@ -542,7 +582,7 @@ class Flow:
                 worker.phase, worker.since = "ready", self._time
                 worker.beat_at = worker.asked_at = self._time
             case Failure() if current:
-                self._end_life(worker, event.error)
+                self._end_life(worker, event.error, event.raised)
             case Beat() if current:
                 worker.asked, worker.beat_at = False, self._time
                 if event.progress != worker.progress:
@@ -565,9 +605,11 @@ class Flow:
                 older.overtaken_at = self._time
         call = flight.call
         continues = worker.unbroken and arrival.number == worker.accepted + 1
-        worker.accepted, worker.delivered = arrival.number, worker.delivered + 1
-        worker.fruitless = 0
-        self._note_duration(self._time - worker.active_since)
+        worker.accepted = arrival.number
+        if flight.errand is None or worker.role != "actor":  # an answer to a question says nothing about acting
+            worker.delivered += 1
+        if flight.errand is None:
+            self._note_duration(self._time - worker.active_since)
         worker.active_since = worker.beat_at = self._time
         lag = self._version - call.version
         if flight.errand is not None:
@@ -587,7 +629,7 @@ class Flow:
     def _note_duration(self, secs: float) -> None:
         self._typical = secs if not self._typical else 0.9 * self._typical + 0.1 * secs
 
-    # -- what is going on
+    # -- status
 
     def waiting_for(self) -> str:
         """Return one sentence that says why no result has arrived."""

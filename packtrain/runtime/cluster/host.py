@@ -1,15 +1,18 @@
-"""The process of one life of a worker, as the engine starts it: versions first, then the worker itself."""
+"""Entry point of a worker process: report library versions, then run the worker until it ends."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import packtrain
 from packtrain.runtime.messages import measure
+
+VERSIONS = "packtrain_versions:"
+"""Beginning of the name of a resource, see `resource`."""
 
 
 class Result(NamedTuple):
@@ -30,6 +33,17 @@ def versions() -> dict[str, str]:
     }
 
 
+def resource() -> str:
+    """Return the name of the Ray resource by which a node of `packtrain node` states its versions."""
+    return VERSIONS + "/".join(versions().values())
+
+
+def stated(resources: Iterable[str]) -> dict[str, str] | None:
+    """Return the versions that a node's resources state; None if they state none."""
+    found = next((name for name in resources if name.startswith(VERSIONS)), None)
+    return None if found is None else dict(zip(versions(), found.removeprefix(VERSIONS).split("/"), strict=False))
+
+
 def compare(driver: dict[str, str], worker: dict[str, str], node: str) -> str | None:
     """Return one sentence that names the versions that differ, or None."""
     differ = [
@@ -47,7 +61,7 @@ class Host:
         self._worker: Any = None
 
     def identify(self, import_path: Sequence[str]) -> tuple[dict[str, str], int]:
-        """Look for modules in these folders first; return the versions here, and the process id."""
+        """Search modules in these folders first; return this process's library versions and its id."""
         sys.path[:0] = [path for path in import_path if path not in sys.path]
         return versions(), os.getpid()
 

@@ -10,7 +10,7 @@ from packtrain.runtime.cluster import engine, plan
 from packtrain.runtime.messages import Remote
 
 log = logging.getLogger("packtrain")
-NODES_SECS = 120.0  # that nodes may take to join
+NODES_SECS = 120.0  # limit for nodes to join
 
 
 class Launched(NamedTuple):
@@ -41,10 +41,12 @@ def check(remote: Remote) -> None:
         raise ClusterError(f"--min_nodes {remote.min_nodes} must be at least 1")
     if remote.address is None and remote.min_nodes > 1:
         raise ClusterError(
-            f"--min_nodes {remote.min_nodes} needs --address HEAD:PORT: without it, the cluster is this machine alone"
+            f"--min_nodes {remote.min_nodes} needs --address HEAD:PORT: without it, the cluster "
+            "consists of this machine only"
         )
     if remote.address is not None:
-        engine.check_head(engine.resolve(remote.address))
+        address = engine.resolve(remote.address)
+        engine.refuse_other_versions(engine.check_head(address), address)
 
 
 def launch(remote: Remote, num_envs: int, chunk_bytes: int, weights_bytes: int) -> Launched:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packtrain.errors import ClusterError, ClusterLostError
-from packtrain.runtime.cluster import auth, engine, plan
+from packtrain.runtime.cluster import auth, engine, host, plan
 from packtrain.runtime.supervise import Session, reap_left_over
 
 UP_SECS = 120.0
 _UP = "Ray runtime started"
 WARNING = (
-    "Whoever has the token can run code on every node, and it travels unencrypted: keep the ports of the nodes inside "
-    "a private network."
+    "Anyone who has the token can run code on every node, and it is sent unencrypted: keep the ports of the nodes "
+    "inside a private network."
 )
 
 
@@ -33,8 +33,8 @@ class NodeRequest:
     role: str = "actor"
     port: int = 6379
     num_cpus: int | None = None  # None: all
-    store_gb: float | None = None  # None: what Ray takes, 30 % of the memory
-    loopback: bool = False  # a head for nodes on this machine alone
+    store_gb: float | None = None  # None: Ray's default, 30 % of the memory
+    loopback: bool = False  # a head for nodes on this machine only
 
     @property
     def local(self) -> bool:
@@ -43,7 +43,7 @@ class NodeRequest:
 
 
 def run_node(request: NodeRequest, say: Callable[[str], None]) -> int:
-    """Start a node, say what to type next, and stay until a signal comes; return the exit code."""
+    """Start a node, print the next commands, and wait for a signal; return the exit code."""
     check(request)
     engine.require_ray()
     if request.head:
@@ -67,7 +67,7 @@ def run_node(request: NodeRequest, say: Callable[[str], None]) -> int:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=os.environ | engine.QUIET | (engine.LOOPBACK if request.local else {}),
-                    process_group=0,  # a Ctrl-C of the terminal is for this process
+                    process_group=0,  # a Ctrl-C in the terminal must reach only this process
                 )
             _wait_until_up(process, log, received)
             if request.local:
@@ -106,7 +106,7 @@ def check(request: NodeRequest) -> None:
 
 
 def next_lines(request: NodeRequest, ip: str, token: str, created: bool) -> list[str]:
-    """Return what a user is told once the node runs.
+    """Return the lines that are printed when the node runs.
 
     Args:
       request: the command line.
@@ -133,6 +133,7 @@ def next_lines(request: NodeRequest, ip: str, token: str, created: bool) -> list
 
 def _command(request: NodeRequest) -> list[str]:
     resources = {f"{plan.RESOURCE}{request.role}": 1.0, "packtrain_sockets": float(plan.count_sockets())}
+    resources[host.resource()] = 1.0
     return engine.node_command(
         head=request.head,
         address=request.address or "",
@@ -171,7 +172,7 @@ def _own_ip(log: Path) -> str:
 
 
 def _reason(log: Path) -> str:
-    """Return the last line of a log that says something."""
+    """Return the last non-empty line of a log."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace"))
     lines = [line.strip() for line in text.splitlines() if re.search(r"[A-Za-z]{3}", line)]
     errors = [line for line in lines if "Error" in line or "error" in line]

@@ -1,4 +1,4 @@
-"""What runs where: workers, evaluator, learner ranks and replay shards on the nodes of a cluster, and their bytes.
+"""What runs where: workers on the nodes of a cluster, and the bytes they need.
 
 A node offers roles. `packtrain node --role R` states them as a Ray resource; a node that states none, as those of
 Slurm or Kubernetes, takes every role but "head" if it has processors.
@@ -22,7 +22,7 @@ RESOURCE = "packtrain_role_"
 """Beginning of the name of the Ray resource by which a node states a role."""
 SMALLEST_STORE = 80 * 2**20
 """Bytes; Ray refuses less than 75 MiB."""
-_PLACES = {"actor": "actor", "evaluator": "actor", "replay": "actor", "env": "env"}
+_PLACES = {"actor": "actor", "env": "env"}
 
 
 class Node(NamedTuple):
@@ -40,17 +40,13 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run asks of a cluster."""
+    """The resources that a run needs from a cluster."""
 
     num_envs: int
-    chunk_bytes: int  # of one result of one worker that serves all environments
+    chunk_bytes: int  # size of one result of one worker that serves all environments
     weights_bytes: int
     workers: int | None = None  # None: one per NUMA node of every machine that may act
-    role: str = "actor"  # of the workers; "env": they step environments and have no policy
-    evaluator: bool = False
-    env_servers: int = 0
-    replay_shards: int = 0
-    learners: int = 1  # ranks, all on the driver's machine
+    role: str = "actor"  # role of the workers; "env": they step environments and have no policy
     min_nodes: int = 1
 
 
@@ -58,7 +54,7 @@ class Placed(NamedTuple):
     """One worker of a plan."""
 
     role: str
-    node: str  # id; a wish, since another node takes over if this one is lost
+    node: str  # id of the preferred node; another node takes over if this one is lost
     cpus: float
     envs: range  # global indices of its environments; empty if it has none
 
@@ -67,8 +63,8 @@ class Plan(NamedTuple):
     """Where everything of a run goes."""
 
     workers: tuple[Placed, ...]
-    chunk_bytes: int  # of the largest result of one worker
-    store_bytes: dict[str, int]  # needed per node id
+    chunk_bytes: int  # size of the largest result of one worker
+    store_bytes: dict[str, int]  # required size of the object store, per node id
     notes: tuple[str, ...]  # one sentence each, for the log
 
 
@@ -84,10 +80,9 @@ def make_plan(nodes: Sequence[Node], needs: Needs) -> Plan:
     """Place a run on nodes; ClusterError, in one sentence, if it cannot be."""
     if len(nodes) < needs.min_nodes:
         raise ClusterError(
-            f"the cluster has {len(nodes)} of the {needs.min_nodes} nodes that --min_nodes asks for; "
+            f"the cluster has {len(nodes)} of the {needs.min_nodes} nodes that --min_nodes requires; "
             "start the others with `packtrain node --address`"
         )
-    _check_learners(nodes, needs)
     acting = [node for node in nodes if _PLACES[needs.role] in node.roles]
     if not acting:
         what, more = ("act", "") if needs.role == "actor" else ("run environments alone", " --role env")
@@ -97,14 +92,12 @@ def make_plan(nodes: Sequence[Node], needs: Needs) -> Plan:
     count = needs.workers if needs.workers is not None else min(needs.num_envs, sum(node.sockets for node in acting))
     blocks = split(needs.num_envs, count)
     chunk = math.ceil(needs.chunk_bytes * len(blocks[0]) / needs.num_envs)
-    roles = [needs.role] * count + ["evaluator"] * needs.evaluator + ["replay"] * needs.replay_shards
-    roles += ["env"] * needs.env_servers
+    roles = [needs.role] * count
     load: Counter[str] = Counter()
     chosen = []
     for role in roles:
         node = choose_node(nodes, role, load)
-        if node is None:
-            raise ClusterError(f"no node of the cluster has the role {_PLACES[role]!r}, which this run needs")
+        assert node is not None  # some may act, see above
         load[node.id] += 1
         chosen.append(node)
     cpus = {node.id: _share(node, load[node.id]) for node in nodes}
@@ -115,7 +108,7 @@ def make_plan(nodes: Sequence[Node], needs: Needs) -> Plan:
     actors = Counter(node.id for role, node in zip(roles, chosen, strict=True) if role == needs.role)
     store = {node.id: store_needed(chunk, needs.weights_bytes, actors[node.id]) for node in nodes if load[node.id]}
     for node in nodes:
-        if node.driver:  # all results come here
+        if node.driver:  # all results are sent to the driver
             store[node.id] = store_needed(chunk, needs.weights_bytes, count)
     _check_stores(nodes, store, chunk, needs)
     notes = [f"{count} worker{'s' * (count != 1)} on {len(actors)} node{'s' * (len(actors) != 1)}"]
@@ -141,19 +134,24 @@ def split(num_envs: int, workers: int) -> list[range]:
 
 
 def choose_node(nodes: Sequence[Node], role: str, load: Counter[str], wish: str | None = None) -> Node | None:
-    """Return the node for one more worker: the wished-for one if it is there, else the one with the most room.
+    """Return the node for one more worker: the preferred one if it is alive, else the one with the most room.
 
     Args:
       nodes: those that are alive.
-      role: "actor", "evaluator", "replay" or "env".
+      role: "actor" or "env".
       load: workers on each node id so far.
-      wish: a node id.
+      wish: id of the preferred node; None: no preference.
     """
     fitting = [node for node in nodes if _PLACES[role] in node.roles]
     for node in fitting:
         if node.id == wish:
             return node
     return max(fitting, key=lambda node: node.cpus / (load[node.id] + 1), default=None)
+
+
+def place_of(role: str) -> str:
+    """Return the role of the nodes on which a worker of this role may run."""
+    return _PLACES[role]
 
 
 def store_needed(chunk_bytes: int, weights_bytes: int, workers: int) -> int:
@@ -164,27 +162,6 @@ def store_needed(chunk_bytes: int, weights_bytes: int, workers: int) -> int:
 def store_to_start(needed: int) -> int:
     """Return the size of the object store of a cluster of this machine alone, with a quarter to spare."""
     return max(SMALLEST_STORE, math.ceil(1.25 * needed))
-
-
-def expected_lag(workers: int, calls_per_worker: int, updates_per_chunk: float) -> int:
-    """Return the versions by which results are behind if all workers are equally fast."""
-    return math.ceil(max(0, workers * calls_per_worker - 1) * updates_per_chunk)
-
-
-def check_lag(workers: int, updates_per_chunk: float, max_lag: int | None) -> str | None:
-    """Return one sentence if the limit of policy lag would keep workers idle, or None.
-
-    Args:
-      workers: number of workers.
-      updates_per_chunk: versions that one result causes.
-      max_lag: the limit in versions; None: no limit.
-    """
-    if max_lag is None or (lag := expected_lag(workers, 1, updates_per_chunk)) <= max_lag:
-        return None
-    return (
-        f"{workers} workers with one result in flight each cause a policy lag of {lag} versions, and the limit is "
-        f"{max_lag}: some will wait; raise batch_size, or lower --workers or unroll_length"
-    )
 
 
 def place_runs(nodes: Sequence[Node], count: int, cpus: float = 1.0, gpus: float = 0.0) -> list[str]:
@@ -226,14 +203,6 @@ def count_sockets(folder: Path = Path("/sys/devices/system/node")) -> int:
 def usable_cpus() -> int:
     """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _check_learners(nodes: Sequence[Node], needs: Needs) -> None:
-    here = next((node for node in nodes if node.driver), None)
-    if needs.learners > 1 and here is not None and 0 < here.gpus < needs.learners:
-        raise ClusterError(
-            f"--learners {needs.learners} needs as many GPUs on the learner's machine, which has {here.gpus:g}"
-        )
 
 
 def _share(node: Node, workers: int) -> float:

@@ -1,7 +1,7 @@
 """The three training loops, one file each: generators that yield what is due next.
 
 A loop decides the order from counters alone and touches no thread, so a runtime, a test or several joined seeds can
-drive it. Whoever drives it carries out what it yields and passes `tidy`, which counts, evaluates and saves where due.
+drive it. The driver executes what the loop yields and passes `tidy`, which counts, evaluates and saves when due.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from packtrain.runtime.experiment import Collect, Repeat, Update
 from packtrain.runtime.loops import Act, Learn, Loop, Tidy
 from packtrain.runtime.training import Training, schedule_epoch
 
-VALIDATION_STEPS = 8192  # at most, once an epoch
+VALIDATION_STEPS = 8192  # maximum number of steps validated, once per epoch
 
 
 def run(training: Training, tidy: Tidy) -> Loop:
@@ -27,7 +27,7 @@ def run(training: Training, tidy: Tidy) -> Loop:
                     if not (yield from _update(training, place, inner)):
                         return
                 elif not (yield from _play(training, inner)):
-                    return  # episodes that were broken off do not count, and are played again after a resume
+                    return  # interrupted episodes do not count, and are played again after a resume
             _end(training, index)
             tidy()
 
@@ -88,7 +88,7 @@ def _end(training: Training, index: int) -> None:
             learning.renew(name, training.epoch)
     training.safe_point = None
     groups = training.acting.epoch_row()
-    played = training.step > counters.random_steps  # by the planner
+    played = training.step > counters.random_steps  # whether the planner has played
     row = planning_row(training.epoch, list(training.log.episodes), learned, groups.pop("agent", {}), played)
     row |= {f"{group}/{name}": value for group, found in groups.items() for name, value in found.items()}
     if "episode/solved_rate" in row and not counters.acts_randomly:

@@ -8,13 +8,13 @@ from packtrain.runtime.training import Training
 
 
 def run(training: Training, tidy: Tidy, *, catch_up: bool = True) -> Loop:
-    """Yield what is due next; it follows from counters alone, so that a resumed run yields the same.
+    """Yield what is due next, computed from counters alone, so that a resumed run yields the same.
 
     Args:
       training: the run.
-      tidy: counts, evaluates and saves where that is due.
+      tidy: updates counters, evaluates and saves when that is due.
       catch_up: make all updates that are due before the next actor step. Otherwise each learner makes at most
-        `max_updates` before `tidy` and the next look at the counters: somebody else acts at the same time.
+        `max_updates` before `tidy` and the next check of the counters, because the actor acts at the same time.
     """
     tidy()
     for stage in training.experiment.schedule:
@@ -44,7 +44,7 @@ def _repeat(training: Training, stage: Repeat, tidy: Tidy, catch_up: bool) -> Lo
             while training.stop is None and (left := due(training, update.learner)) > 0:
                 yield Learn(update.learner, min(left, training.learning.learners[update.learner].max_updates))
                 learned, behind = True, behind or bound
-                if not (bound and catch_up):  # without a ratio: as many in each pass as it makes at once
+                if not (bound and catch_up):  # without a ratio: max_updates per pass
                     break
         if training.stop is not None:
             return
@@ -63,8 +63,7 @@ def due(training: Training, name: str) -> int:
     ratio = experiment.learners[name].ratio
     if ratio is None:
         return learner.max_updates
-    # Counted in steps of all environments: seeds that learn together have not all acted as often when one of them
-    # meets a reset, which is no step.
+    # Rounded to steps of all environments: resets are not steps, so seeds that learn together differ by a few steps.
     environments = experiment.streams.num_actors
     acted = max(0, min(training.acted, experiment.total_steps) - experiment.warm_up) // environments * environments
     return int(ratio * acted) + experiment.pretraining(name) - learner.updates
@@ -73,7 +72,7 @@ def due(training: Training, name: str) -> int:
 def acting_is_ahead(training: Training) -> bool:
     """Return whether acting should wait: a learner is behind by more than its slack, or all steps have been made."""
     if training.acted < training.experiment.warm_up:
-        return False  # pre-training comes after the warm-up
+        return False  # pre-training follows the warm-up
     if training.acted >= training.experiment.total_steps:
         return True
     uses = training.experiment.learners.items()

@@ -12,10 +12,10 @@ from packtrain.envs.cartpole import CartPole
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.toy_mr import ToyMR
 from packtrain.errors import ConfigError
+from packtrain.hashing import digest
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.best_first.frontier_index import HeapEntry, ordered
 from packtrain.planning.model import CoreModel, Stepped
-from packtrain.planning.nodes import digest
 from packtrain.planning.planner import Roots
 from packtrain.testing.plain_best_first import PlainBestFirst, distances
 
@@ -227,7 +227,7 @@ def test_hanoi_in_the_shortest_number_of_moves(disks: int) -> None:
 
 
 def test_hanoi_with_a_small_budget() -> None:
-    """Ten nodes a step see nothing of the goal at first; the search walks to the edge of what it knows, and beyond."""
+    """Ten nodes a step see nothing of the goal at first; the search walks to its frontier, and beyond."""
     steps, rewards, notes = solve(Hanoi(5), BestFirstSearchAgent(use_value=False), 200)
     assert rewards == 1 and 31 <= steps < 100
     assert notes[0]["value"] == 0 and notes[-1]["value"] == 1
@@ -387,7 +387,7 @@ def test_terminal_nodes_spend_no_budget() -> None:
     assert plan_one(planner, model, 1).extras["fringe_size"] == 0 and len(tape.steps) == 8
 
 
-def test_listener_hears_of_every_expansion() -> None:
+def test_listener_receives_every_expansion() -> None:
     """n_nodes_per_step passes of |A| steps each in every column, begun and ended together."""
     tape, core = Tape(), Hanoi(4)
     planner = BestFirstSearchAgent(n_nodes_per_step=10, use_value=False).build(CoreModel(core), 3, 0, tape)

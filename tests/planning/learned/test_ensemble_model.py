@@ -8,10 +8,10 @@ import torch
 from packtrain.acting.inference import Inference
 from packtrain.envs.hanoi import Hanoi
 from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.hashing import mix
 from packtrain.networks.ensembles import EnsembleMlp
 from packtrain.networks.world_model import WorldModel
 from packtrain.planning.best_first import BestFirstSearchAgent
-from packtrain.planning.counter_rng import mix
 from packtrain.planning.deterministic_mcts import DeterministicMCTSAgent
 from packtrain.planning.learned import EnsembleModel, LearnedModel
 from packtrain.planning.learned.ensemble_model import PredictionCache
@@ -68,7 +68,7 @@ def test_members_that_agree_have_no_disagreement() -> None:
 
 
 def test_masks_are_drawn_per_column_and_episode_without_replacement() -> None:
-    """And only masked members are heard. Mutation: one mask for all columns."""
+    """Only masked members count. Mutation: one mask for all environments."""
     own = model(8, 4)
     columns = np.arange(200)
     own.begin(columns, 0)
@@ -158,7 +158,7 @@ def test_all_is_forgotten_on_demand_and_when_there_is_no_more_room() -> None:
     assert net.asked == [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 9], [1, 10]]
 
 
-def test_a_question_that_nobody_answered_is_put_again() -> None:
+def test_an_unanswered_request_is_sent_again() -> None:
     """Who closes a search half-way may search again. Mutation: keep the questions, and others' answers are given."""
     answers, net = PredictionCache(doubled), Squares()
     net(answers, [6])
@@ -217,7 +217,7 @@ def test_same_plans_with_and_without(agent: Agent, learns: bool) -> None:
 
 
 def test_a_new_version_of_the_network_is_asked_again() -> None:
-    """And the same version is not. Mutation: forget whenever the version is told."""
+    """The same version keeps the cache. Mutation: clear it at every report of a version."""
     model, column, versions = LearnedModel(4, 2).build(CORE, seed=0), np.zeros(1, np.int64), []
     model.begin(column, 0)
     states = model.roots(column, CORE.observe(CORE.initial(1, np.random.default_rng(0))))

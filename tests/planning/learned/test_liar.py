@@ -17,11 +17,11 @@ from packtrain.envs.functional_vector_env import FunctionalVectorEnv
 from packtrain.envs.hanoi import Hanoi
 from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError
+from packtrain.hashing import digest
 from packtrain.planning.best_first import BestFirstSearchAgent
 from packtrain.planning.deterministic_mcts import DeterministicMCTS, DeterministicMCTSAgent
 from packtrain.planning.learned import LearnedModel
 from packtrain.planning.model import Asking, CoreModel, Stepped
-from packtrain.planning.nodes import digest
 from packtrain.planning.planner import Agent, Plan, Planner, Roots
 from packtrain.testing.path_hash import settle
 from packtrain.types import Request
@@ -124,7 +124,7 @@ def test_a_model_that_is_equally_unsure_of_everything_is_never_checked() -> None
     assert (visits_until_passed(agent, 10, doubt=0.1) == -1).all()
 
 
-def test_verifying_needs_a_model_that_doubts() -> None:
+def test_verifying_needs_a_model_with_disagreement() -> None:
     """A simulator is sure of everything: one line."""
     for agent in agents(bonus_quantile_threshold=0.9):
         with pytest.raises(ConfigError, match="bonus"):
@@ -155,7 +155,7 @@ def plan_at(planner: Planner, cells: dict[int, int], answer: Any = zeros) -> Pla
 
 
 def tell(planner: Any, column: int, cell: int, action: int, after: int, terminated: bool = False) -> None:
-    """Let a column hear of one step."""
+    """Report one step to an environment's search."""
     told = (np.array([[cell]]), np.array([action]), np.array([[after]]), np.zeros(1, np.float32))
     planner.hear(np.array([column]), *told, np.array([terminated]))
 
@@ -174,7 +174,7 @@ TRUSTING = [agents()[0], DeterministicMCTSAgent(n_passes=6, avoid_history_coeff=
 
 @pytest.mark.parametrize("clears", [False, True], ids=["graph", "cleared"])
 @pytest.mark.parametrize("agent", TRUSTING, ids=lambda agent: type(agent).__name__)
-def test_a_column_that_hears_of_the_way_on_takes_it_at_once(agent: Agent, clears: bool) -> None:
+def test_a_reported_path_is_taken_at_once(agent: Agent, clears: bool) -> None:
     """Searches that lack the cell, or have not expanded it, are left as they are.
 
     Mutations: correct the column of another number; the edge left where it was; a bonus cleared that is to stay.
@@ -203,7 +203,7 @@ def test_who_has_not_expanded_a_cell_learns_nothing_of_its_ways() -> None:
 
 @pytest.mark.parametrize("which", [0, 1], ids=["BestFirstSearch", "MCTS"])
 @pytest.mark.parametrize("clears", [False, True], ids=["graph", "cleared"])
-def test_a_step_clears_the_doubt_about_it(which: int, clears: bool) -> None:
+def test_a_step_clears_its_disagreement(which: int, clears: bool) -> None:
     """If the model says so; otherwise the same action is proposed again and again. Mutation: clear all of the node."""
     agent = agents(bonus_quantile_threshold=0.7, rejection_probability=0.0)[which]
     planner: Any = agent.build(LyingCorridor(clears=clears), 1, 0)
@@ -262,7 +262,7 @@ class Asked:
 
 
 def kept(planner: DeterministicMCTS, cell: int) -> dict[str, Any]:
-    """What column 0 knows of a cell."""
+    """What the graph of environment 0 contains of a cell."""
     nodes = planner.graph.nodes
     node = nodes.find(planner.labels[[0]], digest(np.array([[cell]])))[0]
     expanded, terminal = bool(nodes.edge_row[node] >= 0), bool(nodes.terminal[node])
@@ -273,7 +273,7 @@ def kept(planner: DeterministicMCTS, cell: int) -> dict[str, Any]:
 def test_an_end_that_is_none(by: str) -> None:
     """Cell 2 is thought to be an end; it gets the network's value, once, and ways on.
 
-    Mutations: leave its value 0, and nobody is asked; ask only about roots.
+    Mutations: leave its value 0 without a request; request only values of roots.
     """
     planner = DeterministicMCTSAgent(n_passes=1, avoid_termination=True).build(LyingCorridor(ends=(2,)), 1, 0)
     planner.begin(np.zeros(1, np.int64), 0)
@@ -295,7 +295,7 @@ def test_an_end_that_is_none(by: str) -> None:
 
 
 @pytest.mark.parametrize("avoids", [False, True])
-def test_an_end_that_nobody_knew(avoids: bool) -> None:
+def test_an_unpredicted_end(avoids: bool) -> None:
     """Cell 2, of which much was thought, ends the episode: worth 0, without ways on, and not gone to.
 
     Mutations: keep its value; keep its index; keep its edges, and passes go on behind it.
@@ -312,10 +312,10 @@ def test_an_end_that_nobody_knew(avoids: bool) -> None:
     assert kept(planner, 2) == {"total": 0, "count": 1, "terminal": True, "expanded": False}
 
 
-def test_values_of_cells_that_were_heard_of_are_asked_for() -> None:
-    """New ones, by the next plan of the column that heard of them, once, and not for who has begun anew.
+def test_values_of_reported_cells_are_requested() -> None:
+    """New ones, by the next plan of the environment that got the report, once, and not after a new episode.
 
-    Mutations: never ask; ask in every plan; ask about nodes that are somebody else's by now.
+    Mutations: no request; a request in every plan; requests for nodes that belong to another environment by now.
     """
     searches = [
         BestFirstSearchAgent(n_nodes_per_step=1, expand_heuristic="value", top_level_heuristic="value"),
@@ -397,10 +397,11 @@ def lie_is_tried(which: int, verified: str, columns: int = 3, rows: int = 60) ->
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["BestFirstSearch", "MCTS"])
-def test_what_one_column_has_verified_all_know_for_good(which: int) -> None:
-    """Without rejection the lie is passed at the first visit of the first column; no other has to look, ever.
+def test_a_step_verified_in_one_environment_counts_for_all(which: int) -> None:
+    """Without rejection the wrong prediction is verified at the first visit of the first environment, and never again.
 
-    In a graph of its own every column has to, in every episode. Mutations: nobody hears; the model does not remember.
+    With separate graphs, every environment verifies it in every episode. Mutations: no reports to the others; the model
+    does not store the step.
     """
     seen = lie_is_tried(which, "run")
     assert {column for _, column, *_ in seen} == {0, 1, 2} and max(episode for _, _, episode, *_ in seen) >= 3
@@ -418,7 +419,7 @@ def test_what_one_column_has_verified_all_know_for_good(which: int) -> None:
 
 
 class Doubtful:
-    """An honest corridor of 8 cells, and doubts of it: {(cell, action): doubt}; cell 7 ends it, paid if `pays`."""
+    """A correct corridor of 8 cells with disagreements {(cell, action): bonus}; cell 7 ends it, rewarded if `pays`."""
 
     action_space = gym.spaces.Discrete(2)
     deterministic = gives_bonus = clears_bonus = True
@@ -469,18 +470,18 @@ def tour(model: Doubtful, steps: int = 40, lasting: Any = None, **settings: Any)
 
 
 @pytest.mark.parametrize("heuristic", ["solved_then_auxiliary_then_bonus", "neg_distance", "solved_then_index"])
-def test_plans_to_verify_go_where_the_doubt_is_largest(heuristic: Any) -> None:
+def test_plans_to_verify_go_where_the_disagreement_is_largest(heuristic: Any) -> None:
     """Straight there, the largest first, and never twice.
 
-    Mutations: the nearest first; look at doubts passed by; do not rank a node again when its doubt is cleared.
+    Mutations: the nearest first; verify on the way; do not rank a node again when its disagreement is cleared.
     """
     cells, looked = tour(Doubtful({(2, 0): 1.0, (5, 0): 5.0, (6, 1): 0.3}), top_level_heuristic=heuristic)
     assert cells[:16] == [0, 1, 2, 3, 4, 5, 4, 3, 2, 1, 2, 3, 4, 5, 6, 7]
     assert looked == [(5, 5, 0), (8, 2, 0), (14, 6, 1)]
 
 
-def test_doubts_within_so_many_octaves_are_alike() -> None:
-    """Then the nearest is looked at first. Mutation: octaves that do not matter."""
+def test_disagreements_within_the_octaves_count_as_equal() -> None:
+    """Then the nearest is verified first. Mutation: octaves without effect."""
     doubts = {(2, 0): 1.0, (5, 0): 5.0, (6, 1): 0.3}
     for octaves, order in ((0, [2, 5, 6]), (1, [5, 2, 6]), (100, [2, 5, 6]), (1000, [2, 5, 6])):
         _, looked = tour(Doubtful(doubts), doubt_octaves=octaves)
@@ -489,14 +490,14 @@ def test_doubts_within_so_many_octaves_are_alike() -> None:
         BestFirstSearchAgent(doubt_octaves=-1)
 
 
-def test_a_way_to_solve_goes_before_all_doubts() -> None:
-    """It is not left for a look around. Mutation: solved below doubt in a node's rank."""
+def test_a_path_to_a_solution_goes_before_all_disagreements() -> None:
+    """It is not left in order to verify. Mutation: solved below disagreement in a node's rank."""
     cells, looked = tour(Doubtful({(2, 0): 0.3, (0, 0): 5.0}, pays=True), use_value=False)
     assert cells == list(range(8)) and looked == []
 
 
 def test_plans_to_verify_leave_noise_alone() -> None:
-    """A doubt at its level is no reason to go, nor to stay. Mutation: noise in the rule, but not in a node's rank."""
+    """A disagreement at the noise level is no target. Mutation: noise in the rule, but not in a node's rank."""
     lasting = {"confirmed": np.full(256, 1.0, np.float32), "confirmations": 256}
     doubts = Doubtful({(2, 0): 1.0, (5, 0): 5.0})
     cells, looked = tour(doubts, lasting=lasting, noise_quantile=0.9)
@@ -505,8 +506,8 @@ def test_plans_to_verify_leave_noise_alone() -> None:
     assert [place[1:] for place in looked] == [(5, 0), (2, 0)]
 
 
-def test_planning_to_verify_needs_doubts_that_can_be_cleared() -> None:
-    """Or it would look at the same place for ever."""
+def test_planning_to_verify_needs_disagreements_that_can_be_cleared() -> None:
+    """Otherwise the same place would be verified forever."""
     with pytest.raises(ConfigError, match="plan_to_verify needs LearnedModel.verified_edges = 'episode' or 'run'"):
         BestFirstSearchAgent(plan_to_verify=True).build(LyingCorridor(), 1, 0)
     with pytest.raises(ConfigError, match="'plan_to_verify', which needs a model that gives bonuses"):

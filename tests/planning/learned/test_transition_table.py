@@ -1,4 +1,4 @@
-"""What really happened goes before what is guessed: the memory of transitions, and the learned model that asks it."""
+"""Real transitions replace predictions: the table of transitions, and the learned model that uses it."""
 
 from typing import Any
 
@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from packtrain.errors import ConfigError
+from packtrain.hashing import observation_keys, state_action_keys
 from packtrain.planning.learned import EnsembleModel, LearnedModel
 from packtrain.planning.learned.transition_table import Transitions, TransitionTable
 from packtrain.planning.model import Stepped
-from packtrain.planning.nodes import NO_NODE, observation_keys, state_action_keys
+from packtrain.planning.nodes import NO_NODE
 from packtrain.testing.path_hash import settle
 from packtrain.types import Request
 
@@ -133,8 +134,8 @@ def step(model: EnsembleModel, obs: list[float], actions: list[int], columns: li
     return stepped, asked
 
 
-def test_real_transitions_go_before_guesses_and_leave_no_doubt() -> None:
-    """Only what nobody tried is asked, and `guess` still says what the ensemble thinks.
+def test_real_transitions_replace_predictions_and_have_no_disagreement() -> None:
+    """Only untried transitions are predicted, and `guess` still returns the ensemble's prediction.
 
     Mutations: the bonus of the guess kept; rewards or ends of the guess kept; answers in another order.
     """
@@ -156,7 +157,7 @@ def test_real_transitions_go_before_guesses_and_leave_no_doubt() -> None:
 
 @pytest.mark.parametrize("verified", ["graph", "episode"])
 def test_without_a_memory_the_ensemble_is_asked(verified: str) -> None:
-    """The negative control: nothing outlives an episode. Only 'graph' leaves doubts as they are."""
+    """The negative control: nothing outlives an episode. Only 'graph' leaves disagreements unchanged."""
     model = ensemble(verified)
     assert model.verified is None and model.clears_bonus == (verified == "episode")
 

@@ -1,11 +1,13 @@
 """A Ray cluster of three simulated nodes on this machine, shared by all tests of a session."""
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -23,6 +25,7 @@ class Node:
         self.output = open(self.log, "wb")  # noqa: SIM115
         command = [sys.executable, "-m", "packtrain", "node", *words]
         self.process = subprocess.Popen(command, env=environ, stdout=self.output, stderr=subprocess.STDOUT)
+        self.words = words
 
     def text(self):
         return self.log.read_text(errors="replace")
@@ -82,6 +85,11 @@ class Simulated:
     def train(self, *words, secs=300):
         """Run `packtrain train` on this cluster to its end."""
         return subprocess.run(self.command(*words), env=self.environ, capture_output=True, text=True, timeout=secs)
+
+    def rows(self, folder, kind="train"):
+        """Return the rows of metrics of one kind in a run folder."""
+        rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        return [row for row in rows if row["kind"] == kind]
 
     def command(self, *words):
         """Return the command that trains on this cluster."""

@@ -1,8 +1,5 @@
 """Every family trains on a cluster of three simulated nodes."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -24,9 +21,12 @@ LONGER = {
 }
 
 
-def rows_of(folder, kind="train"):
-    rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["kind"] == kind]
+LEARNS = {
+    "impala/catch": (["--workers", "2", "--total_steps", "300000"], 0.8),
+    "r2d2/catch": (["--workers", "2", "--total_steps", "80000"], 0.7),
+    "steve/steve_pendulum": (["--total_steps", "4000"], -450.0),
+}
+"""Length of the run, and the mean return of its last evaluation. Chance: -0.6 in Catch, -1,200 in Pendulum."""
 
 
 @pytest.mark.slow
@@ -37,4 +37,14 @@ def test_every_family_trains_on_a_cluster(simulated, tmp_path, name):
     noise = [line for line in done.stderr.splitlines() if not line.startswith(f"packtrain: {name} is ")]
     assert done.returncode == 0 and not noise, done.stderr
     assert "finished" in done.stdout
-    assert rows_of(tmp_path / "run")[-1]["workers/workers_ready"] == (2 if "--workers" in words else 1)
+    assert simulated.rows(tmp_path / "run")[-1]["workers/workers_ready"] == (2 if "--workers" in words else 1)
+
+
+@pytest.mark.long  # minutes; part of `make test-cluster`
+@pytest.mark.parametrize("name", LEARNS)
+def test_families_learn_on_a_cluster(simulated, tmp_path, name):
+    """Mutation: workers act with the first weights for ever."""
+    words, least = LEARNS[name]
+    done = simulated.train(name, *words, "--output_dir", str(tmp_path / "run"), secs=1500)
+    assert done.returncode == 0, done.stderr
+    assert simulated.rows(tmp_path / "run", "eval")[-1]["return_mean"] >= least

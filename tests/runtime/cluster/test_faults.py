@@ -51,11 +51,35 @@ def workers_of(processes):
 
 
 class Chaos:
-    """Kills and stops processes of a run, waits until the run goes on, and counts the faults and the gaps."""
+    """Kills and stops processes of a run, waits until the run goes on, and counts the faults and the gaps.
 
-    def __init__(self, run, folder, processes):
-        self.run, self.folder, self.processes = run, folder, processes
-        self.faults, self.gaps = 0, []
+    A gap is the longest time without a new row while a fault lasts: the learner stands still. It is compared with the
+    longest time without faults, which is long on a busy machine.
+    """
+
+    def __init__(self, run, folder):
+        self.run, self.folder = run, folder
+        self.faults, self.gaps, self.back, self.usual = 0, [], [], 0.0
+
+    def observe(self, secs):
+        """Measure the longest time between two rows without a fault."""
+        self.usual = self._watch(lambda row, begin: time.monotonic() - begin > secs)[0]
+
+    def _watch(self, done):
+        """Return the longest time without a new row until `done`, and the latest row."""
+        begin = last = time.monotonic()
+        longest, step = 0.0, self.ready()["step"]
+        while True:
+            row = self.ready()
+            now = time.monotonic()
+            longest = max(longest, now - last)
+            if row["step"] > step:
+                step, last = row["step"], now
+            if done(row, begin):
+                return longest, row
+            assert self.run.poll() is None, self.run.communicate()
+            assert now - begin < 120, f"it did not go on: {row}"
+            time.sleep(0.1)
 
     def ready(self):
         rows = rows_of(self.folder)
@@ -67,15 +91,15 @@ class Chaos:
         process.send_signal(number)
         self.faults += 1
         begin = time.monotonic()
-        row = wait_until(lambda: self.after(before, loses_worker), process=self.run)
-        self.gaps.append(time.monotonic() - begin)
-        assert row["step"] > before["step"]
 
-    def after(self, before, loses_worker):
-        row = self.ready()
-        restarts = row["workers/worker_restarts"] > before["workers/worker_restarts"]
-        all_ready = row["workers/workers_ready"] == before["workers/workers_ready"]
-        return row if all_ready and row["step"] > before["step"] and (restarts or not loses_worker) else None
+        def after(row, _):
+            restarts = row["workers/worker_restarts"] > before["workers/worker_restarts"]
+            all_ready = row["workers/workers_ready"] == before["workers/workers_ready"]
+            return all_ready and row["step"] > before["step"] and (restarts or not loses_worker)
+
+        gap, _ = self._watch(after)
+        self.gaps.append(gap)
+        self.back.append(time.monotonic() - begin)
 
 
 def start(words, folder, **options):
@@ -83,19 +107,24 @@ def start(words, folder, **options):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
-@pytest.mark.long  # minutes on a busy machine
 def test_a_run_survives_five_faults(simulated, tmp_path):
-    """Three kills and one stop of workers, and one kill of a node. A run without faults fails."""
+    """Three kills and one stop of workers, and one kill of a node. A run without faults fails.
+
+    The learner goes on with the workers that are left: it stands still for 10 s at most, 30 s if a node is lost.
+    Mutations: a poll waits for the worker that is missing; a life is placed on the node that is gone.
+    """
     extra = simulated.start_node()
     extra.wait_until("has joined")
     nodes = [psutil.Process(node.process.pid) for node in (*simulated.nodes, extra)]
-    words = ["impala/catch", "--workers", "3", *ENDLESS, *FAST, "--output_dir", str(tmp_path / "run")]
+    words = ["impala/catch", "--workers", "3", "--num_actors", "6", *ENDLESS, *FAST]
+    words += ["--output_dir", str(tmp_path / "run")]
     run = subprocess.Popen(
         simulated.command(*words), env=simulated.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    chaos = Chaos(run, tmp_path / "run", nodes)
+    chaos = Chaos(run, tmp_path / "run")
     try:
         wait_until(lambda: chaos.ready() and chaos.ready()["workers/workers_ready"] == 3, process=run)
+        chaos.observe(5)
         for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL):
             workers = wait_until(lambda: len(found := workers_of(nodes)) == 3 and found, process=run)
             chaos.strike(workers[chaos.faults % 3], number)
@@ -112,7 +141,11 @@ def test_a_run_survives_five_faults(simulated, tmp_path):
     assert last["workers/worker_restarts"] >= 5 and last["workers/workers_retired"] == 0
     steps = [row["step"] for row in rows_of(tmp_path / "run")]
     assert steps == sorted(set(steps))
-    print("gaps until all workers were back:", [f"{gap:.1f} s" for gap in chaos.gaps])
+    print(f"{chaos.faults} faults; without them rows came every {chaos.usual:.1f} s at least")
+    print("the learner stood still for at most", [f"{gap:.1f} s" for gap in chaos.gaps])
+    print("all workers were back after", [f"{secs:.1f} s" for secs in chaos.back])
+    for gap, most in zip(chaos.gaps, (10, 10, 10, 10, 30), strict=True):
+        assert gap < most + 3 * chaos.usual
 
 
 def test_a_lost_head_saves_exits_with_3_and_the_command_goes_on(tmp_path):
@@ -171,7 +204,7 @@ def test_workers_that_always_crash_end_the_run_with_their_first_error(tmp_path):
     run = start(words, tmp_path / "run")
     out, err = run.communicate(timeout=200)
     assert run.returncode == 3, (out, err)
-    assert err.count("\n") == 1 and "retired after 5 lives" in err
+    assert err.count("\n") == 1 and "1 of 1 workers were retired, the last one after 5 errors within 10 min" in err
     text = (tmp_path / "run" / "log.txt").read_text()
     assert text.count("the first error of a worker") == 1 and text.count("faulty.py") == 2, "the traceback, once"
     assert "\x1b" not in text

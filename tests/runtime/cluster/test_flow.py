@@ -331,6 +331,18 @@ def test_weights_are_sent_at_most_once_in_the_time_of_a_call():
     assert all(call.weights == f"weights {call.version}" for call in engine.calls)
 
 
+def test_every_version_is_sent_where_acting_and_learning_take_turns():
+    """Mutation: a version that comes sooner than a call lasts is left out, and equal runs differ by their timing."""
+    flow, engine = make(["actor"], delay=0.5, calls_per_worker=1, newest_weights=True)
+    version = 0
+    while engine.time < 20:
+        for _ in flow.poll(0.1):
+            engine.delay = 0.1 + 0.9 * (version % 3)
+            version += 1
+            flow.publish(version, lambda: 0)
+    assert [call.version for call in engine.calls] == list(range(len(engine.calls))) and len(engine.calls) > 10
+
+
 def test_bytes_in_flight_count_results_and_weights():
     flow, engine = make(["actor"] * 6, chunk_bytes=CHUNK, weights_bytes=WEIGHTS, max_bytes=4 * CHUNK + 3 * WEIGHTS)
     assert len(run(flow, engine, 60)) > 100
@@ -366,17 +378,19 @@ def test_a_resumed_flow_goes_on_with_later_lives():
     run(flow, engine, 5)
     engine.die(1, 0)
     run(flow, engine, 10)
-    assert flow.lives() == [1, 2]
+    assert flow.lives() == [0, 1]
     again, other = make(["actor", "actor"], lives=flow.lives())
     run(again, other, 3)
-    assert [life for _, _, life, _ in other.spawned] == [1, 2]
-    assert not {seed for *_, seed in other.spawned} & {seed for *_, seed in engine.spawned}
+    other.die(1, 0)
+    run(again, other, 10)
+    assert [life for _, _, life, _ in other.spawned] == [0, 1, 2]
+    assert other.spawned[-1][3] not in {seed for *_, seed in engine.spawned}, "a life has the seed of an earlier one"
 
 
 def test_delays_double_up_to_thirty_seconds_and_the_breaker_names_the_first_error():
     flow, engine = make(faults={"bad start": 1.0}, fruitless_lives=8)
     with pytest.raises(
-        WorkersLostError, match="1 of 1 workers were retired after 8 lives .*: Killed: signal 9"
+        WorkersLostError, match="1 of 1 workers were retired.* after 8 lives .*: Killed: signal 9"
     ) as caught:
         run(flow, engine, 1000)
     assert caught.value.exit_code == 3
@@ -400,7 +414,7 @@ def test_five_fruitless_lives_retire_a_worker_and_the_others_go_on():
     assert "retired after 5 lives" in flow.notices[-1]
 
 
-def test_a_life_that_delivered_starts_the_count_anew():
+def test_a_life_that_delivered_resets_the_count():
     flow, engine = make()
     for _ in range(12):
         run(flow, engine, engine.time + 8)
@@ -409,7 +423,59 @@ def test_a_life_that_delivered_starts_the_count_anew():
     assert flow.row()["worker_restarts"] == 12
 
 
+def test_errors_of_a_worker_s_own_code_retire_it_although_it_delivers():
+    """Mutation: every delivery starts the count anew. Killed processes are replaced without end, see above."""
+    flow, engine = make(["actor", "actor"])
+    while not (fallen := flow.row()["workers_retired"]) and engine.time < 500:
+        run(flow, engine, engine.time + 12)
+        if 1 in engine.alive:
+            engine.at(0, Failure(1, engine.alive[1], "Traceback\nValueError: bad", raised=True))
+    assert fallen == 1 and len([each for each in engine.spawned if each[0] == 1]) == 5
+    assert flow.notices[-1].endswith("ValueError: bad; retired after 5 errors within 10 min")
+    assert run(flow, engine, engine.time + 10)
+
+
+def test_errors_far_apart_do_not_retire_a_worker():
+    """Mutation: errors are never forgotten."""
+    flow, engine = make(errors_secs=60.0)
+    for _ in range(8):
+        run(flow, engine, engine.time + 20)
+        engine.at(0, Failure(0, engine.alive[0], "ValueError: bad", raised=True))
+    assert run(flow, engine, engine.time + 20)
+
+
+def test_answers_to_questions_do_not_count_as_results():
+    """Mutation: an answered question starts the count of fruitless lives anew."""
+    flow, engine = make(["actor"], delay=0.1)
+    flow.hold(True)
+    with pytest.raises(WorkersLostError, match="5 lives in a row"):
+        for _ in range(20):
+            run(flow, engine, engine.time + 40)
+            for _ in range(4):
+                flow.request("row", 0)
+                run(flow, engine, engine.time + 1)
+            engine.die(0, 0)
+
+
 # -- deadlines
+
+
+def test_the_first_result_of_a_life_may_take_longer():
+    """Environments are reset in the first call. Mutation: one deadline for all calls."""
+    for secs, killed in ((100, False), (150, True)):
+        flow, engine = make(delay=secs, call_secs=70, first_secs=130, dead_secs=1e9)
+        engine.ask_status = lambda worker, life, engine=engine: engine.at(0.01, Beat(worker, life, 7))
+        run(flow, engine, 140)
+        assert bool(engine.killed) == killed
+
+
+def test_a_worker_without_progress_is_stalled_and_one_with_progress_is_busy():
+    """Mutation: a checkpoint waits for a stopped worker until its deadline."""
+    flow, engine = make(["actor", "actor"], delay=30)
+    run(flow, engine, 5)
+    engine.silent.add(1)
+    run(flow, engine, 20)
+    assert flow.is_stalled(1) and not flow.is_stalled(0) and flow.busy() == [0]
 
 
 def test_a_worker_that_never_starts_is_given_up():
