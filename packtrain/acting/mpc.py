@@ -45,6 +45,8 @@ class PredictiveControl(PolicySettings):
                 "PredictiveControl plans in a world model, but Control.dynamics is None: set Control.dynamics = "
                 "@Dynamics()"
             )
+        if self.planner.particles > 1 and not self.control.dynamics.probabilistic:
+            raise ConfigError("Predictive.particles above 1 need Dynamics.probabilistic: others would be equal")
 
     def build_network(self, spec: Spec) -> ControlNetwork:
         """Return the networks; policy and critics are used if the settings of `Predictive` need them."""
@@ -105,7 +107,7 @@ class MpcPolicy(RandomSwitch, RowPolicy):
             tried = (mean.unsqueeze(1) + std.unsqueeze(1) * noise).clamp(-1, 1)  # [B, P, H, A]
             if iteration == 0 and proposed is not None:
                 tried = torch.cat([proposed, tried[:, settings.prior_candidates :]], 1)
-            found = returns(model, obs, tried, settings.discount, self._model_noise(shape), value)
+            found = returns(model, obs, tried, settings.discount, self._model_noise(shape), value, settings.particles)
             scores = proper_scores(found)
             if self.tried is not None:
                 self.tried.append(Iteration(tried.numpy(), scores.numpy()))
@@ -140,9 +142,9 @@ class MpcPolicy(RandomSwitch, RowPolicy):
         return network.value(network.critic, places, action).mean((0, 1)) / self._settings.value_scale
 
     def _model_noise(self, shape: tuple[int, ...]) -> Tensor | None:
-        """Return noise of H steps of every member and candidate, [H, K, B*P, D]; None if the model is deterministic."""
+        """Return noise of H steps of all members and particles, [H, K, B*P*particles, D]; None: not probabilistic."""
         if not self._model.sizes.probabilistic:
             return None
         width, members = self._model.obs_mean.shape[-1], self._model.transition.members
-        size = (shape[2], members, shape[0] * shape[1], width)
+        size = (shape[2], members, shape[0] * shape[1] * self._settings.particles, width)
         return torch.empty(size, device=self.device).normal_(generator=self.generator)

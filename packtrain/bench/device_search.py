@@ -104,7 +104,7 @@ def _mctx(model: TableModel, network: Network, roots: np.ndarray, simulations: i
         for weight, bias in weights[:-1]:
             x = jax.nn.relu(x @ weight.T + bias)
         qualities, logits = numpy.split(x @ weights[-1][0].T + weights[-1][1], 2, axis=-1)
-        return logits, qualities.max(-1)  # mctx wants the value of the state
+        return logits, qualities.max(-1)  # mctx needs the value of the state
 
     def recurrent(_: Any, key: Any, action: Any, states: Any) -> tuple[Any, Any]:
         following = after[states, action]

@@ -27,6 +27,7 @@ from packtrain.planning.rollouts import open_loop, repeat
 from packtrain.planning.schedules import Schedule, check_schedules, scheduled
 from packtrain.trees import Tree
 
+NETWORK = "agent"
 CHUNK = 1 << 14  # sequences evaluated at once
 
 
@@ -77,6 +78,7 @@ class CEMAgent:
     warm_start: bool = True
     execute: Literal["best", "mean"] = "best"  # the first action of the best sequence seen, or of the final mean
     discount: float = 1.0
+    terminal_value: bool = False  # add discount^horizon times the network's value of the last state
     parameter_schedules: dict[str, Schedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -92,8 +94,8 @@ class CEMAgent:
             raise ConfigError(f"CEMAgent.keep_elites = {self.keep_elites} must be at most elites = {self.elites}")
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Return no heads: no network is used."""
-        return {}
+        """Return the value's head, if the last state of a sequence is rated."""
+        return {NETWORK: {"value": 1}} if self.terminal_value else {}
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> CEMPlanner:
         """Return a planner over a bounded Box."""
@@ -113,6 +115,7 @@ class MPPIAgent:
     noise_correlation: float = 0.5  # correlation of the noise at successive steps; 0: white noise
     warm_start: bool = True
     discount: float = 1.0
+    terminal_value: bool = False  # add discount^horizon times the network's value of the last state
     parameter_schedules: dict[str, Schedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -123,8 +126,8 @@ class MPPIAgent:
                 raise ConfigError(f"MPPIAgent.{name} = {getattr(self, name)} must be above 0")
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Return no heads: no network is used."""
-        return {}
+        """Return the value's head, if the last state of a sequence is rated."""
+        return {NETWORK: {"value": 1}} if self.terminal_value else {}
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> MPPIPlanner:
         """Return a planner over a bounded Box."""
@@ -191,6 +194,7 @@ class _Planner:
                 discount=self._now.discount,
                 rng=self.rng,
                 listener=self._listener,
+                value_network=NETWORK if getattr(self._now, "terminal_value", False) else None,
             )
             scores[:, low : low + at_once] = returns.reshape(rows, count)
             steps += made.reshape(rows, count).sum(axis=1)

@@ -360,6 +360,7 @@ class DeterministicMCTS:
             "visits": visits,
             "action_histogram": np.where(passes, visits / np.maximum(passes, 1), 1 / n).astype(np.float32),
             "random_action": random,
+            "graph_size": nodes.sizes(self.labels[columns]),
         }
         if values.shape:
             extras["value_std"] = own.std(axis=1).astype(np.float32)

@@ -253,6 +253,13 @@ class Nodes:
         assert len(values) == self._capacity
         setattr(self, name, values)
 
+    def sizes(self, columns: np.ndarray) -> np.ndarray:
+        """Return the number of nodes of each environment [R]."""
+        owner = self.owner[: self._end]
+        counts = np.bincount(owner[owner >= 0], minlength=int(columns.max(initial=0)) + 1)
+        found: np.ndarray = counts[columns]
+        return found
+
     def of(self, column: int) -> np.ndarray:
         """Return the nodes of an environment."""
         return np.flatnonzero(self.owner[: self._end] == column)

@@ -140,6 +140,7 @@ def open_loop(
     discount: float,
     rng: np.random.Generator,
     listener: Listener | None = None,
+    value_network: str | None = None,
 ) -> Asking[tuple[np.ndarray, np.ndarray]]:
     """Return the returns of given sequences of actions, in one native call if the model's core has a `rollout`.
 
@@ -151,6 +152,7 @@ def open_loop(
       discount: γ.
       rng: for the model.
       listener: receives the steps.
+      value_network: whose head "value" rates the last states of sequences that did not end, added times γ^H; None: 0.
 
     Returns:
       discounted returns up to the end [N] float64; steps made [N] int64.
@@ -167,6 +169,10 @@ def open_loop(
                 there = trees.map(lambda leaf, on=on, time=time: leaf[on, time], after)
                 tell_steps(listener, columns[on], actions[on, time], there, rewards[on, time], terminated[on, time])
         returns = np.where(over, 0.0, rewards) @ discount ** np.arange(horizon)
+        alive = np.flatnonzero(~over[:, -1] & ~terminated[:, -1])
+        if value_network is not None and len(alive):
+            last = trees.map(lambda leaf: leaf[alive, -1], after)
+            returns[alive] += discount**horizon * (yield from _values(model, value_network, last))
         return returns, (~over).sum(axis=1)
     returns, steps = np.zeros(len(columns)), np.zeros(len(columns), np.int64)
     alive, weight = np.arange(len(columns)), 1.0
@@ -183,7 +189,16 @@ def open_loop(
             alive, states = alive[kept], trees.map(lambda leaf, kept=kept: leaf[kept], states)
             if not len(alive):
                 break
+    if value_network is not None and len(alive):
+        returns[alive] += weight * (yield from _values(model, value_network, states))
     return returns, steps
+
+
+def _values(model: Model, network: str, states: Tree) -> Asking[np.ndarray]:
+    """Return the network's values of states, [N] float64."""
+    answer = yield Request(network, model.observe(states))
+    values: np.ndarray = answer["value"][:, 0].astype(np.float64)
+    return values
 
 
 def tell_steps(

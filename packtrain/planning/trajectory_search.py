@@ -36,10 +36,11 @@ class Predictive:
     discount: float = 1.0
     terminal_value: bool = False  # add γ^H · the critics' value of the last state; needs an actor–critic learner
     value_scale: float = 1.0  # divisor of the critics' values: the learner's reward_scale
+    particles: int = 1  # rollouts of a sequence in each member; needs a probabilistic model
     prior_candidates: int = 0  # candidates of the first iteration from rollouts of the policy network
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "candidates", "iterations", "elites"):
+        for name in ("horizon", "candidates", "iterations", "elites", "particles"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"Predictive.{name} = {getattr(self, name)} must be at least 1")
         if self.elites > self.candidates:
@@ -69,8 +70,9 @@ def returns(
     discount: float,
     noise: Tensor | None = None,
     value: Callable[[Tensor], Tensor] | None = None,
+    particles: int = 1,
 ) -> Tensor:
-    """Return the return of action sequences in a model, averaged over its members: [B, P].
+    """Return the return of action sequences in a model, averaged over its members and particles: [B, P].
 
         Σ_t γ^t (Π_{u<t} (1 − δ_u)) ρ_t + γ^H (Π_{u<H} (1 − δ_u)) V(s_H)
 
@@ -79,9 +81,12 @@ def returns(
       obs: [B, D] where they begin.
       actions: [B, P, H, A].
       discount: γ.
-      noise: [H, K, B*P, D] standard normal numbers; None: means are followed.
+      noise: [H, K, B*P*particles, D] standard normal numbers; None: means are followed.
       value: V of states [1, N, D], [N]; None: 0.
+      particles: rollouts of each sequence in each member.
     """
+    if particles > 1:
+        actions = actions.repeat_interleave(particles, 1)
     members, (batch, candidates, horizon) = model.transition.members, actions.shape[:3]
     place = obs.repeat_interleave(candidates, 0).expand(1, members, -1, -1)  # [1, K, B*P, D]
     played = actions.flatten(0, 1).expand(members, -1, -1, -1)[None]  # [1, K, B*P, H, A]
@@ -95,7 +100,10 @@ def returns(
     if value is not None:
         last = value(places[-1].flatten(1, 2)).view(1, members, -1)
         total = total + discount**horizon * goes_on[:, -1] * (1 - over[:, -1]) * last
-    return total.mean((0, 1)).unflatten(0, (batch, candidates))
+    each = total.mean((0, 1))
+    if particles > 1:
+        each, candidates = each.unflatten(0, (-1, particles)).mean(1), candidates // particles
+    return each.unflatten(0, (batch, candidates))
 
 
 def policy_sequences(

@@ -294,3 +294,34 @@ def test_unbounded_actions_are_refused():
 
     with pytest.raises(ConfigError, match="MPPIAgent plans between finite bounds"):
         MPPIAgent().build(CoreModel(Unbounded()), 1, 0)
+
+
+@pytest.mark.parametrize("kind", [CEMAgent, MPPIAgent])
+def test_the_value_of_the_last_state_decides_where_rewards_do_not(kind):
+    """One step, no rewards but the network's wish for large states. Without it actions have no mean."""
+
+    class Line:
+        action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        observation_space = gym.spaces.Box(-9, 9, (1,), np.float32)
+        max_steps = None
+
+        def step(self, states, actions, rng):
+            return states + actions, np.zeros(len(states), np.float32), np.zeros(len(states), bool), {}
+
+        def observe(self, states):
+            return states.astype(np.float32)
+
+    core, chosen = Line(), {}
+    for wanted in (True, False):
+        agent = kind(horizon=1, population=40, iterations=3, terminal_value=wanted)
+        assert agent.heads(core.action_space) == ({"agent": {"value": 1}} if wanted else {})
+        planner = agent.build(CoreModel(core), 16, 0)
+        planner.begin(np.arange(16), 0)
+        asking = planner.plan(roots_of(core, np.zeros((16, 1))))
+        try:
+            request = next(asking)
+            while True:
+                request = asking.send({"value": 50 * np.asarray(request.inputs)})
+        except StopIteration as stop:
+            chosen[wanted] = stop.value.action
+    assert chosen[True].mean() > 0.7 and abs(chosen[False].mean()) < 0.4

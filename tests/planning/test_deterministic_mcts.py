@@ -112,6 +112,7 @@ def test_golden_transposition() -> None:
     assert known(planner, 4) == {"total": 0, "count": 1, "visits": None}
     assert plan.action.tolist() == [1]
     want = {
+        "graph_size": [5],
         "value": [1.4],
         "initial_value": [0],
         "qualities": [[0.5 * 2.5, 1 + 0.5 * 2.5]],

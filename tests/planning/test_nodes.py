@@ -78,3 +78,13 @@ def test_digest_tells_states_apart() -> None:
     assert digest({"a": states["a"][7:8], "b": states["b"][7:8]}) == keys[7]
     swapped = digest((np.array([[1, 2], [2, 1]]), np.zeros((2, 0))))
     assert swapped[0] != swapped[1]
+
+
+def test_sizes_count_the_nodes_of_each_environment():
+    """Mutations: nodes of environments that were forgotten; of all environments together."""
+    nodes = Nodes({})
+    nodes.add(np.array([0, 2, 2, 2, 5]))
+    assert nodes.sizes(np.array([2, 0, 1, 5])).tolist() == [3, 1, 0, 1]
+    nodes.forget(np.array([2]))
+    nodes.add(np.array([5]))
+    assert nodes.sizes(np.array([2, 5, 7])).tolist() == [0, 2, 0]

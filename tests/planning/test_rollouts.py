@@ -200,6 +200,23 @@ class Ear:
 
 
 @pytest.mark.parametrize("core", [Pusher(), NativePusher()], ids=["stepped", "native"])
+def test_open_loop_adds_the_value_of_last_states_that_are_no_ends(core, monkeypatch):
+    """Both ways; γ^3 times the value. Mutations: a value beyond an end; of the state before the last; γ^2."""
+    actions = np.array([[0.5, -2.0, 0.25], [0.5, 1.0, 64.0], [3.0, 64.0, 64.0]])[:, :, None]
+    monkeypatch.setattr(type(core), "observe", lambda self, states: states.astype(np.float32), raising=False)
+    given = CoreModel(core), np.zeros((3, 1)), np.arange(3), actions
+    (plain, _), _ = drive(open_loop(*given, discount=0.5, rng=np.random.default_rng(0)))
+    rated = open_loop(*given, discount=0.5, rng=np.random.default_rng(0), value_network="critic")
+    request = next(rated)
+    last = np.asarray(request.inputs)
+    assert request.network == "critic" and len(last) == 1, "of three sequences one does not end"
+    with pytest.raises(StopIteration) as end:
+        rated.send({"value": np.array([[8.0]], np.float32)})
+    np.testing.assert_allclose(end.value.value[0] - plain, [0.5**3 * 8, 0, 0])
+    np.testing.assert_allclose(last.ravel(), [-1.25])
+
+
+@pytest.mark.parametrize("core", [Pusher(), NativePusher()], ids=["stepped", "native"])
 def test_open_loop_counts_rewards_up_to_the_end(core):
     """Both ways. Mutation: count rewards after the end, or not the one that ends."""
     actions = np.array([[0.5, -2.0, 0.25], [0.5, 1.0, 64.0], [3.0, 64.0, 64.0]])[:, :, None]

@@ -156,8 +156,30 @@ def test_a_plan_is_carried_on_and_forgotten_at_a_reset():
     assert not left[1].any()
 
 
+@torch.no_grad()
+def test_particles_are_rollouts_of_the_same_sequence_with_noise_of_their_own():
+    """The mean over particles of what each alone would pay. Mutations: particles of neighbouring sequences mixed up."""
+    model = network(probabilistic=True, normalise=True).model
+    obs, actions = torch.randn(2, 3), torch.rand(2, 4, 5, 2) * 2 - 1
+    noise = torch.randn(5, 3, 2 * 4 * 6, 3)
+    got = returns(model, obs, actions, 0.9, noise, particles=6)
+    by_particle = noise.unflatten(2, (2, 4, 6))
+    each = [returns(model, obs, actions, 0.9, by_particle[..., i, :].flatten(2, 3)) for i in range(6)]
+    torch.testing.assert_close(got, torch.stack(each).mean(0))
+    assert torch.stack(each).std(0).min() > 0
+    sure = Control(hidden_size=4, num_layers=1, dynamics=SIZES)
+    with pytest.raises(ConfigError, match="particles above 1 need Dynamics.probabilistic"):
+        PredictiveControl(sure, Predictive(particles=2))
+
+
 def test_numbers_that_make_no_sense_are_refused():
-    for wrong in ({"horizon": 0}, {"elites": 9, "candidates": 8}, {"temperature": 0.0}, {"momentum": 1.5}):
+    for wrong in (
+        {"horizon": 0},
+        {"particles": 0},
+        {"elites": 9, "candidates": 8},
+        {"temperature": 0.0},
+        {"momentum": 1.5},
+    ):
         with pytest.raises(ConfigError, match=f"Predictive.{next(iter(wrong))}"):
             Predictive(**wrong)
 
