@@ -176,6 +176,7 @@ def table(root: Path) -> str:
             continue
         scores = {side: [sum(one["returns"]) / len(one["returns"]) for one in each] for side, each in sides.items()}
         count = min(map(len, scores.values()))
+        scores = {side: each[:count] for side, each in scores.items()}  # the same number of seeds on both sides
         means = [mean_interval(scores[side])[0] for side in ("ours", "sb3")]
         interval = (
             "one seed" if count < 2 else "{:.1f} to {:.1f}".format(*difference_interval(scores["ours"], scores["sb3"]))

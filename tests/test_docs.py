@@ -280,6 +280,8 @@ def nothing_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(audit, "audit", lambda *_: {"anomalous": False})
     monkeypatch.setattr(audit_page, "describe", lambda *_: "")
     monkeypatch.setattr(explorer, "write_explorer", lambda *_: "")
+    recorded = {"total_episodes": 1, "total_steps": 1, "return_mean": 0.0}
+    monkeypatch.setattr("packtrain.record.record", lambda *_, **__: recorded)
     monkeypatch.setattr(torchbeast, "convert", lambda *_: "")
     monkeypatch.setattr(steve_to_gin, "convert", lambda *_: "")
     monkeypatch.setattr(doctor, "run_doctor", lambda *_: 0)

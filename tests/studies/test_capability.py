@@ -190,7 +190,7 @@ def test_an_environment_without_a_truth_is_refused(tmp_path):
 def test_the_shipped_sweep_has_a_fall_to_be_found_and_a_control_without_one():
     """Perfect players who discount as the agents do. Mutation: a longer lock; patience that never suffices."""
     known = knobs.read_knobs(knobs.CONFIGS / f"{AGENT}.gin")
-    swept = knobs.read_knobs(knobs.CONFIGS / f"{AGENT}_sweep.gin")
+    swept = knobs.read_knobs(knobs.CONFIGS / "misspecification/counterfeit_sweep.gin")
     assert (swept["agent"].default, swept["axis"].default) == (AGENT, "discount")
     graph = StateGraph(Counterfeit(code_length=known["code_length"].default))
     played = {
