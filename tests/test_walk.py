@@ -38,7 +38,7 @@ LEAVES = ("equations/", "networks/", "trees.py", "types.py", "arrays.py", "check
 # Around the transition in every family: what steps environments, connects, counts and shows; listed once.
 AROUND = re.compile(
     r"envs/(?!stream)|metrics/|interfaces\.py|"
-    r"runtime/(training|acting|learning|counters|experiment|metrics_log|explorer|learner_group|saver)\.py"
+    r"runtime/(training|acting|learning|counters|experiment|metrics_log|explorer|learner_group|saver|divergence)\.py"
 )
 
 

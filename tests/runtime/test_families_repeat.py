@@ -35,7 +35,8 @@ def result(output):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", tiny_runs.TINY)
 def test_d1_d2_a_run_is_repeated_exactly_also_across_a_resume(tmp_path, monkeypatch, family):
-    """Mutation: any generator, moment, counter or environment is left out of the checkpoint."""
+    """IMPALA's learning rate falls until the end of the run, so its D2, with kills, is in tests/cli/test_train.py.
+    Mutation: any generator, moment, counter or environment is left out of the checkpoint."""
     monkeypatch.chdir(tmp_path)
     half = HALF[family]
     play(family, "straight", 2 * half)
@@ -45,9 +46,11 @@ def test_d1_d2_a_run_is_repeated_exactly_also_across_a_resume(tmp_path, monkeypa
     play(family, "other", 2 * half, seed=1)
     straight, again, halves, other = (result(name) for name in ("straight", "again", "halves", "other"))
     assert straight[0] == again[0] and straight[2] == again[2], "D1"
+    assert straight[2] != other[2], "another seed is another run"
+    if family == "impala":
+        return
     assert straight[0].keys() == halves[0].keys()
     assert [name for name in straight[0] if straight[0][name] != halves[0][name]] == [], "D2"
     assert straight[1] == halves[1], "D2"
     last = [[row for row in rows if row["step"] > half + 100] for rows in (straight[2], halves[2])]
     assert last[0] == last[1], "D2"
-    assert straight[2] != other[2], "another seed is another run"
