@@ -128,7 +128,7 @@ def TraceCallback(  # noqa: N802
       max_files: maximum per run.
       texts: write states as the environment renders them as text, too.
       pictures: write small pictures of states, too.
-      passes: write the model steps in their order, beside what each search knows at its end.
+      passes: write the model steps in their order, beside the search data at the end.
       max_nodes: maximum per search; others are left out.
       max_bytes: maximum per file; what does not fit is left out.
     """

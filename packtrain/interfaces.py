@@ -298,7 +298,7 @@ class ActingPlace(NamedTuple):
     env_name: str = ""  # used in the names of traces
     trace_folder: Path | None = None  # for recorded searches; None: none are recorded
     trace_seed: int = 0
-    trace_episodes: int = 0  # episodes to record, as `--trace` asks; 0: what the policy's own settings say
+    trace_episodes: int = 0  # episodes to record, from `--trace`; 0: what the policy's own settings say
     trace_checkpoint: int | None = None  # step of the checkpoint that an evaluation plays
 
 

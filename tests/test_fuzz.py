@@ -84,7 +84,7 @@ def replace(tree, path, value):
 
 
 def sign(folder):
-    """Make the manifest agree with the files, as somebody does who forges a checkpoint."""
+    """Make the manifest agree with the files, as for a forged checkpoint."""
     manifest = json.loads((folder / "manifest.json").read_bytes())
     for name in manifest["files"]:
         data = (folder / name).read_bytes()

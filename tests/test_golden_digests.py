@@ -1,7 +1,7 @@
 """D4: what every family and planner computes in its first updates, to the bit, against tests/golden/digests.json.
 
 A changed default, a changed number or a changed order of random draws shows up here. On the versions and processor that
-wrote the file every bit must be equal; elsewhere scalars are compared within a tolerance. `make golden` writes it anew.
+wrote the file every bit must be equal; elsewhere scalars are compared within a tolerance. `make golden` rewrites it.
 """
 
 import json

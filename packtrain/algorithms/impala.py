@@ -92,10 +92,7 @@ class Impala:
 
 
 def loss(
-    network: ActorCriticNetwork,
-    trajectory: Trajectory,
-    settings: Impala,
-    trusted: ActorCriticNetwork | None = None,
+    network: ActorCriticNetwork, trajectory: Trajectory, settings: Impala, trusted: ActorCriticNetwork | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the IMPALA loss of one batch of unrolls, and its parts as detached 0-d tensors.
 

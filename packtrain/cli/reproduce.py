@@ -12,7 +12,7 @@ from packtrain.errors import ConfigError
 def run(argv: list[str]) -> int:
     """Print what made a result, or run its commands; return the exit code."""
     text = """Print the commands of a published result with its seeds, versions, machine and date; with --run, run them.
-Only packtrain's own commands on shipped configurations are run: a file of results may be somebody else's."""
+Only packtrain's own commands on shipped configurations are run: a file of results may come from another person."""
     parser = Parser(prog="packtrain reproduce", description=text)
     parser.add_argument("result", metavar="RESULT", help="name in docs/results, or path of a .json file")
     parser.add_argument("--run", action="store_true", help="run the commands one after another")

@@ -59,7 +59,7 @@ class Traces:
     max_files: int = 1_000  # of one run
     texts: bool = False  # also write states as the environment renders them as text
     pictures: bool = False  # also write small pictures of states
-    passes: bool = True  # write the steps in the model in their order, beside what the search knows at its end
+    passes: bool = True  # write the steps in the model in their order, beside the search data at its end
     max_nodes: int = 2_000  # of one search; others are left out
     max_bytes: int = 1 << 24  # of one file
     lenient: bool = False  # leave out texts and pictures where the environment has none

@@ -1,4 +1,4 @@
-"""Records of published results: what a file of docs/results says about its commands, versions and first updates.
+"""Records of published results: commands, versions and digests of the first updates in each file of docs/results.
 
     {"record": {"schema": 1, "title": "…", "page": "catch.md", "commands": ["packtrain train …"], "seeds": [0, 1],
                 "versions": {"packtrain": "0.1.0", …}, "machine": "…", "date": "2026-11-15", "before": "0.2",

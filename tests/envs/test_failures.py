@@ -89,7 +89,7 @@ def test_a_failing_environment_is_replaced_and_the_others_go_on(fault, processes
 
 @pytest.mark.parametrize("processes", [False, True])
 def test_the_run_stops_with_the_first_cause_when_failures_follow_closely(processes):
-    """Mutation: the last cause is told; failures are counted for ever."""
+    """Mutation: the last cause is reported; failures are counted for ever."""
     columns = opened([functools.partial(Faulty, "raise", 4)], processes, restarts=2)
     try:
         columns.reset()
