@@ -238,6 +238,22 @@ def launch(command: Sequence[str], env: Mapping[str, str], log: Path) -> subproc
         )
 
 
+class _Breaker:
+    """Notices crash loops."""
+
+    def __init__(self) -> None:
+        self._failures: list[tuple[float, str]] = []  # when and how the command ended
+
+    def failed(self, how: str) -> str | None:
+        """Count a failure; return the reason for giving up, if there were too many within `BREAKER_SECS`."""
+        now = time.monotonic()
+        self._failures = [each for each in self._failures if now - each[0] < BREAKER_SECS] + [(now, how)]
+        count = len(self._failures)
+        if count < BREAKER_FAILURES:
+            return None
+        return f"it failed {count} times within {BREAKER_SECS / 60:g} minutes; the first: {self._failures[0][1]}"
+
+
 def supervise(
     command: Sequence[str],
     restarts: int,
@@ -249,9 +265,8 @@ def supervise(
 ) -> int:
     """Run a command, and run it again when a signal or a fault ended it; return the last exit code.
 
-    SIGINT, SIGTERM and SIGHUP are passed on, and after one of them nothing is started again.
-
-    After `BREAKER_FAILURES` failures within `BREAKER_SECS` nothing is started again either, and the exit code is 3.
+    SIGINT, SIGTERM and SIGHUP are passed on, and after one of them nothing is started again. A crash loop
+    ends with exit code 3.
 
     Args:
       command: the program and its arguments; started again, it must go on where it was.
@@ -273,7 +288,7 @@ def supervise(
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, pass_on) for number in numbers}
     delay, used = first_delay, 0
-    failures: list[tuple[float, str]] = []  # when and how it ended, within the last minutes
+    breaker = _Breaker()
     try:
         while True:
             begin = time.monotonic()
@@ -288,24 +303,25 @@ def supervise(
             used += 1
             delay = first_delay if time.monotonic() - begin > steady_secs else delay
             how = f"ended by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-            now = time.monotonic()
-            failures = [each for each in failures if now - each[0] < BREAKER_SECS] + [(now, how)]
-            if len(failures) >= BREAKER_FAILURES:
-                say(
-                    f"it failed {len(failures)} times within {BREAKER_SECS / 60:g} minutes; the first: {failures[0][1]}"
-                )
+            if loop := breaker.failed(how):
+                say(loop)
                 return StalledError.exit_code
             say(f"{how}; restart {used} of {restarts} in {delay:g} s")
             reap_left_over()
-            deadline = time.monotonic() + delay
-            while not stopped and time.monotonic() < deadline:
-                time.sleep(0.05)
+            _pause(delay, stopped)
             if stopped:
                 return 128 + stopped[-1]
             delay = min(last_delay, 2 * delay)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _pause(seconds: float, stopped: list[int]) -> None:
+    """Sleep until a time has passed or a signal has arrived."""
+    deadline = time.monotonic() + seconds
+    while not stopped and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _signal_name(number: int) -> str:

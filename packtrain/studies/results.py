@@ -5,7 +5,7 @@
                 "verify": {"fingerprint": {…}, "runs": [{"config": "impala/catch", …, "state": "…"}]}},
      …the measured data, as the scripts of benchmarks/ write them…}
 
-A field that is unknown is absent. A file may come from somebody else: it is read as data, with bounded size and depth,
+A field that is unknown is absent. A file may come from another person: it is read as data, with bounded size and depth,
 and only shipped configurations with plain knob values are taken from it. Imports no torch.
 """
 

@@ -143,12 +143,12 @@ def test_environments_are_timed_and_decisions_are_not(monkeypatch):
 
 
 def test_an_environment_made_in_a_worker_does_not_bind_the_worker_to_its_starter(monkeypatch):
-    """A worker is a child process itself, and the thread that started it may end before it. Mutation: whatever is made
-    in a child process asks Linux to end that process with the thread that started it."""
+    """A worker is a child process itself, and the thread that started it may end before it. Mutation: Linux ends the
+    process in which an environment is made with the thread that started it."""
     from packtrain.envs import gymnasium_vector_env as envs
 
     bound = []
-    monkeypatch.setattr(envs.multiprocessing, "parent_process", lambda: object())
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
     monkeypatch.setattr(envs, "die_with_parent", bound.append)
     factory = envs.Factory(lambda: gym.make("CartPole-v1"), "environment 0", None, None)
     factory().close()
