@@ -7,6 +7,7 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -259,7 +260,7 @@ def nothing_runs(monkeypatch, tmp_path):
     from packtrain.bench import measure
     from packtrain.convert import steve_to_gin, torchbeast
     from packtrain.runtime import eval_command, train_command
-    from packtrain.studies import audit, audit_page, explorer, report, study
+    from packtrain.studies import audit, audit_page, exam, exam_card, explorer, report, study, verify
 
     def train(request):
         if all(path.is_relative_to(knobs.CONFIGS) for path in request.files):
@@ -286,6 +287,13 @@ def nothing_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(steve_to_gin, "convert", lambda *_: "")
     monkeypatch.setattr(doctor, "run_doctor", lambda *_: 0)
     monkeypatch.setattr(importlib.import_module("packtrain.cli.sweep"), "run_sweep", lambda *_: 0)
+    monkeypatch.setattr(exam, "run", lambda *_: [])
+    monkeypatch.setattr(exam, "scores", lambda *_: [])
+    for name, result in {"summarise": [], "picture": "", "table": ""}.items():
+        monkeypatch.setattr(exam_card, name, lambda *_, result=result: result)
+    monkeypatch.setattr(importlib.import_module("packtrain.cli.exam"), "_result", lambda *_: {"caption": ""})
+    passed = SimpleNamespace(passed=True, line=lambda: "", _asdict=lambda: {"passed": True})
+    monkeypatch.setattr(verify, "verify", lambda *_: [passed])
     monkeypatch.setattr(measure, "table", lambda *_: "")
     for path in (ROOT / "packtrain" / "bench").glob("[!_]*.py"):
         monkeypatch.setattr(
