@@ -265,8 +265,7 @@ def supervise(
 ) -> int:
     """Run a command, and run it again when a signal or a fault ended it; return the last exit code.
 
-    SIGINT, SIGTERM and SIGHUP are passed on, and after one of them nothing is started again. A crash loop
-    ends with exit code 3.
+    SIGINT, SIGTERM and SIGHUP are passed on and end the restarts. A crash loop ends with exit code 3.
 
     Args:
       command: the program and its arguments; started again, it must go on where it was.
