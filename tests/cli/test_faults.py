@@ -104,9 +104,15 @@ def flaky(tmp_path, family, *more, total=2000, restarts=50, **kwargs):
     return chaos.Command(tiny_runs.argv(family, "--output_dir", "run", *more, env=env, total=total), tmp_path)
 
 
+FAMILIES_AND_RUNTIMES = [  # each family once in CI
+    pytest.param(family, runtime, marks=pytest.mark.long if (k + j) % 2 else ())
+    for k, family in enumerate(tiny_runs.TINY)
+    for j, runtime in enumerate(("local", "serial"))
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["local", "serial"])
-@pytest.mark.parametrize("family", tiny_runs.TINY)
+@pytest.mark.parametrize(("family", "runtime"), FAMILIES_AND_RUNTIMES)
 def test_e1_runs_end_normally_in_environments_that_fail_at_random(tmp_path, family, runtime):
     """Must-show 1 at a small size. A planner makes a hundred times as many steps. Mutation: `Environment.restarts` is
     not passed on to environments."""
