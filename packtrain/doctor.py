@@ -49,6 +49,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "trackio": ("trackio",),
     "demonstrations": ("h5py",),
     "convert": ("pyyaml>=6",),
+    "sweep": ("optuna>=5",),
+    "slurm": ("submitit>=1.5",),
     "plot": ("pillow",),
     "video": ("pillow", "imageio-ffmpeg", "pygame-ce"),
 }

@@ -171,11 +171,11 @@ def test_after_burn_in_it_says_what_the_actor_said(kind, monkeypatch):
         rewards.append(rows.last_reward["train"][-1].clone())
         return original(self, rows, carry)
 
-    def choosing(self, q):
+    def choosing(self, q, allowed):
         for reward, value in zip(rewards[-1], q, strict=True):
             if float(reward):
                 seen[float(reward)] = value.clone()
-        return unchanged(self, q)
+        return unchanged(self, q, allowed)
 
     unchanged = GroupPolicy._choose
     monkeypatch.setattr(GroupPolicy, "act", recording)

@@ -102,7 +102,7 @@ CATCH = ["train", "impala/catch", "--output_dir", "run"]
         (["eval", ".", "--num_episodes", "0"], ["--num_episodes 0"]),
         (["report", "nowhere"], ["nowhere"]),
         (["bench", "impala_cacth"], ["did you mean 'impala_catch'"]),
-        (["sweep", "x"], ["sweep", "not there yet"]),
+        (["sweep", "x"], ["unknown config 'x'", "`packtrain list`"]),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else None,
 )

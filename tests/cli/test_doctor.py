@@ -64,7 +64,8 @@ def test_here_everything_that_is_needed_is_there(capsys):
     text = "\n".join(lines)
     for name in ("Python", "packtrain", "torch", "devices", "extra atari", "cores", "memory", "disk", "Ray auth"):
         assert f"  {name}" in text
-    assert f"torch{' ' * 14}{importlib.metadata.version('torch')}" in text
+    width = len(max((f"extra {extra}" for extra in doctor.EXTRAS), key=len))
+    assert f"ok       {'torch':<{width}}  {importlib.metadata.version('torch')}" in lines
     assert "cpu (" in text
 
 

@@ -138,7 +138,7 @@ def test_states_of_another_number_are_refused():
             after, *others = super().step(states, actions, rng)
             return {"count": after[:2]}, *others
 
-    with pytest.raises(EnvError, match="returned states of 2 rows for 3"):
+    with pytest.raises(EnvError, match="returned states with 2 rows instead of 3"):
         play(FunctionalVectorEnv(Short(), 3, 5, "raise", "Short"))
 
 

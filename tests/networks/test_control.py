@@ -133,14 +133,30 @@ UNEVEN = BOX(np.arange(6, dtype=np.float32).reshape(2, 3), np.float32(9) + np.ar
 @pytest.mark.parametrize(
     "obs, action, line",
     [
-        (SPEC.obs, gym.spaces.Discrete(3), "needs a bounded vector of continuous actions, not Discrete(3)"),
-        (SPEC.obs, gym.spaces.MultiDiscrete([3, 3]), "needs a bounded vector of continuous actions"),
-        (SPEC.obs, UNEVEN, "needs a bounded vector of continuous actions"),
-        (SPEC.obs, BOX(-np.inf, np.inf, (2,)), "needs finite action bounds, not -inf to inf"),
-        (SPEC.obs, BOX(np.array([-1, -1], "f"), np.array([1, np.inf], "f")), "needs finite action bounds"),
-        (gym.spaces.Dict({"a": SPEC.obs}), SPEC.action, "needs vectors as observations, not Dict("),
-        (UNEVEN, SPEC.action, "needs vectors as observations"),
-        (gym.spaces.Discrete(5), SPEC.action, "needs vectors as observations, not Discrete(5)"),
+        (
+            SPEC.obs,
+            gym.spaces.Discrete(3),
+            "SAC, TD3, DDPG and STEVE need a bounded vector of continuous actions, not Discrete(3)",
+        ),
+        (
+            SPEC.obs,
+            gym.spaces.MultiDiscrete([3, 3]),
+            "SAC, TD3, DDPG and STEVE need a bounded vector of continuous actions",
+        ),
+        (SPEC.obs, UNEVEN, "SAC, TD3, DDPG and STEVE need a bounded vector of continuous actions"),
+        (SPEC.obs, BOX(-np.inf, np.inf, (2,)), "SAC, TD3, DDPG and STEVE need finite action bounds, not -inf to inf"),
+        (
+            SPEC.obs,
+            BOX(np.array([-1, -1], "f"), np.array([1, np.inf], "f")),
+            "SAC, TD3, DDPG and STEVE need finite action bounds",
+        ),
+        (
+            gym.spaces.Dict({"a": SPEC.obs}),
+            SPEC.action,
+            "SAC, TD3, DDPG and STEVE need vectors as observations, not Dict(",
+        ),
+        (UNEVEN, SPEC.action, "SAC, TD3, DDPG and STEVE need vectors as observations"),
+        (gym.spaces.Discrete(5), SPEC.action, "SAC, TD3, DDPG and STEVE need vectors as observations, not Discrete(5)"),
     ],
 )
 def test_spaces_it_cannot_serve_are_refused_in_one_line(obs, action, line):

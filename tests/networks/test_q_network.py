@@ -335,7 +335,9 @@ def test_an_actor_state_acts_as_the_sequence_says():
 
 @pytest.mark.parametrize("space", [Box(-1, 1, (2,)), MultiDiscrete([2, 3])], ids=str)
 def test_only_a_choice_of_actions_can_be_valued(space):
-    with pytest.raises(EnvSetupError, match="QNetwork needs discrete actions, but the action space is") as error:
+    with pytest.raises(
+        EnvSetupError, match="DQN, R2D2 and NGU need discrete actions, but the action space is"
+    ) as error:
         QNetwork().build(Spec(VECTOR.obs, space))
     assert "\n" not in str(error.value)
 

@@ -252,7 +252,10 @@ def test_groups_that_are_ready_are_one_batch(monkeypatch):
 def test_planners_act_beside_their_simulator():
     path, _ = knobs.find_config("planning/mcts_hanoi")
     experiment = config.build(config.load([path], [], {}))
-    with pytest.raises(ConfigError, match="--inference learner: planners search in the simulator"):
+    with pytest.raises(
+        ConfigError,
+        match="--inference learner is not supported for planners, which act in the process of their simulator",
+    ):
         central_acting.refuse_central(experiment)
 
 

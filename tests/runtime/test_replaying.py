@@ -588,8 +588,8 @@ def test_a_target_that_looks_into_a_model_needs_one():
 @pytest.mark.parametrize(
     ("values", "bindings", "said"),
     [
-        ({"env": "CartPole-v1"}, [], "needs a bounded vector of continuous actions"),
-        ({"env": "Catch"}, [], "needs a bounded vector of continuous actions"),
+        ({"env": "CartPole-v1"}, [], "SAC, TD3, DDPG and STEVE need a bounded vector of continuous actions"),
+        ({"env": "Catch"}, [], "SAC, TD3, DDPG and STEVE need a bounded vector of continuous actions"),
         ({"horizon": 0}, [], "Steve.horizon = 0 must be at least 1"),
         ({"warm_up": 0}, [], "Collect.steps = 0 leaves the memory of learner 'model' empty at its first update"),
         ({"critics": 0}, [], "Control.critics = 0 must be at least 1"),

@@ -303,7 +303,12 @@ def test_kills_lose_nothing(tmp_path):
         ("r2d2/catch", {"replay_size": 30}, [], "Sequences.capacity = 30 is less than a batch of 4 sequences of 10"),
         ("r2d2/catch", {"n_step": 11}, [], "Sequences.n_step = 11 is more than Sequences.sequence_length = 10"),
         ("r2d2/catch", {"stride": 11}, [], "Sequences.stride = 11 is more than Sequences.sequence_length = 10"),
-        ("r2d2/catch", {"env": "Pendulum-v1"}, ["Environment.kwargs = {}"], "QNetwork needs discrete actions"),
+        (
+            "r2d2/catch",
+            {"env": "Pendulum-v1"},
+            ["Environment.kwargs = {}"],
+            "DQN, R2D2 and NGU need discrete actions, but the action space is Box(-2.0, 2.0, (1,), float32)",
+        ),
         ("r2d2/catch", {"slack": 0}, [], "LearnerUse.slack = 0 must be at least 1"),
         ("r2d2/catch", {"updates_per_step": -1.0}, [], "LearnerUse.ratio = -1.0 must be above 0"),
         ("r2d2/catch", {"epsilon_base": 1.5}, [], "Epsilons.base = 1.5 must lie between 0 and 1"),

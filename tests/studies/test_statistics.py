@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packtrain.metrics.intervals import student_t
 from packtrain.studies.statistics import (
     align,
     bootstrap_interval,
@@ -12,7 +13,6 @@ from packtrain.studies.statistics import (
     mean_interval,
     performance_profile,
     probability_of_improvement,
-    student_t,
     thin,
 )
 
