@@ -61,11 +61,12 @@ def test_variations_of_other_methods_and_tasks_are_left_out():
 
 
 def test_every_part_is_used():
-    """Mutation: a part that no name has, as a misspelt one is."""
+    """Mutation: a part that no name has and no file includes, as a misspelt one is."""
     used = {part for one in config_parts.composed().values() for part in one.parts}
-    for table in knobs.CONFIGS.glob(f"*/{config_parts.TABLE}"):
-        below = {str(path.relative_to(knobs.CONFIGS)) for path in table.parent.glob("*/**/*.gin")}
-        assert below - used <= {"steve/numbers/sac.gin"}  # which files include
+    for path in knobs.CONFIGS.glob("**/*.gin"):
+        found = [config_parts.INCLUDE.match(line) for line in path.read_text().splitlines()]
+        used |= {match[2] for match in found if match}
+    assert {str(path.relative_to(knobs.CONFIGS)) for path in knobs.CONFIGS.glob("*/*/**/*.gin")} <= used
 
 
 def test_a_name_of_whole_files_sets_knobs_after_them():

@@ -260,7 +260,7 @@ def nothing_runs(monkeypatch, tmp_path):
     from packtrain.bench import measure
     from packtrain.convert import steve_to_gin, torchbeast
     from packtrain.runtime import eval_command, train_command
-    from packtrain.studies import audit, audit_page, exam, exam_card, explorer, report, study, verify
+    from packtrain.studies import audit, audit_page, exam, exam_card, explorer, report, results, study, verify
 
     def train(request):
         if all(path.is_relative_to(knobs.CONFIGS) for path in request.files):
@@ -273,6 +273,7 @@ def nothing_runs(monkeypatch, tmp_path):
         return 0
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(results, "FOLDER", ROOT / "docs" / "results")
     monkeypatch.setattr(train_command, "train", train)
     monkeypatch.setattr(study, "train", train)
     monkeypatch.setattr(eval_command, "evaluate", lambda *_, **__: {})

@@ -30,7 +30,7 @@ from packtrain.envs.handicaps import Handicap, HandicappedVectorEnv
 from packtrain.envs.picture import following_camera
 from packtrain.envs.rewards import RewardedCore, RewardedVectorEnv, Rewards
 from packtrain.envs.simulator import Simulator
-from packtrain.envs.user_code import SESSION, cast_floats, id_of_member, import_module, place_of
+from packtrain.envs.user_code import SESSION, cast_floats, id_of_member, import_module, is_made_by, place_of
 from packtrain.envs.validation import Boundary, batch_of_one, check_structure, space_leaves
 from packtrain.envs.vector_env import VectorEnv
 from packtrain.errors import ConfigError, EnvError, EnvSetupError
@@ -98,7 +98,7 @@ class Environment:
             return self.id
         if module:  # `gym.make` accepts this form, `gym.spec` does not
             found = import_module(module, self.id)
-            known = name in gym.registry or f"packtrain/{name}-v0" in gym.registry
+            known = name in gym.registry or is_made_by(f"packtrain/{name}-v0", getattr(found, name, None))
             if not known and (own := id_of_member(found, name)) is not None:
                 return own
         if f"packtrain/{name}-v0" in gym.registry:

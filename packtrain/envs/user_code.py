@@ -68,6 +68,15 @@ def id_of_member(module: Any, name: str) -> str | None:
     return _registered(found, f"{module.__name__}:{name}", f"{module.__name__.replace('.', '-')}/{name}-v0")
 
 
+def is_made_by(env_id: str, maker: Any) -> bool:
+    """Return whether an id is registered with Gymnasium for this class or factory, and not for one of the same name."""
+    if env_id not in gym.registry:
+        return False
+    spec = gym.registry[env_id]
+    path = spec.kwargs.get("core", spec.entry_point)  # "module:Class" of a core or of an environment
+    return path in (maker, f"{getattr(maker, '__module__', '')}:{getattr(maker, '__qualname__', '')}")
+
+
 def id_of(environment: Any) -> str:
     """Return the id for an environment that a Python program gives as an id, a class, a factory or an instance."""
     if isinstance(environment, str):

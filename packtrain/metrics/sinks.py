@@ -15,12 +15,14 @@ import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packtrain import knobs
-from packtrain.envs.stream import Finished
 from packtrain.errors import ConfigError, MissingExtraError, RunFolderError, Seldom, warn
 from packtrain.files import list_inside, read_inside, write_inside
+
+if TYPE_CHECKING:  # `packtrain train --help` imports this module, and must not import NumPy or Gymnasium
+    from packtrain.envs.stream import Finished
 
 BOOKKEEPING = ("step", "wall_s", "kind")  # keys of a row that are no metrics
 IDENTITIES = "trackers.json"

@@ -57,6 +57,15 @@ class Custom(gym.Env):
 # -- names
 
 
+def test_a_class_of_a_module_is_that_class_though_one_of_ours_has_its_name():
+    """Mutation: "module:Catch" is packtrain's Catch as soon as packtrain/Catch-v0 is registered."""
+    environment = Environment(f"{__name__}:Catch")
+    assert environment.registered_id().endswith("/Catch-v0") and environment.registered_id() != "packtrain/Catch-v0"
+    assert isinstance(environment.make_one().unwrapped, Catch)
+    assert environment.probe().obs.shape == (7,)
+    assert Environment("packtrain.envs.catch:Catch").registered_id() == "packtrain/Catch-v0"
+
+
 @pytest.mark.parametrize(
     "name, registered, functional",
     [
@@ -132,6 +141,18 @@ def test_ids_in_options_that_run_foreign_code_need_trust(untrusted, kwargs):
 def test_plain_ids_need_no_trust(untrusted):
     assert Environment("Catch").registered_id() == "packtrain/Catch-v0"
     assert Environment("CartPole-v1").registered_id() == "CartPole-v1"
+
+
+class Catch(gym.Env):
+    """A user's class with the name of one of ours."""
+
+    observation_space, action_space = Box(-1, 1, (7,), np.float32), Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(7, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(7, np.float32), 1.0, True, False, {}
 
 
 @pytest.mark.parametrize("name", ["Catch", "CartPole-v1"])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from packtrain.equations import divergences
 from packtrain.equations.divergences import (
     categorical_bhattacharyya,
+    categorical_chi_square,
     categorical_hellinger,
     categorical_jensen_shannon,
     categorical_kl,
@@ -31,7 +32,9 @@ CATEGORICAL = [
     categorical_hellinger,
     categorical_total_variation,
     categorical_bhattacharyya,
+    categorical_chi_square,
 ]
+ONE_WAY = (categorical_kl, categorical_chi_square)  # those that are no symmetric functions
 GAUSSIAN = [gaussian_kl, gaussian_bhattacharyya, gaussian_hellinger]
 
 
@@ -60,6 +63,14 @@ def naive_affinity(p, q):
     return sum(math.sqrt(a * b) for a, b in zip(p, q, strict=True))
 
 
+def naive_chi_square(p, q):
+    total = 0.0
+    for a, b in zip(p, q, strict=True):
+        if a > 0:
+            total += a**2 / b if b > 0 else math.inf
+    return total - 1
+
+
 def naive(p, q):
     """All categorical divergences of two lists of probabilities, in the order of CATEGORICAL."""
     affinity = naive_affinity(p, q)
@@ -69,6 +80,7 @@ def naive(p, q):
         math.sqrt(sum((math.sqrt(a) - math.sqrt(b)) ** 2 for a, b in zip(p, q, strict=True)) / 2),
         sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2,
         -math.log(affinity) if affinity > 0 else math.inf,
+        naive_chi_square(p, q),
     ]
 
 
@@ -85,6 +97,8 @@ def test_two_coins_by_arithmetic():
     want = 0.25 * math.log(10 / 13) + 0.25 * math.log(10 / 7) + 0.4 * math.log(16 / 13) + 0.1 * math.log(4 / 7)
     assert categorical_jensen_shannon(p, q).item() == pytest.approx(want)
     assert jensen_shannon_distance(vector(want)).item() == pytest.approx(math.sqrt(want))
+    assert categorical_chi_square(p, q).item() == pytest.approx(0.09 / 0.8 + 0.09 / 0.2)
+    assert categorical_chi_square(q, p).item() == pytest.approx(0.09 / 0.5 + 0.09 / 0.5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -109,7 +123,7 @@ def test_distributions_that_share_no_action():
     """Mutation: no mask before 0 · inf, which gives NaN."""
     p, q = logits(1.0, 0.0, 0.0), logits(0.0, 0.3, 0.7)
     got = [divergence(p, q).item() for divergence in CATEGORICAL]
-    assert got == pytest.approx([math.inf, math.log(2), 1.0, 1.0, math.inf])
+    assert got == pytest.approx([math.inf, math.log(2), 1.0, 1.0, math.inf, math.inf])
     assert jensen_shannon_distance(vector(got[1])).item() == pytest.approx(math.sqrt(math.log(2)))
 
 
@@ -122,14 +136,15 @@ def test_logits_may_be_moved_by_a_constant_and_equal_ones_are_at_distance_0(dive
     assert divergence(p, p + 2).abs().max() < 1e-7
     rounded = torch.randn(1000, 4)
     assert divergence(rounded, rounded).min() >= 0
-    if divergence is not categorical_kl:
+    if divergence not in ONE_WAY:
         torch.testing.assert_close(divergence(q, p), divergence(p, q))
 
 
 @pytest.mark.parametrize("divergence", CATEGORICAL, ids=lambda f: f.__name__)
 def test_gradients_are_finite_where_an_action_is_masked_in_both(divergence):
-    p = torch.tensor([[0.3, -1.0, -math.inf], [60.0, -60.0, 0.0]], requires_grad=True)
-    divergence(p, torch.tensor([[1.0, 0.5, -math.inf], [-60.0, 60.0, 0.0]])).sum().backward()
+    kind = torch.float64 if divergence is categorical_chi_square else torch.float32  # χ² is e^120 in the second row
+    p = torch.tensor([[0.3, -1.0, -math.inf], [60.0, -60.0, 0.0]], dtype=kind, requires_grad=True)
+    divergence(p, torch.tensor([[1.0, 0.5, -math.inf], [-60.0, 60.0, 0.0]], dtype=kind)).sum().backward()
     assert p.grad.isfinite().all()
     assert p.grad[0].abs().max() > 0
 
@@ -148,13 +163,14 @@ def test_a_small_divergence_is_not_rounding():
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_the_inequalities_between_them(seed):
-    """H² ≤ TV ≤ √2 H, Pinsker, JS ≤ log 2 · TV, and triangles for the distances."""
+    """H² ≤ TV ≤ √2 H, Pinsker, JS ≤ log 2 · TV, KL ≤ log(1 + χ²), and triangles for the distances."""
     p, q, r = 3 * torch.randn(3, 16, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     hellinger, variation = categorical_hellinger(p, q), categorical_total_variation(p, q)
     slack = 1e-9
     assert (hellinger**2 <= variation + slack).all() and (variation <= math.sqrt(2) * hellinger + slack).all()
     assert (variation <= (categorical_kl(p, q) / 2).sqrt() + slack).all()
     assert (categorical_jensen_shannon(p, q) <= math.log(2) * variation + slack).all()
+    assert (categorical_kl(p, q) <= categorical_chi_square(p, q).log1p() + slack).all()
     for distance in (
         categorical_hellinger,
         categorical_total_variation,
