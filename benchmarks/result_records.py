@@ -308,7 +308,12 @@ RECORDS: dict[str, dict[str, Any]] = {
         "machine": "two shared AMD EPYC cores",
         "date": "2026-11-16",
         "runs": [
-            {"config": "misspecification/counterfeit_base", "seed": 1000, "knobs": {"discount": discount}, "updates": 100}
+            {
+                "config": "misspecification/counterfeit_base",
+                "seed": 1000,
+                "knobs": {"discount": discount},
+                "updates": 100,
+            }
             for discount in (0.5, 0.92)
         ],
     },
