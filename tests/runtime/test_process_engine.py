@@ -87,6 +87,7 @@ def test_a_stopped_process_does_not_block_its_engine(engine):
     assert not engine.ready(0.1)
 
 
+@pytest.mark.long  # waits for a process whose start took over a minute on one machine
 def test_a_process_that_dies_is_reported(engine):
     wait_for(engine, Started)
     (life,) = engine._lives.values()
@@ -97,6 +98,7 @@ def test_a_process_that_dies_is_reported(engine):
     assert failure.error == "the process ended with exit code -9" and not failure.raised
 
 
+@pytest.mark.long  # waits for a process whose start took over a minute on one machine
 def test_an_environment_that_hangs_is_reported_by_its_own_process(engine):
     """Mutation: only the call's deadline ends it, and nothing says which environment it was."""
     wait_for(engine, Started)
