@@ -17,6 +17,7 @@ from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.stream import Stream
 from packtrain.envs.vector_env import VectorEnv
 from packtrain.interfaces import ActingPlace, Memory, Policy, Writer
+from packtrain.runtime.evaluation_scheduler import OpenPlayer
 from packtrain.runtime.experiment import Collect, Experiment
 from packtrain.runtime.explorer import Explorer
 from packtrain.runtime.learning import LearningSide, build_learning, network_precision
@@ -36,6 +37,7 @@ class Acting(abc.ABC):
     num_workers: int = 1  # number of acting sides, each with its own environments and policy
     row_needs_hold: bool = False  # whether `row` may only be called while acting is paused
     stopping: Callable[[], bool] = staticmethod(lambda: False)  # whether the run has been asked to stop
+    open_player: OpenPlayer | None = None  # opens what plays an evaluation elsewhere; None: this process plays it
 
     @abc.abstractmethod
     def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:

@@ -7,7 +7,8 @@ deleted.
 from __future__ import annotations
 
 import collections
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -15,7 +16,6 @@ from torch import nn
 from packtrain.config import Travelling
 from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.vector_env import VectorEnv
-from packtrain.interfaces import Policy
 from packtrain.runtime.evaluation import Evaluator, open_evaluator
 from packtrain.runtime.experiment import Evaluation, Experiment
 from packtrain.types import Spec
@@ -29,11 +29,92 @@ class Evaluated(NamedTuple):
     updates: dict[str, int]  # number of updates of every learner, by metric
 
 
-class _One:
-    """One of a run's evaluations: its name, settings, evaluator, network and next step."""
+class Given(NamedTuple):
+    """What an evaluation takes from the run."""
 
-    def __init__(self, name: str, settings: Evaluation, evaluator: Evaluator, network: nn.Module):
-        self.name, self.settings, self.evaluator, self.network = name, settings, evaluator, network
+    networks: Sequence[nn.Module]  # of all learners, each with what it has learned
+    known: dict[str, Any] | None  # see `Evaluator.begin`
+    epoch: int  # for schedules
+    total_epochs: int
+    version: int  # of the weights
+
+
+class Player(Protocol):
+    """Plays the episodes of one evaluation, in this process or in another one."""
+
+    @property
+    def columns(self) -> Sequence[VectorEnv]:
+        """Environments of this process, for its watchdog."""
+
+    @property
+    def here(self) -> bool:
+        """Whether episodes are being played in this process, one step at each `tick`."""
+
+    def begin(self, given: Given) -> None:
+        """Begin an evaluation."""
+
+    def tick(self) -> dict[str, Any] | None:
+        """Go on with the current evaluation; return its result when it is finished, once."""
+
+    def progress(self) -> str:
+        """Return the progress of the current evaluation as text."""
+
+    def close(self) -> None:
+        """Close the environments."""
+
+
+OpenPlayer = Callable[[str, torch.dtype | None], Player]
+"""(name of the evaluation, precision of the networks' large layers on a CPU) → its player."""
+
+
+class LocalPlayer:
+    """Plays in this process, one step of the environments at each `tick`."""
+
+    def __init__(self, evaluator: Evaluator, network: nn.Module):
+        """Store the arguments.
+
+        Args:
+          evaluator: plays.
+          network: of its policies.
+        """
+        self._evaluator, self._network = evaluator, network
+        self.columns = [evaluator.stream.columns]
+
+    @property
+    def here(self) -> bool:
+        """Whether episodes are being played."""
+        return self._evaluator.active
+
+    def begin(self, given: Given) -> None:
+        """Begin an evaluation with the weights of the learners' networks."""
+        for policy in self._evaluator.policies:
+            policy.begin_epoch(given.epoch, given.total_epochs, given.version)
+        for network in given.networks:
+            self._network.load_state_dict(network.state_dict())
+        with exits_are_faults(self.columns):
+            self._evaluator.begin(given.known)
+
+    def tick(self) -> dict[str, Any] | None:
+        """Play one step; return the result after the last one."""
+        if not self._evaluator.active:
+            return None
+        with exits_are_faults(self.columns):
+            return self._evaluator.tick()
+
+    def progress(self) -> str:
+        """Return the number of episodes played as text."""
+        return self._evaluator.progress()
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._evaluator.close()
+
+
+class _One:
+    """One of a run's evaluations: its name, settings, player and next step."""
+
+    def __init__(self, name: str, settings: Evaluation, player: Player):
+        self.name, self.settings, self.player = name, settings, player
         self.next, self.last = 0, -1  # steps of the next and the last evaluation
 
     def is_due(self, step: int, epoch: int, finished: bool) -> bool:
@@ -58,27 +139,40 @@ class Evaluations:
         device: torch.device,
         travelling: Travelling | None,
         precision: torch.dtype | None,
+        open_player: OpenPlayer | None = None,
     ):
+        """Open the environments of all evaluations; nothing is played.
+
+        Args:
+          experiment: of the run.
+          spec: of its environment.
+          device: of the networks.
+          travelling: the configuration, for child processes.
+          precision: of the large layers.
+          open_player: returns what plays an evaluation; None: this process does.
+        """
         self._results: collections.deque[dict[str, Any]] = collections.deque()  # results from the actor's thread
         self.under_way: Evaluated | None = None
         self._all: list[_One] = []
         for name, settings in experiment.evaluations.items():
             if settings.every or settings.every_epochs:
-                own = (experiment, spec, device, experiment.seed, settings)
-                found = open_evaluator(*own, travelling=travelling, precision=precision)
-                self._all.append(_One(name, settings, *found))
+                if open_player is not None:
+                    player = open_player(name, precision if device.type == "cpu" else None)
+                else:
+                    own = (experiment, spec, device, experiment.seed, settings)
+                    player = LocalPlayer(*open_evaluator(*own, travelling=travelling, precision=precision))
+                self._all.append(_One(name, settings, player))
         self._current: _One | None = None
 
     @property
     def columns(self) -> list[VectorEnv]:
         """Return the environments of all evaluations, for a watchdog."""
-        return [one.evaluator.stream.columns for one in self._all]
+        return [columns for one in self._all for columns in one.player.columns]
 
     @property
-    def policies(self) -> list[Policy]:
-        """Return the policies of the current evaluation."""
-        assert self._current is not None
-        return self._current.evaluator.policies
+    def here(self) -> bool:
+        """Whether episodes are being played in this process, one step at each `tick`."""
+        return self._current is not None and self._current.player.here
 
     @property
     def name(self) -> str:
@@ -104,38 +198,31 @@ class Evaluations:
         self._current = next((one for one in self._all if one.is_due(step, epoch, finished)), None)
         return self._current is not None
 
-    def begin(self, evaluated: Evaluated, networks: list[nn.Module], known: dict[str, Any] | None) -> None:
-        """Begin the current evaluation with the weights of these networks.
+    def begin(self, evaluated: Evaluated, given: Given) -> None:
+        """Begin the current evaluation.
 
         Args:
           evaluated: what it is of.
-          networks: of all learners, each with what it has learned.
-          known: see `Evaluator.begin`.
+          given: what it takes from the run.
         """
         current = self._current
         assert current is not None
-        for network in networks:
-            current.network.load_state_dict(network.state_dict())
         self.under_way = evaluated
-        with exits_are_faults(self.columns):
-            current.evaluator.begin(known)
+        current.player.begin(given)
         if every := current.settings.every:
             current.next = (evaluated.step // every + 1) * every
         current.last = evaluated.step
 
     def tick(self) -> None:
-        """Play one step of the current evaluation, if there is one."""
+        """Go on with the current evaluation, if there is one."""
         current = self._current  # the learner's thread may replace it when no evaluation is running
-        if current is not None and current.evaluator.active:
-            with exits_are_faults(self.columns):
-                result = current.evaluator.tick()
-            if result is not None:
-                self._results.append(result)
+        if current is not None and (result := current.player.tick()) is not None:
+            self._results.append(result)
 
     def progress(self) -> str:
         """Return the progress of the current evaluation as text."""
         assert self._current is not None
-        return self._current.evaluator.progress()
+        return self._current.player.progress()
 
     def finished(self) -> dict[str, Any] | None:
         """Return the result of the current evaluation, once; None while it runs."""
@@ -161,4 +248,4 @@ class Evaluations:
     def close(self) -> None:
         """Close the environments."""
         for one in self._all:
-            one.evaluator.close()
+            one.player.close()

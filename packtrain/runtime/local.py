@@ -123,15 +123,15 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
         with training.acting.on_device():
             while not over.is_set():
                 with training.log.actor_busy.waiting():
-                    patience = 0.0 if training.evaluating else LOOK_SECS
+                    patience = 0.0 if training.evaluations.here else LOOK_SECS
                     room = all(memory.wait_for_room(patience) for memory in memories)
                     if ratios and ratio.acting_is_ahead(training):
                         room = False
-                        time.sleep(0.0 if training.evaluating else PAUSE_SECS)
+                        time.sleep(0.0 if training.evaluations.here else PAUSE_SECS)
                 with training.gate.turn():
                     if room and not over.is_set():
                         starvation.reset()
-                        training.act(0.0 if training.evaluating else LOOK_SECS)
+                        training.act(0.0 if training.evaluations.here else LOOK_SECS)
                     training.evaluations.tick()
                 training.acting.check()
                 if training.evaluating:

@@ -24,7 +24,7 @@ from packtrain.runtime.acting import Acting, ActingOptions, build_sides, settle_
 from packtrain.runtime.central_acting import central_acting
 from packtrain.runtime.counters import Counters
 from packtrain.runtime.divergence import Divergence
-from packtrain.runtime.evaluation_scheduler import Evaluated, Evaluations
+from packtrain.runtime.evaluation_scheduler import Evaluated, Evaluations, Given
 from packtrain.runtime.experiment import Experiment, Repeat
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.learner_group import LearnerGroup, open_group
@@ -147,8 +147,8 @@ class Training:
             memory.attach(folder.path / "replay" / name)
         every = 1 if experiment.by_epochs else experiment.run.log_every
         self.log = MetricsLog(every, setup.spec.frames_per_step, setup.console)
-        precision = self.learning.precision
-        self.evaluations = Evaluations(experiment, setup.spec, setup.device, travelling, precision)
+        parts = (experiment, setup.spec, setup.device, travelling, self.learning.precision)
+        self.evaluations = Evaluations(*parts, self.acting.open_player)
         keep = run_state.restore(self, *saved) if saved else 0
         if saved is None and setup.demonstrations:
             for memory in self.learning.memories.values():
@@ -319,11 +319,10 @@ class Training:
             # State before the evaluation: a run that resumes from it repeats the evaluation and writes the row.
             state = self.saver.state_to_evaluate()
             epoch = schedule_epoch(self.experiment, self.counters.repeats)
-            for policy in evaluations.policies:
-                policy.begin_epoch(epoch, self.epoch, self.learning.updates)
             networks = [learner.network for learner in self.learning.learners.values()]
-            state_for_it = self.acting.evaluation_state()
-            evaluations.begin(Evaluated(self.step, state, self._update_counts()), networks, state_for_it)
+            known = self.acting.evaluation_state()
+            given = Given(networks, known, epoch, self.epoch, self.learning.updates)
+            evaluations.begin(Evaluated(self.step, state, self._update_counts()), given)
             settle_gpu()  # the actor's CUDA stream uses tensors prepared on this one
         return True
 

@@ -387,7 +387,7 @@ def test_a_run_saves_before_its_last_evaluation_is_over(monkeypatch):
         if self.under_way is not None:
             last = self.under_way.step >= 400
             if not last or "save" in seen:  # the last one goes on until it is saved beside
-                self._current.evaluator._limits._max_steps = 1
+                self._current.player._evaluator._limits._max_steps = 1
             seen.extend(["last"] * last)
         tick(self)
 

@@ -210,7 +210,7 @@ def test_an_evaluation_counts_as_under_way_until_its_row_is_written(tmp_path):
     """Mutation: asking the evaluator, which is through before its result has been handed over: the last row is lost."""
     run = training(tmp_path, eval_every=100, eval_episodes=2)
     assert run.begin_evaluation_if_due()
-    while run.evaluations._current.evaluator.active:
+    while run.evaluations.here:
         run.evaluations.tick()
     run.evaluations._results.clear()  # the moment between the last step and the hand-over
     assert run.evaluating
