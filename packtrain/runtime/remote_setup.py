@@ -14,12 +14,21 @@ from packtrain.errors import ConfigError
 from packtrain.interfaces import ActingPlace
 from packtrain.runtime.acting import ActingOptions
 from packtrain.runtime.cluster.flow import Limits
+from packtrain.runtime.evaluation_scheduler import OpenPlayer
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.messages import Order, Remote, WorkerSetup
 from packtrain.runtime.preflight import row_bytes
 from packtrain.runtime.process_engine import ProcessEngine
 from packtrain.runtime.regrouping import Layout
-from packtrain.runtime.remote_acting import Division, RemoteActing
+from packtrain.runtime.remote_acting import LOOK_SECS, Division, RemoteActing
+from packtrain.runtime.remote_evaluation import (
+    ROLE,
+    EvaluationWorker,
+    EvaluatorSetup,
+    RemoteEvaluator,
+    evaluator_limits,
+    player_opener,
+)
 from packtrain.runtime.worker import Worker
 from packtrain.types import Spec
 
@@ -91,7 +100,9 @@ def remote_acting(
     if remote.kind == "cluster":
         from packtrain.runtime.cluster.launch import launch  # needs the extra "cluster"
 
-        launched = launch(remote, envs, chunk_bytes, weights_bytes)
+        # one version of all weights for an evaluation, and the one before
+        whole_bytes = 2 * sum(leaf.nbytes for leaf in network.state_dict().values())
+        launched = launch(remote, envs, chunk_bytes, weights_bytes, whole_bytes)
     workers = (remote.workers or 1) if launched is None else launched.workers
     sizes = group_sizes(experiment, workers, options.sizes)
     blocks = divide(len(sizes), workers)
@@ -112,7 +123,36 @@ def remote_acting(
     acting = RemoteActing(
         experiment, engine, limits, Division(blocks, sizes, options.lives), context, order, options.exact
     )
+    if launched is not None:
+        acting.open_player = _player_opener(launched, experiment, spec, options, synchronous)
     return acting
+
+
+def _player_opener(
+    launched: Any, experiment: Experiment, spec: Spec, options: ActingOptions, synchronous: bool
+) -> OpenPlayer:
+    """Return what opens the players of evaluations, which a process on the cluster plays."""
+
+    def open_evaluator(precision: torch.dtype | None) -> RemoteEvaluator:
+        from packtrain.runtime.cluster.engine import Recipe
+
+        own = (experiment, spec, precision, options.travelling, _import_path(), options.imports)
+        setup = EvaluatorSetup(*own)
+
+        def recipe(worker: int, role: str, life: int, seed: int) -> Recipe:
+            return Recipe(EvaluationWorker, (setup,), setup.import_path)
+
+        limits = evaluator_limits(_limits(experiment, 1, 1), experiment)
+        return RemoteEvaluator(
+            launched.more(ROLE, 1, recipe), limits, experiment.seed, LOOK_SECS if synchronous else 0.0
+        )
+
+    return player_opener(open_evaluator)
+
+
+def _import_path() -> tuple[str, ...]:
+    """Return the folders of modules, for other processes."""
+    return tuple(os.path.abspath(path) for path in sys.path)
 
 
 def _limits(experiment: Experiment, groups: int, calls: int) -> Limits:
@@ -171,7 +211,7 @@ def _worker_setup(
         again=options.other_seeds(Layout(len(blocks), tuple(sizes))),
         folder=None if options.folder is None else str(options.folder),
         subfolder=f"worker_{life.worker}" if len(blocks) > 1 else "",
-        import_path=tuple(os.path.abspath(path) for path in sys.path),
+        import_path=_import_path(),
         imports=options.imports,
         lasting=life.lasting,
     )

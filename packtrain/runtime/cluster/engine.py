@@ -481,15 +481,22 @@ class _Life:
 class RayEngine:
     """Workers as Ray actors; see `flow.Engine`."""
 
-    def __init__(self, cluster: Cluster, placed: plan.Plan, recipe: Callable[[int, str, int, int], Recipe]):
+    def __init__(
+        self,
+        cluster: Cluster,
+        placed: plan.Plan,
+        recipe: Callable[[int, str, int, int], Recipe],
+        leaves: bool = True,
+    ):
         """Store the arguments; workers start at `spawn`.
 
         Args:
           cluster: an open connection.
           placed: which worker goes where.
           recipe: of a worker by its index, role, life and seed.
+          leaves: `close` leaves the cluster.
         """
-        self._cluster, self._plan, self._recipe = cluster, placed, recipe
+        self._cluster, self._plan, self._recipe, self._leaves = cluster, placed, recipe, leaves
         self._ray = cluster.ray
         self._host = self._ray.remote(concurrency_groups={"status": 1})(host.Host)
         self._lives: dict[int, _Life] = {}
@@ -584,10 +591,11 @@ class RayEngine:
         self._cluster.check()
 
     def close(self) -> None:
-        """End all lives, and leave the cluster."""
+        """End all lives, and leave the cluster if this engine is the one that does."""
         for worker, life in list(self._lives.items()):
             self.kill(worker, life.life)
-        self._cluster.close()
+        if self._leaves:
+            self._cluster.close()
 
     def pids(self) -> dict[int, tuple[str, int]]:
         """Return node id and process id of each worker that runs."""

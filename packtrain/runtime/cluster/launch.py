@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from packtrain.errors import ClusterError
@@ -23,6 +24,17 @@ class Launched(NamedTuple):
     def workers(self) -> int:
         """Number of workers that act, or step environments where the policy acts in the learner's process."""
         return sum(placed.role in ("actor", "env") for placed in self.plan.workers)
+
+    def more(self, role: str, count: int, recipe: Callable[[int, str, int, int], engine.Recipe]) -> engine.RayEngine:
+        """Return an engine for processes beside the workers; it does not leave the cluster when it is closed.
+
+        Args:
+          role: "evaluator" or "replay".
+          count: number of processes.
+          recipe: see `RayEngine`.
+        """
+        places = plan.place_more(self.cluster.nodes(), self.plan, role, count)
+        return engine.RayEngine(self.cluster, places, recipe, leaves=False)
 
     @property
     def store_bytes(self) -> int:
@@ -49,7 +61,7 @@ def check(remote: Remote) -> None:
         engine.refuse_other_versions(engine.check_head(address), address)
 
 
-def launch(remote: Remote, num_envs: int, chunk_bytes: int, weights_bytes: int) -> Launched:
+def launch(remote: Remote, num_envs: int, chunk_bytes: int, weights_bytes: int, extra_bytes: int = 0) -> Launched:
     """Join or start a cluster and place a run on it; ClusterError, in one sentence, if that cannot be done.
 
     Args:
@@ -57,13 +69,15 @@ def launch(remote: Remote, num_envs: int, chunk_bytes: int, weights_bytes: int) 
       num_envs: environments of the run.
       chunk_bytes: of one result of a worker that serves all environments, about.
       weights_bytes: of one version of the weights.
+      extra_bytes: of other objects at a time, see `plan.Needs`.
     """
     check(remote)
     role = "env" if remote.inference == "learner" else "actor"
-    needs = plan.Needs(num_envs, chunk_bytes, weights_bytes, remote.workers, role, min_nodes=remote.min_nodes)
+    sizes = (num_envs, chunk_bytes, weights_bytes)
+    needs = plan.Needs(*sizes, remote.workers, role, min_nodes=remote.min_nodes, extra_bytes=extra_bytes)
     if remote.address is None:
         workers = remote.workers or plan.count_sockets()
-        store = plan.store_to_start(plan.store_needed(chunk_bytes, weights_bytes, workers))
+        store = plan.store_to_start(plan.store_needed(chunk_bytes, weights_bytes, workers) + extra_bytes)
         cluster = engine.Cluster.start(store, plan.usable_cpus())
     else:
         cluster = engine.Cluster.connect(remote.address)

@@ -22,7 +22,8 @@ RESOURCE = "packtrain_role_"
 """Beginning of the name of the Ray resource by which a node states a role."""
 SMALLEST_STORE = 80 * 2**20
 """Bytes; Ray refuses less than 75 MiB."""
-_PLACES = {"actor": "actor", "env": "env"}
+_PLACES = {"actor": "actor", "env": "env", "evaluator": "actor", "replay": "actor"}
+"""The role of the nodes on which a worker of a role may run."""
 
 
 class Node(NamedTuple):
@@ -48,6 +49,7 @@ class Needs:
     workers: int | None = None  # None: one per NUMA node of every machine that may act
     role: str = "actor"  # role of the workers; "env": they step environments and have no policy
     min_nodes: int = 1
+    extra_bytes: int = 0  # of other objects at a time: the weights of an evaluation, batches of replay shards
 
 
 class Placed(NamedTuple):
@@ -110,6 +112,7 @@ def make_plan(nodes: Sequence[Node], needs: Needs) -> Plan:
     for node in nodes:
         if node.driver:  # all results are sent to the driver
             store[node.id] = store_needed(chunk, needs.weights_bytes, count)
+    store = {node: needed + needs.extra_bytes for node, needed in store.items()}
     _check_stores(nodes, store, chunk, needs)
     notes = [f"{count} worker{'s' * (count != 1)} on {len(actors)} node{'s' * (len(actors) != 1)}"]
     crowded = [node.address for node in nodes if load[node.id] > node.cpus]
@@ -138,7 +141,7 @@ def choose_node(nodes: Sequence[Node], role: str, load: Counter[str], wish: str 
 
     Args:
       nodes: those that are alive.
-      role: "actor" or "env".
+      role: of the worker.
       load: workers on each node id so far.
       wish: id of the preferred node; None: no preference.
     """
@@ -147,6 +150,29 @@ def choose_node(nodes: Sequence[Node], role: str, load: Counter[str], wish: str 
         if node.id == wish:
             return node
     return max(fitting, key=lambda node: node.cpus / (load[node.id] + 1), default=None)
+
+
+def place_more(nodes: Sequence[Node], placed: Plan, role: str, count: int) -> Plan:
+    """Return places for processes beside the workers of a plan, on the nodes with the most room.
+
+    Args:
+      nodes: those that are alive.
+      placed: the plan of the workers.
+      role: "evaluator" or "replay".
+      count: number of processes.
+    """
+    load = Counter(worker.node for worker in placed.workers)
+    more = []
+    for _ in range(count):
+        node = choose_node(nodes, role, load)
+        if node is None:
+            raise ClusterError(
+                f"no node of the cluster can take a process of role {role!r}; start one with "
+                "`packtrain node --address HEAD:PORT`"
+            )
+        load[node.id] += 1
+        more.append(Placed(role, node.id, 0.0, range(0)))
+    return Plan(tuple(more), 0, {}, ())
 
 
 def place_of(role: str) -> str:
