@@ -23,7 +23,7 @@ from packtrain.planning.model import Asking, Model
 from packtrain.planning.planner import Plan, Roots
 from packtrain.planning.policy import normals
 from packtrain.planning.rollout_records import Iteration, sequences_record
-from packtrain.planning.rollouts import open_loop, repeat
+from packtrain.planning.rollouts import follow_policy, open_loop, repeat
 from packtrain.planning.schedules import Schedule, check_schedules, scheduled
 from packtrain.trees import Tree
 
@@ -79,6 +79,8 @@ class CEMAgent:
     execute: Literal["best", "mean"] = "best"  # the first action of the best sequence seen, or of the final mean
     discount: float = 1.0
     terminal_value: bool = False  # add discount^horizon times the network's value of the last state
+    prior_candidates: int = 0  # candidates of the first iteration that follow the network's head "action" in the model
+    prior_std: float = 0.1  # noise of these candidates but the first, as a fraction of half the action range
     parameter_schedules: dict[str, Schedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -92,10 +94,11 @@ class CEMAgent:
             raise ConfigError(f"CEMAgent.elites = {self.elites} must be at most population = {self.population}")
         if self.keep_elites > self.elites:
             raise ConfigError(f"CEMAgent.keep_elites = {self.keep_elites} must be at most elites = {self.elites}")
+        _check_prior(self, self.population - self.keep_elites, "population − keep_elites")
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Return the value's head, if the last state of a sequence is rated."""
-        return {NETWORK: {"value": 1}} if self.terminal_value else {}
+        """Return the heads of the value and of the policy, where they are used."""
+        return _heads(self, action_space)
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> CEMPlanner:
         """Return a planner over a bounded Box."""
@@ -116,6 +119,8 @@ class MPPIAgent:
     warm_start: bool = True
     discount: float = 1.0
     terminal_value: bool = False  # add discount^horizon times the network's value of the last state
+    prior_candidates: int = 0  # candidates of the first iteration that follow the network's head "action" in the model
+    prior_std: float = 0.1  # noise of these candidates but the first, as a fraction of half the action range
     parameter_schedules: dict[str, Schedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,10 +129,11 @@ class MPPIAgent:
         for name in ("temperature", "noise_std"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"MPPIAgent.{name} = {getattr(self, name)} must be above 0")
+        _check_prior(self, self.population - 1, "population − 1")
 
     def heads(self, action_space: gym.Space) -> dict[str, dict[str, int]]:
-        """Return the value's head, if the last state of a sequence is rated."""
-        return {NETWORK: {"value": 1}} if self.terminal_value else {}
+        """Return the heads of the value and of the policy, where they are used."""
+        return _heads(self, action_space)
 
     def build(self, model: Model, columns: int, seed: int, listener: Listener | None = None) -> MPPIPlanner:
         """Return a planner over a bounded Box."""
@@ -175,6 +181,29 @@ class _Planner:
         noise = normals(self._seed, columns[:, None], decisions[:, None], iteration, places).reshape(shape)
         return optimise.correlated(noise, self._now.noise_correlation)
 
+    def _proposals(self, roots: Roots, decisions: np.ndarray) -> Asking[np.ndarray]:
+        """Return the sequences [R, prior_candidates, H, D] that the network's policy takes in the model."""
+        now, rows, count = self._now, len(roots.columns), self._now.prior_candidates
+        noise = now.prior_std * self._normals(roots.columns, decisions, now.iterations, count)
+        noise[:, :1] = 0.0
+        if not count:
+            return noise
+        if self._listener is not None:
+            self._listener.pass_begin(roots.columns)
+        sequences = yield from follow_policy(
+            self._model,
+            repeat(roots.states, count),
+            roots.columns.repeat(count),
+            noise.reshape(rows * count, now.horizon, self._size),
+            network=NETWORK,
+            to_env=lambda actions: self._scale.to_env(actions.reshape(len(actions), *self._shape)),
+            rng=self.rng,
+            listener=self._listener,
+        )
+        if self._listener is not None:
+            self._listener.pass_end(roots.columns)
+        return sequences.reshape(noise.shape)
+
     def _evaluate(self, roots: Roots, sequences: np.ndarray) -> Asking[tuple[np.ndarray, np.ndarray]]:
         """Return the returns [R, P] of sequences [R, P, H, D], and the steps made [R]."""
         columns, (rows, population, horizon, _) = roots.columns, sequences.shape
@@ -214,6 +243,8 @@ class _Planner:
 
     def _plan(self, actions: np.ndarray, steps: np.ndarray, bad: np.ndarray, **extras: np.ndarray) -> Plan:
         """Return the plan to take actions [R, D]; `bad` [R] sequences had no finite return."""
+        if getattr(self._agent, "prior_candidates", 0):
+            extras["planned_action"] = actions  # a target for the head "action"
         numbers = {name: array.astype(np.float32) for name, array in extras.items()}
         action = actions.astype(np.float32).reshape(len(actions), *self._shape)
         return Plan(action, {**numbers, "simulation_steps": steps, "simulation_nan": bad})
@@ -266,13 +297,16 @@ class CEMPlanner(_Planner):
         mean = np.where(known, self._mean[columns], 0.0)
         std = np.full(mean.shape, now.initial_std)
         steps, bad = np.zeros(len(columns), np.int64), np.zeros(len(columns), np.int64)
+        proposed = yield from self._proposals(roots, decisions)
+        steps += now.prior_candidates * (now.horizon - 1)
         kept: list[tuple[np.ndarray, np.ndarray]] = []  # elites of the previous iteration, with their scores
         for iteration in range(now.iterations):
             noise = self._normals(columns, decisions, iteration, now.population)
             sequences = optimise.candidates_around(mean, std, noise)
-            if iteration == 0 and now.keep_elites:
+            if iteration == 0:
                 fresh = sequences[:, : now.keep_elites]
                 sequences[:, : now.keep_elites] = np.where(known[..., None], self._kept[columns], fresh)
+                sequences[:, now.keep_elites : now.keep_elites + now.prior_candidates] = proposed
             returns, made = yield from self._evaluate(roots, sequences)
             steps += made
             bad += (~np.isfinite(returns)).sum(axis=1)
@@ -316,10 +350,14 @@ class MPPIPlanner(_Planner):
         mean = self._mean[columns]
         std = np.full(mean.shape, now.noise_std)
         steps, bad = np.zeros(len(columns), np.int64), np.zeros(len(columns), np.int64)
+        proposed = yield from self._proposals(roots, decisions)
+        steps += now.prior_candidates * (now.horizon - 1)
         for iteration in range(now.iterations):
             noise = self._normals(columns, decisions, iteration, now.population)
             noise[:, 0] = 0.0  # the mean itself is a candidate
             sequences = optimise.candidates_around(mean, std, noise)
+            if iteration == 0:
+                sequences[:, 1 : 1 + now.prior_candidates] = proposed
             returns, made = yield from self._evaluate(roots, sequences)
             steps += made
             bad += (~np.isfinite(returns)).sum(axis=1)
@@ -340,6 +378,23 @@ def _mean(returns: np.ndarray) -> np.ndarray:
     """Return the mean [R] of the finite returns [R, P]; 0 where none is finite."""
     good = np.isfinite(returns)
     return np.where(good, returns, 0.0).sum(axis=1) / np.maximum(good.sum(axis=1), 1)
+
+
+def _heads(agent: CEMAgent | MPPIAgent, action_space: gym.Space) -> dict[str, dict[str, int]]:
+    """Return the heads that an agent requests, {network: {head: outputs}}."""
+    heads = {"value": 1} if agent.terminal_value else {}
+    if agent.prior_candidates:
+        heads["action"] = int(np.prod(action_space.shape or (1,)))
+    return {NETWORK: heads} if heads else {}
+
+
+def _check_prior(agent: CEMAgent | MPPIAgent, most: int, what: str) -> None:
+    """Raise a ConfigError unless the policy's candidates are 0 to `most`, and their noise is not negative."""
+    name = type(agent).__name__
+    if not 0 <= agent.prior_candidates <= most:
+        raise ConfigError(f"{name}.prior_candidates = {agent.prior_candidates} must be from 0 to {what} = {most}")
+    if not agent.prior_std >= 0:
+        raise ConfigError(f"{name}.prior_std = {agent.prior_std} must be at least 0")
 
 
 def _check(agent: Any, least: dict[str, int], shares: tuple[str, ...]) -> None:

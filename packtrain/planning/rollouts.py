@@ -5,6 +5,7 @@ All rollouts make their next step together, in one call of the model; finished o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
@@ -192,6 +193,42 @@ def open_loop(
     if value_network is not None and len(alive):
         returns[alive] += weight * (yield from _values(model, value_network, states))
     return returns, steps
+
+
+def follow_policy(
+    model: Model,
+    states: Tree,
+    columns: np.ndarray,
+    noise: np.ndarray,
+    *,
+    network: str,
+    to_env: Callable[[np.ndarray], np.ndarray],
+    rng: np.random.Generator,
+    listener: Listener | None = None,
+) -> Asking[np.ndarray]:
+    """Return the sequences of actions [N, H, D] in [−1, 1] that a network's head "action" takes in a model.
+
+    Args:
+      model: to act in.
+      states: [N, ...] to start from.
+      columns: [N] environments, for the listener.
+      noise: [N, H, D] added to the network's actions.
+      network: whose head "action" is asked.
+      to_env: actions [N, D] in [−1, 1] → the model's units.
+      rng: for the model.
+      listener: receives the steps, one fewer than actions: the last state is not needed.
+    """
+    taken = np.empty(noise.shape)
+    for time in range(noise.shape[1]):
+        answer = yield Request(network, model.observe(states))
+        taken[:, time] = np.clip(np.nan_to_num(answer["action"]) + noise[:, time], -1.0, 1.0)
+        if time + 1 < noise.shape[1]:
+            actions = to_env(taken[:, time])
+            stepped = yield from model.step(states, actions, rng)
+            states = stepped.states
+            if listener is not None:
+                tell_steps(listener, columns, actions, states, stepped.rewards, stepped.terminated)
+    return taken
 
 
 def _values(model: Model, network: str, states: Tree) -> Asking[np.ndarray]:

@@ -13,6 +13,7 @@ from packtrain.planning import trajectory_optimisers as optimise
 from packtrain.planning.continuous_shooting import CEMAgent, ContinuousShootingAgent, MPPIAgent
 from packtrain.planning.model import CoreModel
 from packtrain.planning.planner import Roots
+from packtrain.planning.rollouts import follow_policy
 from packtrain.planning.schedules import LinearAnnealing
 
 AGENTS = [
@@ -277,6 +278,9 @@ def test_the_cheetah_is_planned_for_natively():
         (lambda: CEMAgent(initial_std=0.0), "CEMAgent.initial_std = 0.0 must be above 0"),
         (lambda: CEMAgent(min_std=0.6), "CEMAgent.min_std = 0.6 must be from 0 to initial_std = 0.5"),
         (lambda: CEMAgent(momentum=1.1), "CEMAgent.momentum = 1.1 must be from 0 to 1"),
+        (lambda: CEMAgent(prior_candidates=46), "CEMAgent.prior_candidates = 46 must be from 0 to"),
+        (lambda: MPPIAgent(prior_candidates=-1), "MPPIAgent.prior_candidates = -1 must be from 0 to"),
+        (lambda: MPPIAgent(prior_std=-0.1), "MPPIAgent.prior_std = -0.1 must be at least 0"),
         (lambda: MPPIAgent(temperature=0.0), "MPPIAgent.temperature = 0.0 must be above 0"),
         (lambda: MPPIAgent(horizon=0), "MPPIAgent.horizon = 0 must be at least 1"),
         (lambda: ContinuousShootingAgent(n_rollouts=0), "ContinuousShootingAgent.n_rollouts = 0 must be at least 1"),
@@ -325,3 +329,83 @@ def test_the_value_of_the_last_state_decides_where_rewards_do_not(kind):
         except StopIteration as stop:
             chosen[wanted] = stop.value.action
     assert chosen[True].mean() > 0.7 and abs(chosen[False].mean()) < 0.4
+
+
+def answered(asking, said, follow=False):
+    """The result of a generator and its number of requests; each is answered with one action (times its input)."""
+    requests = 0
+    try:
+        request = next(asking)
+        while True:
+            requests += 1
+            request = asking.send(
+                {"action": np.tile(said, (len(request.inputs), 1)) * (request.inputs if follow else 1)}
+            )
+    except StopIteration as stop:
+        return stop.value, requests
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        CEMAgent(horizon=3, population=4, elites=1, iterations=1, keep_elites=1, prior_candidates=2),
+        MPPIAgent(horizon=3, population=4, temperature=1e-3, prior_candidates=2),
+    ],
+    ids=["cem", "mppi"],
+)
+def test_candidates_of_a_policy_network_are_tried_and_followed(agent):
+    """A network that outputs the target is followed, unlike four samples. Mutations: not tried; noise on the first."""
+    core = Target()
+    assert agent.heads(core.action_space) == {"agent": {"action": 2}}
+    wanted = np.array([0.5, 0.6])  # the target in [−1, 1]
+    states, found = np.zeros(6), {}
+    for name, said in (("right", wanted), ("wrong", np.array([-9.0, np.nan]))):
+        planner = agent.build(CoreModel(core), 6, 0)
+        planner.begin(np.arange(6), 0)
+        plan, requests = answered(planner.plan(roots_of(core, states)), said)
+        assert requests == 3 and (plan.extras["simulation_steps"] == 3 * 4 + 2 * 2).all()
+        np.testing.assert_array_equal(plan.extras["planned_action"], plan.action.reshape(6, 2))
+        found[name] = plan.action.reshape(6, 2)
+    np.testing.assert_allclose(found["right"], np.tile(wanted, (6, 1)), atol=1e-3)
+    assert np.isfinite(found["wrong"]).all() and (np.abs(found["wrong"] - wanted).max(axis=1) > 0.1).all()
+
+
+def test_the_policy_of_the_candidates_sees_the_states_that_it_leads_to():
+    """Actions follow the counter in the observation: 0.1, 0.2, 0.3. Mutation: the root's observation at every step."""
+    core = Target()
+    asking = follow_policy(
+        CoreModel(core),
+        np.ones(2),
+        np.arange(2),
+        np.zeros((2, 3, 2)),
+        network="agent",
+        to_env=lambda actions: actions.reshape(-1, 1, 2),
+        rng=np.random.default_rng(0),
+    )
+    sequences, requests = answered(asking, np.array([0.1, 0.1]), follow=True)
+    np.testing.assert_allclose(sequences, np.tile([[0.1], [0.2], [0.3]], (2, 1, 2)), atol=1e-6)
+    assert requests == 3 and len(core.seen) == 2
+
+
+def test_a_recorded_search_has_the_steps_of_the_policys_candidates():
+    """Without a listener the plan is the same. Mutation: they are not reported."""
+    core, told = Target(), []
+
+    class Hears:
+        def pass_begin(self, columns):
+            told.append("begin")
+
+        def pass_end(self, columns):
+            told.append("end")
+
+        def model_steps(self, steps):
+            told.append(len(steps.columns))
+
+    agent = CEMAgent(horizon=3, population=4, elites=1, iterations=1, keep_elites=1, prior_candidates=1)
+    plans = []
+    for listener in (Hears(), None):
+        planner = agent.build(CoreModel(core), 2, 0, listener)
+        planner.begin(np.arange(2), 0)
+        plans.append(answered(planner.plan(roots_of(core, np.zeros(2))), np.zeros(2))[0].action)
+    assert told == ["begin", 2, 2, "end", "begin", 8, 8, 8, "end"]
+    np.testing.assert_array_equal(*plans)
