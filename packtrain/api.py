@@ -243,7 +243,7 @@ class _CallbackSink(Sink):
     @property
     def stopped(self) -> bool:
         """Return whether a callback has ended the run."""
-        return any(isinstance(training.stop, _StopRequested) for training in self._trainings)
+        return any(isinstance(training.progress.stop, _StopRequested) for training in self._trainings)
 
     def for_seed(self) -> _CallbackSink:
         """Return the sink of one of several seeds."""
@@ -252,7 +252,7 @@ class _CallbackSink(Sink):
     def opened(self, training: Any) -> None:
         """Note what to stop; a run that is opened after another one was stopped is stopped too."""
         if self.stopped:
-            training.stop = _StopRequested()
+            training.progress.stop = _StopRequested()
         self._trainings.append(training)
 
     def write(self, row: dict[str, Any]) -> None:
@@ -273,7 +273,7 @@ class _CallbackSink(Sink):
     def _call(self, function: Callable[..., Any] | None, *arguments: Any) -> None:
         if function is not None and function(*arguments) is False:
             for training in self._trainings:
-                training.stop = training.stop or _StopRequested()
+                training.progress.stop = training.progress.stop or _StopRequested()
 
 
 def load(

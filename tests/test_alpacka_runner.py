@@ -610,7 +610,7 @@ def test_a_run_stopped_within_an_epoch_loses_that_epoch_alone(monkeypatch, capfd
 
     def interrupted(self):
         act(self)
-        seen.append(self.epoch)
+        seen.append(self.progress.epoch)
         if seen.count(epoch) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -638,7 +638,7 @@ def test_a_run_stopped_between_two_updates_goes_on_as_if_it_had_not_been(name, a
 
     def interrupted(self, learner, count=1):
         updated = update(self, learner, count)
-        made.append(self.epoch)
+        made.append(self.progress.epoch)
         if len(made) == at:
             os.kill(os.getpid(), signal.SIGTERM)
         return updated

@@ -115,19 +115,19 @@ def open_training(subject: Subject, folder: Path, streams: list[Stream] | None =
 
 def train(training: Training, secs: float, warm_up_secs: float = WARM_UP_SECS) -> tuple[float, dict[str, float]]:
     """Run the local runtime; return its rate, the busy fractions of its two loops, and updates per second."""
-    training.stop = None
+    training.progress.stop = None
     marks: list[tuple[float, int, int]] = []
     busy: dict[str, float] = {}
 
     def stop_later() -> None:
         for pause in (warm_up_secs, secs):
             time.sleep(pause)
-            marks.append((time.monotonic(), training.step, training.learning.updates))
+            marks.append((time.monotonic(), training.progress.step, training.learning.updates))
             busy["actor_busy"], busy["learner_busy"] = (
                 training.log.actor_busy.share(),
                 training.log.learner_busy.share(),
             )
-        training.stop = KeyboardInterrupt()
+        training.progress.stop = KeyboardInterrupt()
 
     threading.Thread(target=stop_later, daemon=True).start()
     local.run(training)
@@ -167,9 +167,9 @@ def breakdown(training: Training, secs: float) -> dict[str, float]:
     watch(memory, "sample", "learner: gather a batch")
     watch(learner, "update", "learner: update")
     watch(learning, "publish", "learner: publish weights")
-    begin = training.step
+    begin = training.progress.step
     train(training, secs)
     for target, method in watched:
         delattr(target, method)
-    steps = max(1, training.step - begin)
+    steps = max(1, training.progress.step - begin)
     return {label: 1e6 * seconds / steps for label, seconds in spent.items()}

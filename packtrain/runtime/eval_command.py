@@ -30,9 +30,9 @@ from packtrain.runtime import video as films
 from packtrain.runtime.evaluation import Evaluator, Kind, Plays, open_evaluator
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.preparation import find_device, prepare, refuse_no_run, refuse_traces
+from packtrain.runtime.progress import schedule_epoch
 from packtrain.runtime.restore_checks import refuse_ill_formed, refuse_other, restoring
 from packtrain.runtime.seeds import seed_for
-from packtrain.runtime.training import schedule_epoch
 from packtrain.runtime.watchdog import Watchdog
 
 MOST_LISTED = 20  # maximum number of episodes listed one by one

@@ -7,8 +7,9 @@ deleted.
 from __future__ import annotations
 
 import collections
+import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -16,9 +17,16 @@ from torch import nn
 from packtrain.config import Travelling
 from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.vector_env import VectorEnv
+from packtrain.runtime.acting import settle_gpu
 from packtrain.runtime.evaluation import Evaluator, open_evaluator
 from packtrain.runtime.experiment import Evaluation, Experiment
+from packtrain.runtime.progress import planned_epochs, schedule_epoch
 from packtrain.types import Spec
+
+if TYPE_CHECKING:
+    from packtrain.runtime.training import Training
+
+log = logging.getLogger("packtrain")
 
 
 class Evaluated(NamedTuple):
@@ -175,6 +183,11 @@ class Evaluations:
         return self._current is not None and self._current.player.here
 
     @property
+    def running(self) -> bool:
+        """Return whether an evaluation has begun and its row is not written yet."""
+        return self.under_way is not None
+
+    @property
     def name(self) -> str:
         """Return the name of the current evaluation; empty for one without a name."""
         assert self._current is not None
@@ -249,3 +262,45 @@ class Evaluations:
         """Close the environments."""
         for one in self._all:
             one.player.close()
+
+
+def begin_if_due(training: Training) -> bool:
+    """Start an evaluation with the current weights if one is due at this step of a run."""
+    evaluations, progress, learning = training.evaluations, training.progress, training.learning
+    planned = planned_epochs(training.experiment, progress.repeats)
+    if not evaluations.is_due(progress.step, planned, progress.finished):
+        return False
+    with training.gate.held():
+        # State before the evaluation: a run that resumes from it repeats the evaluation and writes the row.
+        state = training.saver.state_to_evaluate()
+        epoch = schedule_epoch(training.experiment, progress.repeats)
+        networks = [learner.network for learner in learning.learners.values()]
+        given = Given(networks, training.acting.evaluation_state(), epoch, progress.epoch, learning.updates)
+        evaluations.begin(Evaluated(progress.step, state, training.rows.update_counts()), given)
+        settle_gpu()  # the actor's CUDA stream uses tensors prepared on this one
+    return True
+
+
+def collect(training: Training) -> None:
+    """Write the row of a finished evaluation; a new best score saves the evaluated state.
+
+    Of one that is not finished, the console shows how far it is.
+    """
+    evaluations = training.evaluations
+    if evaluations.running:
+        training.pulse()
+    while (result := evaluations.finished()) is not None:
+        assert evaluations.under_way is not None
+        step, state, updates = evaluations.under_way
+        rewards = result.pop("rewards")
+        result |= {f"reward/{name}": value for name, value in rewards.items() if name != "train"}
+        epoch = {"epoch": training.progress.epoch} if training.experiment.by_epochs else {}
+        if cut := result["episodes_truncated"]:
+            text = "evaluation at step %d: %d of %d episodes cut off by Evaluation.max_steps or deadline_secs"
+            log.warning(text, step, cut, result["episodes"])
+        label = evaluations.name
+        training.log.write(f"eval/{label}" if label else "eval", {**epoch, **result, **updates}, step)
+        if state is not None and evaluations.decides_the_best:
+            others = {name: value for name, value in rewards.items() if name != "train"}
+            training.saver.keep_if_best(state, result["return_mean"], others, training.experiment.evaluation.best)
+        evaluations.under_way = None

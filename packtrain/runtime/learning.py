@@ -37,7 +37,7 @@ class LearningSide:
           precision: of the networks' large layers; None: float32.
         """
         self._experiment, self._spec, self.memories, self.learners = experiment, spec, memories, learners
-        self._acting_network = experiment.policy.acting_network
+        self._acting_network, self._by_ratio = experiment.policy.acting_network, experiment.by_ratio
         self.divergence = Divergence(experiment.run.on_diverged, None)
         self.weights = Weights()
         self.precision = precision
@@ -54,13 +54,16 @@ class LearningSide:
         return self.memories[self._experiment.learners[name].memory]
 
     def learn(self, name: str, count: int) -> UpdateResult | None:
-        """Make updates of one learner, at most `max_updates`; None if its memory holds too little."""
-        return self.divergence.learn(name, self.learners[name], self.memory_of(name), count)
+        """Make updates of one learner, at most `max_updates`, and publish its weights; None: too little to sample."""
+        result = self.divergence.learn(name, self.learners[name], self.memory_of(name), count)
+        if result is not None:
+            self.publish_after(name)
+        return result
 
     def publish_after(self, name: str) -> None:
         """Publish the weights after a learner's updates; with an update ratio, only if the actors' weights changed."""
         due = self._experiment.learners[name].publishes and self.learners[name].publish_due
-        if due or not self._experiment.by_ratio:
+        if due or not self._by_ratio:
             self.publish(self.updates)
 
     def publish(self, version: int) -> None:

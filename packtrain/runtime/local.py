@@ -14,7 +14,7 @@ import torch
 
 from packtrain.envs.deadline import RunningTime
 from packtrain.errors import ENDS_AFTER_SAVING, EnvError, StalledError
-from packtrain.runtime import serial
+from packtrain.runtime import evaluation_scheduler, serial
 from packtrain.runtime.loops import Act, Learn, Loop, queue, ratio
 from packtrain.runtime.starvation import StarvationLog
 from packtrain.runtime.training import Training
@@ -32,7 +32,7 @@ SWITCH_SECS = 1e-4
 
 
 def run(training: Training) -> None:
-    """Run the schedule to the end, or until `training.stop` is set. The learner has the calling thread."""
+    """Run the schedule to the end, or until `training.progress.stop` is set. The learner has the calling thread."""
     if not training.experiment.can_overlap:
         log.info("acting and learning wait for each other in this experiment: it runs serially")
         serial.run(training)
@@ -53,7 +53,7 @@ def run(training: Training) -> None:
     due = _loop(training)
     first = next(due, None)  # the next action is determined before the actor starts
     deadlines = environment.step_deadline_secs, environment.start_deadline_secs
-    watchdog = Watchdog(training.columns(), *deadlines, on_hang, lambda: training.stop is not None)
+    watchdog = Watchdog(training.columns(), *deadlines, on_hang, lambda: training.progress.stop is not None)
     with _short_switches(), watchdog:
         actor.start()
         try:
@@ -71,7 +71,7 @@ def run(training: Training) -> None:
             training.learning.weights.waits = True
         try:
             if not faults and not actor.is_alive():
-                training.settle()
+                training.acting.settle()
         except ENDS_AFTER_SAVING as error:
             faults.append(error)
     if faults:
@@ -116,8 +116,9 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
     """Run the actor's thread: steps while the memory has room, with the steps of evaluations in between."""
     torch.set_num_threads(1)
     memories = list(training.learning.memories.values())
-    ratios = training.experiment.by_ratio
-    waits_for = "the learner to come nearer" if ratios else "room in the unroll queue: the learner is slower"
+    ratios = ratio.Ratio(training.experiment, training.progress, training.learning)
+    by_ratio = training.experiment.by_ratio
+    waits_for = "the learner to come nearer" if by_ratio else "room in the unroll queue: the learner is slower"
     starvation = StarvationLog("the actor", waits_for)
     try:
         with training.acting.on_device():
@@ -125,7 +126,7 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
                 with training.log.actor_busy.waiting():
                     patience = 0.0 if training.evaluations.here else LOOK_SECS
                     room = all(memory.wait_for_room(patience) for memory in memories)
-                    if ratios and ratio.acting_is_ahead(training):
+                    if by_ratio and ratios.acting_is_ahead():
                         room = False
                         time.sleep(0.0 if training.evaluations.here else PAUSE_SECS)
                 with training.gate.turn():
@@ -134,7 +135,7 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
                         training.act(0.0 if training.evaluations.here else LOOK_SECS)
                     training.evaluations.tick()
                 training.acting.check()
-                if training.evaluating:
+                if training.evaluations.running:
                     starvation.reset()  # the actor can continue
                 elif not room:
                     starvation.check()
@@ -144,16 +145,19 @@ def _act_until(training: Training, over: threading.Event, faults: list[BaseExcep
 
 def _loop(training: Training) -> Loop:
     """Return the loop of a run's regime."""
-    if not training.experiment.by_ratio:
-        return queue.run(training, lambda: _tidy(training))
-    return ratio.run(training, lambda: _tidy(training), catch_up=False)
+    experiment, progress, learning = training.experiment, training.progress, training.learning
+    if not experiment.by_ratio:
+        return queue.run(experiment, progress, learning, lambda: _tidy(training))
+    due = ratio.Ratio(experiment, progress, learning)
+    return ratio.run(due, training.acting, lambda: _tidy(training), catch_up=False)
 
 
 def _tidy(training: Training) -> None:
     """Count, evaluate and save when that is due, without waiting for evaluations or files."""
-    training.count_acted()
-    training.collect_evaluation()
-    training.begin_evaluation_if_due()
+    training.rows.count_acted()
+    training.pulse()
+    evaluation_scheduler.collect(training)
+    evaluation_scheduler.begin_if_due(training)
     training.saver.save_if_due(background=True)
 
 
@@ -172,12 +176,12 @@ def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseExce
             continue
         with training.log.learner_busy.waiting():
             if by_ratio:
-                time.sleep(WARM_UP_PAUSE_SECS if training.step < training.experiment.warm_up else PAUSE_SECS)
+                time.sleep(WARM_UP_PAUSE_SECS if training.progress.step < training.experiment.warm_up else PAUSE_SECS)
             else:
                 for memory in memories:
                     memory.wait_for_batch(LOOK_SECS)
-        if by_ratio and training.acted != before:
-            before = training.acted
+        if by_ratio and training.progress.acted != before:
+            before = training.progress.acted
             starvation.reset()
         starvation.check()
         if not by_ratio:
@@ -187,12 +191,12 @@ def _learn(training: Training, due: Iterator[Act | Learn], faults: list[BaseExce
 def _last_evaluation(training: Training, faults: list[BaseException]) -> None:
     """Wait for the current evaluation, and for one of the final weights; save what has been learned first."""
     saved = False
-    while training.stop is None and not faults and training.finished:
-        if not training.evaluating and not training.begin_evaluation_if_due():
+    while training.progress.stop is None and not faults and training.progress.finished:
+        if not training.evaluations.running and not evaluation_scheduler.begin_if_due(training):
             return
         if not saved:
             training.saver.save(background=True)
             saved = True
         time.sleep(0.005)
-        training.collect_evaluation()
+        evaluation_scheduler.collect(training)
         training.saver.save_if_due(background=True)

@@ -67,7 +67,7 @@ def run(runs: Sequence[Training | None], overlaps: bool = True) -> dict[int, Div
 
     columns = [each for training in trainings.values() for each in training.columns()]
     deadlines = environment.step_deadline_secs, environment.start_deadline_secs
-    with Watchdog(columns, *deadlines, on_hang, lambda: first.stop is not None):
+    with Watchdog(columns, *deadlines, on_hang, lambda: first.progress.stop is not None):
         try:
             if first.experiment.by_ratio:
                 diverged = _replay(trainings, overlaps and first.experiment.overlaps)
@@ -76,7 +76,7 @@ def run(runs: Sequence[Training | None], overlaps: bool = True) -> dict[int, Div
                 diverged = _plan(trainings, _joint(runs, first, seed))
             for other, training in trainings.items():
                 if other not in diverged:
-                    training.settle()
+                    training.acting.settle()
             return diverged
         except (EnvError, FolderLostError) as error:
             with contextlib.suppress(FolderLostError):
@@ -152,7 +152,8 @@ def _take_turns(trainings: dict[int, Training], launched: _Launched) -> dict[int
         results = learn(learners, memories, wish.updates)
         assert results is not None
         for training, result in zip(trainings.values(), results, strict=True):
-            training.note_update(wish.learner, result)
+            training.learning.publish_after(wish.learner)
+            training.rows.note_update(wish.learner, result)
         launched.add(wish)
         if next(iter(trainings.values())).saver.due:
             diverged |= save_all(trainings)
@@ -168,7 +169,7 @@ def _leave_out(trainings: dict[int, Training], diverged: Mapping[int, DivergedEr
         raise next(iter(diverged.values()))
     for place, training in gone.items():
         _say_diverged(training, diverged[place])
-        mark = {"step": training.step, "error": str(diverged[place])}
+        mark = {"step": training.progress.step, "error": str(diverged[place])}
         (training.folder.path / _MARK).write_text(json.dumps(mark) + "\n", encoding="utf-8")
     _join(trainings.values())
 
@@ -262,7 +263,7 @@ def _act_until_it_learns(training: Training, loop: Loop) -> Learn | None:
     except EnvError as error:
         if _has_finite_weights(training):
             raise
-        raise DivergedError(f"the weights are not finite at step {training.step}: {error}") from error
+        raise DivergedError(f"the weights are not finite at step {training.progress.step}: {error}") from error
     return None
 
 
@@ -317,11 +318,11 @@ def _plan(trainings: Mapping[int, Training], joint: SeedGroup) -> dict[int, Dive
                 waiting.add(place)
         if not waiting:
             return diverged
-        earliest = min(trainings[place].epoch for place in waiting)
+        earliest = min(trainings[place].progress.epoch for place in waiting)
         if earliest != epoch:
             epoch = earliest
             joint.begin_epoch(epoch)
-        served = sorted(place for place in waiting if trainings[place].epoch == epoch)
+        served = sorted(place for place in waiting if trainings[place].progress.epoch == epoch)
         sides = {place: local_side(trainings[place].acting) for place in served}
         groups = [side.actor.next_group for side in sides.values()]
         try:
@@ -331,5 +332,5 @@ def _plan(trainings: Mapping[int, Training], joint: SeedGroup) -> dict[int, Dive
             save_all(trainings)
             raise
         for place, group in zip(served, groups, strict=True):
-            trainings[place].note_report(sides[place].report(group))
+            trainings[place].rows.note_report(sides[place].report(group))
         waiting.difference_update(served)

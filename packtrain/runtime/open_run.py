@@ -87,19 +87,17 @@ class OpenRun:
         Args:
           received: signals that asked the run to stop.
         """
-        training = self.training
+        step, wall_s = self.training.progress.step, self.training.log.wall_s()
         self.console.close()
         say = (lambda _: None) if self.quiet else print
         if received:
-            say(
-                f"stopped by {received[0].name}: {self.folder.shown} saved at step {training.step:,}; the same command "
-                "goes on"
-            )
-            log.info("stopped by %s at step %d", received[0].name, training.step)
+            name = received[0].name
+            say(f"stopped by {name}: {self.folder.shown} saved at step {step:,}; the same command goes on")
+            log.info("stopped by %s at step %d", name, step)
             return 128 + int(received[0])
-        log.info("finished at step %d", training.step)
-        rate = f"{amount(training.step / max(1e-9, training.log.wall_s()))} steps/s"
-        say(f"finished {training.step:,} steps in {duration(training.log.wall_s())} ({rate}): {self.folder.shown}")
+        log.info("finished at step %d", step)
+        rate = f"{amount(step / max(1e-9, wall_s))} steps/s"
+        say(f"finished {step:,} steps in {duration(wall_s)} ({rate}): {self.folder.shown}")
         return 0
 
 

@@ -19,7 +19,13 @@ class ActorPause:
     inside.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float):
+        """Create a gate that is open.
+
+        Args:
+          timeout: seconds that an actor step may take to end when a pause is requested.
+        """
+        self._timeout = timeout
         self._holders = 0
         self._inside = False
         self.stuck = False  # set when the current actor step is known never to end
@@ -38,14 +44,14 @@ class ActorPause:
             self._inside = False
 
     @contextlib.contextmanager
-    def held(self, timeout: float) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
         """Pause the actor; StalledError if its current step does not end."""
         self._holders += 1
         try:
             waited = RunningTime(longest_gap=1.0)
             while self._inside:
-                if self.stuck or waited.look() > timeout:
-                    raise StalledError(f"the actor did not finish its step within {timeout:g} s")
+                if self.stuck or waited.look() > self._timeout:
+                    raise StalledError(f"the actor did not finish its step within {self._timeout:g} s")
                 time.sleep(0.0005)
             yield
         finally:

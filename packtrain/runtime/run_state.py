@@ -5,13 +5,19 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from packtrain.runtime.acting import settle_gpu
+from packtrain.runtime.acting import Acting, settle_gpu
+from packtrain.runtime.progress import Progress
 from packtrain.runtime.regrouping import leave_environments
 
 if TYPE_CHECKING:
     from packtrain.runtime.training import Training
 
 log = logging.getLogger("packtrain")
+
+
+def counted_state(progress: Progress, acting: Acting) -> dict[str, Any]:
+    """Return the counters of environment steps and of visited states."""
+    return progress.acting_state() | acting.exploration_state()
 
 
 def collect(training: Training, with_actor: bool) -> dict[str, Any]:
@@ -22,10 +28,10 @@ def collect(training: Training, with_actor: bool) -> dict[str, Any]:
       with_actor: include environments and policy, if they can be saved; else a resume begins new episodes.
     """
     settle_gpu()
-    state = training.learning.state()
+    state, progress = training.learning.state(), training.progress
     # Unfinished episodes are played again after a resume; an epoch's updates continue at the same place.
-    safe_point = training.safe_point if training.epoch_updates is None else None
-    step, actor, counted = safe_point or (training.step, None, training.acting_state())
+    safe_point = progress.safe_point if progress.epoch_updates is None else None
+    step, actor, counted = safe_point or (progress.step, None, counted_state(progress, training.acting))
     if with_actor and safe_point is None:
         actor = training.acting.snapshot()
     if with_actor and actor is not None:
@@ -37,7 +43,7 @@ def collect(training: Training, with_actor: bool) -> dict[str, Any]:
     settle_gpu()
     state["run"] = {
         "step": step,
-        "repeats": list(training.counters.repeats),
+        "repeats": list(progress.repeats),
         "groups": list(training.acting.group_sizes),
         **({"lives": list(lives)} if any(lives := training.acting.lives) else {}),
         "wall_s": training.log.wall_s(),
@@ -51,8 +57,8 @@ def collect(training: Training, with_actor: bool) -> dict[str, Any]:
     state["recorder"] = training.log.recorder.state_dict()
     if "exploration" in counted:
         state["exploration"] = counted["exploration"]
-    if training.epoch_updates is not None:
-        place, made = training.epoch_updates
+    if progress.epoch_updates is not None:
+        place, made = progress.epoch_updates
         episodes = [finished._asdict() for finished in training.log.episodes]
         state["epoch"] = {"updating": place, "updates": made, "learned": training.log.epoch_updates()}
         state["epoch"] |= {"episodes": episodes, **training.acting.epoch_state()}
@@ -71,12 +77,12 @@ def restore(training: Training, step: int, state: dict[str, Any]) -> int:
     training.learning.restore(state, same_episodes="actor" in state)
     exact = training.acting.restore(state)
     run = state["run"]
-    training.counters.restore(run)
+    training.progress.restore(run)
     training.evaluations.restore(run)
-    training.log.restore(state["recorder"], training.step, run["wall_s"])
+    training.log.restore(state["recorder"], training.progress.step, run["wall_s"])
     if "epoch" in state and (exact or "left" in state):
         epoch = state["epoch"]
-        training.epoch_updates = epoch["updating"], epoch["updates"]
+        training.progress.epoch_updates = epoch["updating"], epoch["updates"]
         training.log.restore_epoch(epoch["learned"], epoch["episodes"])
         training.acting.load_epoch_state(epoch)
     log.info("resumed at step %d%s", step, "" if exact else "; the environments begin new episodes")

@@ -23,7 +23,7 @@ class Saver:
         Args:
           training: the run.
         """
-        run, folder = training.experiment.run, training.setup.folder
+        run, folder = training.experiment.run, training.folder
         self._training = training
         self._saving = Saving(folder, run.checkpoint_secs, run.keep_every, self._evaluated_memories)
         self.written = self._saving.written  # steps of checkpoints that have not been reported yet
@@ -59,7 +59,7 @@ class Saver:
     def state_to_evaluate(self) -> dict[str, Any] | None:
         """Return the current state for an evaluation that may find it to be the best; None if the disk refuses."""
         state = None
-        with self._rescuing(), self._saving.guarded(self._training.step):  # segments of the replay are written
+        with self._rescuing(), self._saving.guarded(self._training.progress.step):  # segments of the replay are written
             state = run_state.collect(self._training, with_actor=True)
         return state
 
@@ -82,7 +82,7 @@ class Saver:
         The FolderLostError that is raised then contains the new place.
         """
         training = self._training
-        folder = training.setup.folder
+        folder = training.folder
         try:
             yield
         except FolderLostError as error:
@@ -95,19 +95,24 @@ class Saver:
                 self._save(False, with_actor, required=True)
             except (OSError, RunFolderError, SaveError) as failed:
                 raise FolderLostError(f"{error}; nothing could be saved since: {failed}") from error
-            place = folder.shown
+            place, step = folder.shown, training.progress.step
             raise FolderLostError(
-                f"{happened}: saved at step {training.step:,} in {place}; the same command with --output_dir {place} "
-                "goes on"
+                f"{happened}: saved at step {step:,} in {place}; the same command with --output_dir {place} goes on"
             ) from error
 
     def _save(self, background: bool, with_actor: bool, required: bool) -> None:
         training, state = self._training, None
-        with training.gate.held(training.patience) if with_actor else contextlib.nullcontext():
-            with self._saving.guarded(training.step, required):  # segments of the replay are written
+        with training.gate.held() if with_actor else contextlib.nullcontext():
+            with self._saving.guarded(training.progress.step, required):  # segments of the replay are written
                 state = run_state.collect(training, with_actor)
         if state is not None:
             self._saving.write(state, background, required)
+
+    def report_checkpoints(self) -> None:
+        """Notify the sinks of checkpoints that have been written."""
+        while self.written:
+            step = self.written.popleft()
+            self._training.log.checkpoint(step, self._training.folder.checkpoints / str(step))
 
     def join(self) -> None:
         """Wait for background writes."""

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from packtrain.errors import ENDS_AFTER_SAVING, EnvError
+from packtrain.runtime import evaluation_scheduler
 from packtrain.runtime.loops import Act, Learn, Loop, epoch, queue, ratio
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog, save_and_exit
 
 
 def run(training: Training) -> None:
-    """Run the schedule to the end, or until `training.stop` is set."""
+    """Run the schedule to the end, or until `training.progress.stop` is set."""
     environment = training.experiment.streams.environment
 
     def on_hang(error: EnvError) -> None:
         save_and_exit([training], error)  # the only thread is stuck inside the environment
 
     deadlines = environment.step_deadline_secs, environment.start_deadline_secs
-    with Watchdog(training.columns(), *deadlines, on_hang, lambda: training.stop is not None):
+    with Watchdog(training.columns(), *deadlines, on_hang, lambda: training.progress.stop is not None):
         try:
             for due in loop(training):
                 carry_out(training, due)
-            training.settle()
+            training.acting.settle()
         except ENDS_AFTER_SAVING:
             training.saver.save(with_actor=False)
             raise
@@ -30,13 +31,17 @@ def loop(training: Training) -> Loop:
     """Return the loop of a run's regime; evaluations and checkpoints are made in between, in the same thread."""
 
     def tidy() -> None:
-        training.count_acted()
+        training.rows.count_acted()
+        training.pulse()
         _evaluate_if_due(training)
         training.saver.save_if_due(background=False)
 
-    if training.experiment.by_epochs:
-        return epoch.run(training, tidy)
-    return ratio.run(training, tidy) if training.experiment.by_ratio else queue.run(training, tidy)
+    experiment, progress, learning = training.experiment, training.progress, training.learning
+    if experiment.by_epochs:
+        return epoch.run(experiment, progress, training.acting, learning, training.rows, tidy)
+    if experiment.by_ratio:
+        return ratio.run(ratio.Ratio(experiment, progress, learning), training.acting, tidy)
+    return queue.run(experiment, progress, learning, tidy)
 
 
 def carry_out(training: Training, due: Act | Learn) -> None:
@@ -51,9 +56,10 @@ def carry_out(training: Training, due: Act | Learn) -> None:
 
 
 def _evaluate_if_due(training: Training) -> None:
-    while training.stop is None and training.begin_evaluation_if_due():
-        while training.evaluating and training.stop is None:
+    progress, evaluations = training.progress, training.evaluations
+    while progress.stop is None and evaluation_scheduler.begin_if_due(training):
+        while evaluations.running and progress.stop is None:
             training.acting.check()
-            training.evaluations.tick()
-            training.collect_evaluation()
+            evaluations.tick()
+            evaluation_scheduler.collect(training)
             training.saver.save_if_due(background=False)

@@ -74,7 +74,7 @@ def carry_out(request: TrainRequest, opened: OpenRun) -> int:
     with _signals([opened.training]) as received:
         RUNTIMES[request.runtime](opened.training)
         opened.training.saver.save(required=True)
-    opened.training.report_checkpoints()
+    opened.training.saver.report_checkpoints()
     return opened.close(received)
 
 
@@ -187,7 +187,7 @@ def _signals(trainings: list[Training]) -> Iterator[list[signal.Signals]]:
             os._exit(128 + number)
         received.append(signal.Signals(number))
         for training in trainings:
-            training.stop = KeyboardInterrupt()
+            training.progress.stop = KeyboardInterrupt()
         print(
             f"\n{signal.Signals(number).name}: saving, then leaving; once more leaves at once, without saving",
             file=sys.stderr,

@@ -191,7 +191,7 @@ def measure(run: ShortRun, folder: Path | None = None) -> Digest:
             assert opened is not None
             _drive(opened.training, run)
             identity = opened.training.setup.configuration
-            step, updates = opened.training.step, opened.training.learning.updates
+            step, updates = opened.training.progress.step, opened.training.learning.updates
     leaves = state_of(folder)
     rows = rows_of(folder)
     scalars = _norms(leaves) | _last_values(rows)
@@ -240,9 +240,9 @@ def _drive(training: Training, run: ShortRun) -> None:
             break
         if time.monotonic() - began > run.within_secs:
             raise ConfigError(f"{run.config} took longer than {run.within_secs:.0f} s for its first updates")
-    training.settle()
-    if not training.experiment.by_epochs and training.step > training.log.row_step:
-        training.write_train_row()
+    training.acting.settle()
+    if not training.experiment.by_epochs and training.progress.step > training.log.row_step:
+        training.rows.write()
     training.saver.save(required=True)
     training.saver.join()
 

@@ -168,7 +168,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(in_tmp, monkeypatch
 
     def interrupted(self):
         act(self)
-        turns.append(self.epoch)
+        turns.append(self.progress.epoch)
         if turns.count(2) == 6:
             os.kill(os.getpid(), signal.SIGTERM)
 

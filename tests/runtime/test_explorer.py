@@ -199,7 +199,7 @@ def test_an_epoch_that_was_broken_off_counts_for_nothing(in_tmp, monkeypatch):
 
     def interrupted(self):
         act(self)
-        played.append(self.epoch)
+        played.append(self.progress.epoch)
         if played.count(4) == 6:
             os.kill(os.getpid(), signal.SIGTERM)
 

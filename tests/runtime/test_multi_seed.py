@@ -14,6 +14,7 @@ from packtrain.errors import DivergedError, FolderLostError
 from packtrain.metrics.reading import read_metrics
 from packtrain.runtime import checkpoint, multi_seed, preparation
 from packtrain.runtime.acting import build_sides
+from packtrain.runtime.train_rows import TrainRows
 from packtrain.runtime.training import Training
 
 CLOCKED = ("wall_s", "steps_per_second", "actor_busy", "learner_busy", "rss_mb")
@@ -215,13 +216,13 @@ def test_a_run_waits_for_the_others_before_the_next_epoch(monkeypatch):
     assert train("run") == 0
     served = {tuple(runs) for runs in made}
     assert (0, 1) in served and served & {(0,), (1,)}
-    epochs, original = [], Training.note_report
+    epochs, original = [], TrainRows.note_report
 
     def count(self, *turn):
-        epochs.append(self.epoch)
+        epochs.append(self._progress.epoch)
         original(self, *turn)
 
-    monkeypatch.setattr(Training, "note_report", count)
+    monkeypatch.setattr(TrainRows, "note_report", count)
     assert train("again", seeds=3) == 0
     assert epochs == sorted(epochs) and max(epochs) == 7
 
@@ -281,7 +282,7 @@ def test_the_others_finish_when_one_run_diverges(straight, monkeypatch, capsys):
     original = Training.learn
 
     def breaking(self, name, count=1):
-        if self.experiment.seed == 1 and self.epoch == 6:
+        if self.experiment.seed == 1 and self.progress.epoch == 6:
             raise DivergedError("the weights are not finite")
         return original(self, name, count)
 

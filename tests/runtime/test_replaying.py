@@ -19,7 +19,8 @@ from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, local, multi_seed, preparation, serial
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.loops import Learn
-from packtrain.runtime.loops.ratio import acting_is_ahead
+from packtrain.runtime.loops.ratio import Ratio
+from packtrain.runtime.train_rows import TrainRows
 from packtrain.runtime.training import RunSetup, Training
 from packtrain.testing import chaos
 
@@ -71,7 +72,7 @@ def test_so_many_updates_follow_every_step(tmp_path):
     for wish in serial.loop(run):
         serial.carry_out(run, wish)
         learners = run.learning.learners
-        seen.append((run.acted, learners["model"].updates, learners["value"].updates))
+        seen.append((run.progress.acted, learners["model"].updates, learners["value"].updates))
     run.close()
     before = [s for s in seen if s[0] <= 40 and s[1] == 0]
     assert before and all(value == 0 for _, _, value in before)
@@ -80,7 +81,7 @@ def test_so_many_updates_follow_every_step(tmp_path):
         past = max(0, min(acted, 90) - 40) // 3 * 3
         if acted >= 42:
             assert value == 2 * past and model == 12 + past, (acted, model, value)
-    assert run.finished and run.step >= 90
+    assert run.progress.finished and run.progress.step >= 90
 
 
 @pytest.mark.parametrize("total, steps", [(90, [21, 42, 60, 81, 90]), (81, [21, 42, 60, 81]), (10, [12])])
@@ -101,7 +102,7 @@ def test_random_steps_come_first_and_are_counted(tmp_path):
     network = run.learning.learners["value"].network
     greedy = network.act(network.policy, kept["obs"][None])[0].detach()
     assert not run.acting.policy.random
-    assert 40 <= run.counters.random_steps <= 45
+    assert 40 <= run.progress.random_steps <= 45
     assert kept["action"][:39].abs().mean() > 0.35  # of uniform numbers: 0.5
     torch.testing.assert_close(kept["action"][48:], greedy[48:], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(kept["action"][:39], greedy[:39], atol=0.1)
@@ -148,7 +149,7 @@ def test_a_run_that_is_broken_off_anywhere_goes_on_as_if_it_had_not_been(tmp_pat
         assert rows(path) == rows(tmp_path / "whole"), stop
         for file in ("memories", "learners", "actor"):
             mine, theirs = (
-                load_file(folder / "checkpoints" / str(again.step) / f"{file}.safetensors")
+                load_file(folder / "checkpoints" / str(again.progress.step) / f"{file}.safetensors")
                 for folder in (path, tmp_path / "whole")
             )
             for leaf in theirs:  # NaN: an environment that does not say whether a task is solved
@@ -189,7 +190,7 @@ def test_rows_are_in_segments_and_not_in_every_checkpoint(tmp_path, monkeypatch)
     inside = load_file(tmp_path / "checkpoints" / str(newest) / "memories.safetensors")
     assert inside["/replay/tail/reward"].numel() < 16
     again = training(tmp_path, "steve/ddpg_pendulum", saved=checkpoint.load_newest(tmp_path / "checkpoints"))
-    assert len(everything(again)["reward"]) == run.acted
+    assert len(everything(again)["reward"]) == run.progress.acted
     again.close()
 
 
@@ -249,8 +250,8 @@ def test_a_disk_that_refuses_a_segment_is_a_warning(tmp_path, monkeypatch, caplo
     monkeypatch.setattr("packtrain.memory.segments.write_whole", full)
     run = training(tmp_path, "steve/ddpg_pendulum", checkpoint_secs=0.001, eval_every=40, eval_episodes=1)
     serial.run(run)
-    assert run.finished and "not written: [Errno 28] No space left on device" in caplog.text
-    assert [row["step"] for row in rows(tmp_path, "eval")][-1] == run.step, "it is evaluated all the same"
+    assert run.progress.finished and "not written: [Errno 28] No space left on device" in caplog.text
+    assert [row["step"] for row in rows(tmp_path, "eval")][-1] == run.progress.step, "it is evaluated all the same"
     with pytest.raises(SaveError, match="could not be written"):
         run.saver.save(required=True)
     run.close()
@@ -264,7 +265,7 @@ def test_seeds_that_learn_together_are_what_they_are_alone(tmp_path):
     runs = [training(tmp_path / f"seed_{seed}", seed=seed) for seed in range(3)]
     multi_seed.run(runs)
     for mine, theirs in zip(runs, alone, strict=True):
-        assert mine.step == theirs.step
+        assert mine.progress.step == theirs.progress.step
         for name, leaf in weights(theirs).items():
             torch.testing.assert_close(weights(mine)[name], leaf, rtol=2e-3, atol=2e-4)
         assert [row["step"] for row in rows(mine.folder.path)] == [row["step"] for row in rows(theirs.folder.path)]
@@ -328,23 +329,23 @@ def test_seeds_whose_episodes_end_at_different_times_stay_in_step(tmp_path, n_st
     multi_seed.run(runs)
     assert len({run.learning.learners["value"].updates for run in runs}) == 1
     resets = [run.acting.actor.steps for run in runs]
-    assert all(run.step >= 120 for run in runs), resets
+    assert all(run.progress.step >= 120 for run in runs), resets
     for run in runs:
         run.close()
 
 
 def diverging(monkeypatch, seed=1, updates=40):
     """Let the critic of one seed become NaN in the course of so many updates."""
-    original = Training.note_update
+    original = TrainRows.note_update
 
     def breaking(self, name, metrics):
         original(self, name, metrics)
-        learner = self.learning.learners[name]
-        if self.experiment.seed == seed and name == "value" and learner.updates >= updates:
+        learner = self._learning.learners[name]
+        if self._experiment.seed == seed and name == "value" and learner.updates >= updates:
             with torch.no_grad():
                 learner.network.critic.biases[-1].fill_(torch.nan)
 
-    monkeypatch.setattr(Training, "note_update", breaking)
+    monkeypatch.setattr(TrainRows, "note_update", breaking)
 
 
 @pytest.mark.parametrize("name, secs", [("steve/ddpg_pendulum", 1e-9), ("steve/steve_pendulum", 1000.0)])
@@ -389,13 +390,13 @@ def test_a_seed_that_diverged_is_left_out_until_the_others_are_finished(tmp_path
 
     def stopping(self):
         counting(self)
-        if self.step >= 90:
-            self.stop = KeyboardInterrupt()
+        if self._progress.step >= 90:
+            self._progress.stop = KeyboardInterrupt()
 
-    counting = Training.count_acted
+    counting = TrainRows.count_acted
     with monkeypatch.context() as patch:
         diverging(patch)
-        patch.setattr(Training, "count_acted", stopping)
+        patch.setattr(TrainRows, "count_acted", stopping)
         assert cli.main(argv) == 3
     before = [max(checkpoint.steps(tmp_path / "run" / f"seed_{k}" / "checkpoints")) for k in range(3)]
     assert before[1] < before[0] == before[2] < 120
@@ -454,9 +455,9 @@ def test_slack_below_what_is_learned_beforehand(tmp_path):
     Mutations: an actor that waits for what comes after the warm-up; one that acts on during the last evaluation.
     """
     run = training(tmp_path, slack=4, pretrain=12, total_steps=90, eval_every=45)
-    assert not acting_is_ahead(run)
+    assert not Ratio(run.experiment, run.progress, run.learning).acting_is_ahead()
     local.run(run)
-    assert run.finished and run.step == 90
+    assert run.progress.finished and run.progress.step == 90
     assert run.learning.learners["model"].updates >= 12
     assert [row["step"] for row in rows(tmp_path, "eval")][-1] == 90
     run.close()
@@ -481,9 +482,9 @@ def test_updates_that_do_not_wait_for_steps(tmp_path):
     run = training(tmp_path, bindings=["value/LearnerUse.ratio = None", "model/LearnerUse.ratio = None"], **free)
     assert not multi_seed.can_share(run.experiment)
     local.run(run)
-    assert run.finished and run.learning.learners["value"].updates >= 32
+    assert run.progress.finished and run.learning.learners["value"].updates >= 32
     assert run.learning.learners["model"].updates >= 32
-    assert abs(run.learning.learners["value"].updates - 2.0 * (run.step - 40)) > 32  # no ratio is kept
+    assert abs(run.learning.learners["value"].updates - 2.0 * (run.progress.step - 40)) > 32  # no ratio is kept
     steps = [row["step"] for row in rows(tmp_path)]
     assert steps == sorted(set(steps))
     run.close()

@@ -12,7 +12,7 @@ from packtrain.envs.stream import Episode
 from packtrain.errors import DivergedError, StalledError
 from packtrain.metrics.console import PlainConsole
 from packtrain.metrics.reading import read_metrics
-from packtrain.runtime import checkpoint, local, preparation, serial, starvation
+from packtrain.runtime import checkpoint, evaluation_scheduler, local, preparation, serial, starvation
 from packtrain.runtime.acting import build_sides
 from packtrain.runtime.evaluation import summary
 from packtrain.runtime.folder import RunFolder
@@ -63,13 +63,13 @@ def test_an_update_moves_the_weights_and_the_actor_follows(tmp_path):
 
 def test_no_batch_no_update(tmp_path):
     run = training(tmp_path)
-    assert not run.learn("impala") and run.step == 0
+    assert not run.learn("impala") and run.progress.step == 0
     run.close()
 
 
 def test_the_gate_holds_an_actor_between_turns():
     """Mutation: a gate that does not wait for the turn under way."""
-    gate, stop, inside, overlaps = ActorPause(), threading.Event(), [], []
+    gate, stop, inside, overlaps = ActorPause(5), threading.Event(), [], []
 
     def act():
         while not stop.is_set():
@@ -81,7 +81,7 @@ def test_the_gate_holds_an_actor_between_turns():
     thread = threading.Thread(target=act)
     thread.start()
     for _ in range(20):
-        with gate.held(5):
+        with gate.held():
             overlaps.append(len(inside))
             time.sleep(0.001)
             overlaps.append(len(inside))
@@ -91,7 +91,7 @@ def test_the_gate_holds_an_actor_between_turns():
 
 
 def test_a_gate_does_not_wait_for_ever():
-    gate, stop = ActorPause(), threading.Event()
+    gate, stop = ActorPause(timeout=0.1), threading.Event()
 
     def hang():
         with gate.turn():
@@ -100,11 +100,11 @@ def test_a_gate_does_not_wait_for_ever():
     thread = threading.Thread(target=hang)
     thread.start()
     time.sleep(0.05)
-    with pytest.raises(StalledError, match="did not finish its step"), gate.held(timeout=0.1):
+    with pytest.raises(StalledError, match="did not finish its step"), gate.held():
         pass
     stop.set()
     thread.join()
-    with gate.held(timeout=1):
+    with gate.held():
         pass
 
 
@@ -156,7 +156,7 @@ def test_the_last_steps_have_a_row_too(tmp_path, runtime):
     runtime.run(run)
     run.close()
     rows = [row for row in read_metrics(tmp_path) if row["kind"] == "train"]
-    assert [row["step"] for row in rows] == [run.step] and rows[0]["episodes"] > 0
+    assert [row["step"] for row in rows] == [run.progress.step] and rows[0]["episodes"] > 0
 
 
 def test_new_episodes_after_a_resume_differ_from_earlier_ones(tmp_path, monkeypatch):
@@ -194,32 +194,32 @@ def test_a_best_checkpoint_contains_only_the_rows_before_it(tmp_path):
     """Rows written while an evaluation ran belong to later steps. Mutation: taking the file's length at its end."""
     run = training(tmp_path, eval_every=100, eval_episodes=2, log_every=20)
     before = run.log.bytes
-    assert run.begin_evaluation_if_due()
-    run.log.write("train", {"x": 1}, run.step)
-    while run.evaluating:
+    assert evaluation_scheduler.begin_if_due(run)
+    run.log.write("train", {"x": 1}, run.progress.step)
+    while run.evaluations.running:
         run.evaluations.tick()
-        run.collect_evaluation()
+        evaluation_scheduler.collect(run)
     step, state = checkpoint.choose(tmp_path / "checkpoints", "best")
     assert step == 0 and state["run"]["metrics_bytes"] == before < run.log.bytes
     assert state["run"]["next_eval"] == 0, "a resumed run evaluates again"
-    assert not run.begin_evaluation_if_due()
+    assert not evaluation_scheduler.begin_if_due(run)
     run.close()
 
 
 def test_an_evaluation_counts_as_under_way_until_its_row_is_written(tmp_path):
     """Mutation: asking the evaluator, which is through before its result has been handed over: the last row is lost."""
     run = training(tmp_path, eval_every=100, eval_episodes=2)
-    assert run.begin_evaluation_if_due()
+    assert evaluation_scheduler.begin_if_due(run)
     while run.evaluations.here:
         run.evaluations.tick()
     run.evaluations._results.clear()  # the moment between the last step and the hand-over
-    assert run.evaluating
+    assert run.evaluations.running
     run.close()
 
 
 def test_an_evaluation_under_way_is_begun_again_after_a_resume(tmp_path):
     run = training(tmp_path, eval_every=100, eval_episodes=2)
-    assert run.begin_evaluation_if_due()
+    assert evaluation_scheduler.begin_if_due(run)
     run.saver.save()
     assert checkpoint.load_newest(tmp_path / "checkpoints")[1]["run"]["next_eval"] == 0
     run.close()

@@ -18,7 +18,7 @@ from packtrain.errors import ConfigError, DivergedError, EnvSetupError
 from packtrain.metrics.console import PlainConsole
 from packtrain.runtime import checkpoint, local, multi_seed, preparation, serial
 from packtrain.runtime.folder import RunFolder
-from packtrain.runtime.loops.ratio import due
+from packtrain.runtime.loops.ratio import Ratio
 from packtrain.runtime.training import RunSetup, Training
 from packtrain.testing import chaos
 
@@ -195,7 +195,7 @@ def test_segments_that_nothing_refers_to_are_deleted(tmp_path, monkeypatch):
     assert len(referred) >= 6 and referred <= files and len(files - referred) <= 2
     assert min(referred) > "00000008.safetensors", "the first have gone"
     again = training(tmp_path, total_steps=1600, saved=checkpoint.load_newest(tmp_path / "checkpoints"))
-    assert again.acted > 1500 and not again.learning.memories["replay"].lost
+    assert again.progress.acted > 1500 and not again.learning.memories["replay"].lost
     again.close()
 
 
@@ -217,14 +217,14 @@ def test_acting_and_learning_at_once_keep_their_ratio_within_slack(tmp_path):
     learn = run.learn
 
     def watched(name, count):
-        behind.append(due(run, name))
+        behind.append(Ratio(run.experiment, run.progress, run.learning).due(name))
         learn(name, count)
 
     run.learn = watched
     local.run(run)
     learner = run.learning.learners["values"]
-    assert run.finished and min(behind) >= 1 and max(behind) <= 4 + 2
-    assert learner.updates <= 0.02 * (run.acted - 200) + 1 and learner.updates >= 0.02 * (4000 - 200) - 8
+    assert run.progress.finished and min(behind) >= 1 and max(behind) <= 4 + 2
+    assert learner.updates <= 0.02 * (run.progress.acted - 200) + 1 and learner.updates >= 0.02 * (4000 - 200) - 8
     run.close()
 
 
@@ -236,7 +236,7 @@ def test_the_first_turns_are_random_and_none_after_a_resume(tmp_path):
         acted, act = [], run.acting.actor.turn
 
         def turn(run=run, act=act, acted=acted):
-            acted.append((run.acted, bool(run.acting.policy.random)))
+            acted.append((run.progress.acted, bool(run.acting.policy.random)))
             act()
 
         run.acting.actor.turn = turn
@@ -249,7 +249,7 @@ def test_the_first_turns_are_random_and_none_after_a_resume(tmp_path):
 def test_without_a_ratio_both_run_freely(tmp_path):
     run = training(tmp_path, total_steps=3000, updates_per_step=None)
     local.run(run)
-    assert run.finished and run.learning.learners["values"].updates > 3
+    assert run.progress.finished and run.learning.learners["values"].updates > 3
     run.close()
 
 

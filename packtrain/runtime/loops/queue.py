@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from packtrain.runtime.experiment import Collect, Repeat, Update
+from packtrain.runtime.experiment import Collect, Experiment, Repeat, Update
+from packtrain.runtime.learning import LearningSide
 from packtrain.runtime.loops import Act, Learn, Loop, Tidy
-from packtrain.runtime.training import Training
+from packtrain.runtime.progress import Progress
 
 
-def run(training: Training, tidy: Tidy) -> Loop:
+def run(experiment: Experiment, progress: Progress, learning: LearningSide, tidy: Tidy) -> Loop:
     """Yield actor steps until the queue holds a batch, then an update, until all steps have been used."""
     tidy()
-    for stage in training.experiment.schedule:
+    for stage in experiment.schedule:
         if not isinstance(stage, Repeat):
-            yield from _stage(training, stage, tidy)
+            yield from _stage(stage, progress, learning, tidy)
             continue
-        while training.goes_on:
+        while progress.goes_on:
             for inner in stage.stages:
-                yield from _stage(training, inner, tidy)
+                yield from _stage(inner, progress, learning, tidy)
 
 
-def _stage(training: Training, stage: Collect | Update | Repeat, tidy: Tidy) -> Loop:
+def _stage(stage: Collect | Update | Repeat, progress: Progress, learning: LearningSide, tidy: Tidy) -> Loop:
     if isinstance(stage, Collect):
         (name,) = stage.memories
-        memory = training.learning.memories[name]
-        while not memory.ready() and training.stop is None:
+        memory = learning.memories[name]
+        while not memory.ready() and progress.stop is None:
             yield Act()
     elif isinstance(stage, Update):
         for _ in range(stage.count):
-            if training.stop is None:
+            if progress.stop is None:
                 yield Learn(stage.learner, 1)
                 tidy()

@@ -2,78 +2,94 @@
 
 from __future__ import annotations
 
-from packtrain.runtime.experiment import Collect, Repeat, Update
+from dataclasses import dataclass
+
+from packtrain.runtime.acting import Acting
+from packtrain.runtime.experiment import Collect, Experiment, Repeat, Update
+from packtrain.runtime.learning import LearningSide
 from packtrain.runtime.loops import Act, Learn, Loop, Tidy
-from packtrain.runtime.training import Training
+from packtrain.runtime.progress import Progress
 
 
-def run(training: Training, tidy: Tidy, *, catch_up: bool = True) -> Loop:
-    """Yield what is due next, computed from counters alone, so that a resumed run yields the same.
+@dataclass(frozen=True)
+class Ratio:
+    """How many updates are due: a function of counters alone, so that a resumed run makes the same updates."""
+
+    experiment: Experiment
+    progress: Progress
+    learning: LearningSide
+
+    def due(self, name: str) -> int:
+        """Return the number of updates that a learner may make before more steps are needed."""
+        experiment, learner = self.experiment, self.learning.learners[name]
+        if not self.learning.memory_of(name).ready():
+            return 0
+        ratio = experiment.learners[name].ratio
+        if ratio is None:
+            return learner.max_updates
+        # Rounded to steps of all environments: resets are not steps, so seeds that learn together differ by a few.
+        environments = experiment.streams.num_actors
+        acted = min(self.progress.acted, experiment.total_steps) - experiment.warm_up
+        acted = max(0, acted) // environments * environments
+        return int(ratio * acted) + experiment.pretraining(name) - learner.updates
+
+    def acting_is_ahead(self) -> bool:
+        """Return whether acting should wait: a learner is behind by more than its slack, or all steps were made."""
+        experiment, acted = self.experiment, self.progress.acted
+        if acted < experiment.warm_up:
+            return False  # pre-training follows the warm-up
+        if acted >= experiment.total_steps:
+            return True
+        uses = experiment.learners.items()
+        return any(use.slack is not None and self.due(name) > use.slack for name, use in uses)
+
+
+def run(ratio: Ratio, acting: Acting, tidy: Tidy, *, catch_up: bool = True) -> Loop:
+    """Yield what is due next.
 
     Args:
-      training: the run.
+      ratio: decides how many updates are due.
+      acting: acts by the policy that a stage names.
       tidy: updates counters, evaluates and saves when that is due.
       catch_up: make all updates that are due before the next actor step. Otherwise each learner makes at most
         `max_updates` before `tidy` and the next check of the counters, because the actor acts at the same time.
     """
+    progress, learners = ratio.progress, ratio.learning.learners
     tidy()
-    for stage in training.experiment.schedule:
+    for stage in ratio.experiment.schedule:
         if isinstance(stage, Collect):
-            training.acting.begin_stage(stage)
-            while training.goes_on and training.step < (stage.steps or 0):
+            acting.begin_stage(stage)
+            while progress.goes_on and progress.step < (stage.steps or 0):
                 yield Act()
                 tidy()
         elif isinstance(stage, Update):
-            learner = training.learning.learners[stage.learner]
-            while training.stop is None and (left := stage.count - learner.updates) > 0:
+            learner = learners[stage.learner]
+            while progress.stop is None and (left := stage.count - learner.updates) > 0:
                 yield Learn(stage.learner, min(left, learner.max_updates))
                 tidy()
         else:
-            yield from _repeat(training, stage, tidy, catch_up)
+            for inner in stage.stages:
+                if isinstance(inner, Collect):
+                    acting.begin_stage(inner)
+            yield from _repeat(ratio, stage, tidy, catch_up)
 
 
-def _repeat(training: Training, stage: Repeat, tidy: Tidy, catch_up: bool) -> Loop:
-    updates = [inner for inner in stage.stages if isinstance(inner, Update)]
-    for inner in stage.stages:
-        if isinstance(inner, Collect):
-            training.acting.begin_stage(inner)
-    while training.stop is None:
+def _repeat(ratio: Ratio, stage: Repeat, tidy: Tidy, catch_up: bool) -> Loop:
+    progress, learners = ratio.progress, ratio.learning.learners
+    names = [inner.learner for inner in stage.stages if isinstance(inner, Update)]
+    while progress.stop is None:
         learned = behind = False
-        for update in updates:
-            bound = training.experiment.learners[update.learner].ratio is not None
-            while training.stop is None and (left := due(training, update.learner)) > 0:
-                yield Learn(update.learner, min(left, training.learning.learners[update.learner].max_updates))
+        for name in names:
+            bound = ratio.experiment.learners[name].ratio is not None
+            while progress.stop is None and (left := ratio.due(name)) > 0:
+                yield Learn(name, min(left, learners[name].max_updates))
                 learned, behind = True, behind or bound
                 if not (bound and catch_up):  # without a ratio: max_updates per pass
                     break
-        if training.stop is not None:
+        if progress.stop is not None:
             return
         tidy()
-        if training.finished and (catch_up or not behind):
+        if progress.finished and (catch_up or not behind):
             return
         if catch_up or not learned:
             yield Act()
-
-
-def due(training: Training, name: str) -> int:
-    """Return the number of updates that a learner may make before more steps are needed."""
-    experiment, learner = training.experiment, training.learning.learners[name]
-    if not training.learning.memory_of(name).ready():
-        return 0
-    ratio = experiment.learners[name].ratio
-    if ratio is None:
-        return learner.max_updates
-    # Rounded to steps of all environments: resets are not steps, so seeds that learn together differ by a few steps.
-    environments = experiment.streams.num_actors
-    acted = max(0, min(training.acted, experiment.total_steps) - experiment.warm_up) // environments * environments
-    return int(ratio * acted) + experiment.pretraining(name) - learner.updates
-
-
-def acting_is_ahead(training: Training) -> bool:
-    """Return whether acting should wait: a learner is behind by more than its slack, or all steps have been made."""
-    if training.acted < training.experiment.warm_up:
-        return False  # pre-training follows the warm-up
-    if training.acted >= training.experiment.total_steps:
-        return True
-    uses = training.experiment.learners.items()
-    return any(use.slack is not None and due(training, name) > use.slack for name, use in uses)
