@@ -36,10 +36,7 @@ FAMILIES = {
 # Left out everywhere: functions on tensors, networks, and the types that travel.
 LEAVES = ("equations/", "networks/", "trees.py", "types.py", "arrays.py", "check.py")
 # Around the transition in every family: what steps environments, connects, counts and shows; listed once.
-AROUND = re.compile(
-    r"envs/(?!stream)|metrics/|interfaces\.py|"
-    r"runtime/(training|acting|learning|counters|experiment|metrics_log|explorer|learner_group|saver|divergence)\.py"
-)
+AROUND = re.compile(r"envs/(?!stream)|metrics/|interfaces\.py|runtime/(acting|learning|explorer|divergence)\.py")
 
 
 def first_sentence(path):
@@ -73,12 +70,7 @@ def executed(name, values, folder):
         for due in serial.loop(training):
             acts = isinstance(due, Act)
             watch = learned and (acts or found)
-            if watch:
-                sys.setprofile(note)
-            try:
-                training.act() if acts else training.learn(due.learner, due.updates)
-            finally:
-                sys.setprofile(None)
+            _carry_out(training, due, note if watch else None)
             learned += isinstance(due, Learn)
             seen += bool(watch) and not acts
             if seen and acts:
@@ -86,6 +78,19 @@ def executed(name, values, folder):
     finally:
         training.close()
     raise AssertionError("the run ended before a transition went all the way round")
+
+
+def _carry_out(training, due, note):
+    """The transition goes through the two sides, which are watched; what they report is counted beside its way."""
+    sys.setprofile(note)
+    try:
+        result = training.acting.act() if isinstance(due, Act) else training.learning.learn(due.learner, due.updates)
+    finally:
+        sys.setprofile(None)
+    if isinstance(due, Act):
+        training.rows.note_report(result)
+    elif result is not None:
+        training.rows.note_update(due.learner, result)
 
 
 def table(found):

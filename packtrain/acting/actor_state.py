@@ -92,6 +92,26 @@ class RowPolicy(Policy):
         """Load what `snapshot` returned."""
 
 
+class RandomSwitch:
+    """Mixin of policies that can act uniformly at random; the switch is a tensor that a captured decision reads."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._flag = torch.zeros((), dtype=torch.bool, device=device)
+        self._is_random = False
+
+    @property
+    def random(self) -> bool:
+        """Whether actions are uniformly random."""
+        return self._is_random
+
+    @random.setter
+    def random(self, random: bool) -> None:
+        if random != self._is_random:
+            self._flag.fill_(random)
+            self._is_random = random
+
+
 class RowActorState(ActorState):
     """Recurrent state and frame window of one group of environments."""
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from packtrain import trees
 from packtrain.acting import actor_errors, embedding_versions
 from packtrain.acting.actor_errors import ActorErrors, ErrorNumbers
-from packtrain.acting.actor_state import RowActorState
+from packtrain.acting.actor_state import RandomSwitch, RowActorState
 from packtrain.acting.embedding_versions import EmbeddingVersions
-from packtrain.acting.noise import RandomSwitch
 from packtrain.config import configurable
 from packtrain.envs.stream import Stream
 from packtrain.equations.bandit import (

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from packtrain.acting.actor_state import RowActorState, RowPolicy
+from packtrain.acting.actor_state import RandomSwitch, RowActorState, RowPolicy
 from packtrain.acting.mpc_traces import RecordedMpcState, mpc_writer
-from packtrain.acting.noise import Control, RandomSwitch
+from packtrain.acting.noise import Control
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.interfaces import ActingPlace, ActorState, PolicySettings

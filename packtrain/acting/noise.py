@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from packtrain.acting.actor_state import RowPolicy
+from packtrain.acting.actor_state import RandomSwitch, RowPolicy
 from packtrain.config import configurable
 from packtrain.interfaces import ActingPlace, PolicySettings
 from packtrain.networks.control import ControlNetwork, ControlSizes
@@ -27,26 +27,6 @@ class Control(ControlSizes, PolicySettings):
     def build_policy(self, network: ControlNetwork, place: ActingPlace) -> NoisePolicy:
         """Return the policy that acts with a network."""
         return NoisePolicy(network, place.seed, place.greedy)
-
-
-class RandomSwitch:
-    """Mixin of policies that can act uniformly at random; the switch is a tensor that a captured decision reads."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self._flag = torch.zeros((), dtype=torch.bool, device=device)
-        self._is_random = False
-
-    @property
-    def random(self) -> bool:
-        """Whether actions are uniformly random."""
-        return self._is_random
-
-    @random.setter
-    def random(self, random: bool) -> None:
-        if random != self._is_random:
-            self._flag.fill_(random)
-            self._is_random = random
 
 
 class NoisePolicy(RandomSwitch, RowPolicy):

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from packtrain import check, trees
 from packtrain.algorithms.gradient import GradientLearner
-from packtrain.algorithms.optimisers import check_decay, make_optimiser, scheduled_rate
+from packtrain.algorithms.optimisers import check_decay, make_optimiser
 from packtrain.algorithms.polyak import SlowCopy
 from packtrain.config import configurable
+from packtrain.equations.schedules import scheduled_rate
 from packtrain.errors import ConfigError
 from packtrain.memory.episodes import HINDSIGHT
 from packtrain.networks.planner_inputs import Inputs, append_action
@@ -105,11 +106,12 @@ class ExpertIteration:
             epsilon=self.epsilon,
         )
         slow = None if self.target_decay is None else SlowCopy(network[self.network], self.target_decay)
+        schedule = self.learning_rate, self.final_learning_rate, self.decay_updates, self.decay
         learner: GradientLearner = GradientLearner(
             network,
             partial(loss, settings=self, bootstrap=None if slow is None else slow.module),
             optimiser,
-            lambda _: scheduled_rate(self, learner.updates),
+            lambda _: scheduled_rate(learner.updates, *schedule),
             self.grad_norm_clipping or NO_CLIPPING,
             validation=partial(validation, settings=self, bootstrap=None if slow is None else slow.module),
         )

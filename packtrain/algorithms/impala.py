@@ -20,12 +20,13 @@ from torch import Tensor
 from packtrain import check
 from packtrain.algorithms.data_parallel import SUM, Averages
 from packtrain.algorithms.gradient import GradientLearner
-from packtrain.algorithms.optimisers import linear_decay, make_optimiser
+from packtrain.algorithms.optimisers import make_optimiser
 from packtrain.algorithms.trusted_policy import TrustedPolicy
 from packtrain.config import configurable
 from packtrain.equations.boundaries import boundaries
 from packtrain.equations.losses import baseline_loss, entropy_loss, policy_gradient_loss
 from packtrain.equations.rewards import clip_reward
+from packtrain.equations.schedules import linear_decay
 from packtrain.equations.vtrace import vtrace
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.types import Trajectory

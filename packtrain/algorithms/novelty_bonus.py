@@ -16,6 +16,7 @@ from packtrain import trees
 from packtrain.algorithms.gradient import GradientLearner
 from packtrain.algorithms.optimisers import make_optimiser
 from packtrain.equations import novelty
+from packtrain.equations.losses import weighted_mean
 from packtrain.hashing import digest
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.networks.perception import Flatten
@@ -102,7 +103,7 @@ class RandomDistillationBonus:
     @staticmethod
     def _loss(predictor: nn.Module, minibatch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         inputs, targets, weight = minibatch
-        error = mean(novelty.rnd_error(predictor(inputs), targets), weight)
+        error = weighted_mean(novelty.rnd_error(predictor(inputs), targets), weight)
         return error, {"predictor_loss": error.detach()}
 
     def extent(self) -> dict[str, float]:
@@ -174,11 +175,6 @@ class CountBonus:
         """Load what `state_dict` returned."""
         self._keys = state["keys"].cpu().numpy().copy().view(np.uint64)
         self._visits = state["visits"].cpu().numpy().copy()
-
-
-def mean(x: Tensor, weight: Tensor) -> Tensor:
-    """Return the mean over rows of nonzero weight; 0 if there are none."""
-    return (x * weight).sum() / weight.sum().clamp(min=1)
 
 
 def moments_from(state: dict[str, Tensor], device: torch.device) -> novelty.Moments:

@@ -1,4 +1,4 @@
-"""The optimisers and the learning-rate schedule that the algorithms share."""
+"""The optimisers that the algorithms share; schedules of learning rates are in `equations/schedules.py`."""
 
 from __future__ import annotations
 
@@ -210,32 +210,6 @@ def make_optimiser(
     raise ConfigError(f"the optimiser is {name!r}, expected one of {', '.join(OPTIMISERS)}")
 
 
-def linear_between(first: float, last: float | None, update: int, updates: int | None) -> float:
-    """Return the learning rate on a straight line from `first` at update 0 to `last` at update `updates` and after.
-
-    Args:
-      first: the rate of the first update.
-      last: the rate from update `updates` on; None: the rate is constant.
-      update: number of updates made.
-      updates: length of the line; None: the rate is constant.
-    """
-    if last is None or updates is None:
-        return first
-    share = min(update, updates) / updates
-    return (1.0 - share) * first + share * last
-
-
-def scheduled_rate(settings: Any, update: int) -> float:
-    """Return the learning rate of an update, by `learning_rate`, `final_learning_rate`, `decay_updates` and `decay`.
-
-    `decay` = "linear" is `linear_between`; "step" keeps the first rate for `decay_updates` updates, then uses the last.
-    """
-    first, last, updates = settings.learning_rate, settings.final_learning_rate, settings.decay_updates
-    if settings.decay == "step" and last is not None and updates is not None:
-        return float(first if update < updates else last)
-    return linear_between(first, last, update, updates)
-
-
 def check_decay(settings: Any) -> None:
     """Raise a ConfigError unless `final_learning_rate` and `decay_updates` are both None or both in range."""
     check.not_negative(settings, "final_learning_rate")
@@ -246,19 +220,3 @@ def check_decay(settings: Any) -> None:
     if settings.decay == "step" and settings.final_learning_rate is None:
         name = type(settings).__name__
         raise ConfigError(f"{name}.decay = 'step' needs {name}.final_learning_rate and {name}.decay_updates")
-
-
-def linear_decay(learning_rate: float, step: int, total_steps: int) -> float:
-    """Return the learning rate that falls linearly to 0.
-
-        lr = learning_rate · (1 − min(step, total_steps) / total_steps)
-
-    Args:
-      learning_rate: at step 0.
-      step: progress so far, in any unit; IMPALA counts decisions learned from.
-      total_steps: where the rate reaches 0 and stays, same unit.
-
-    Returns:
-      The rate at `step`.
-    """
-    return learning_rate * (1.0 - min(step, total_steps) / total_steps)

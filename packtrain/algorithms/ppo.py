@@ -38,17 +38,17 @@ from packtrain.algorithms.novelty_bonus import (
     Bonus,
     CountBonus,
     RandomDistillationBonus,
-    mean,
     moments_from,
 )
-from packtrain.algorithms.optimisers import linear_decay, make_optimiser
+from packtrain.algorithms.optimisers import make_optimiser
 from packtrain.algorithms.trusted_policy import TrustedPolicy
 from packtrain.config import configurable
 from packtrain.equations import novelty
 from packtrain.equations.boundaries import boundaries
 from packtrain.equations.gae import endless_gae, gae
-from packtrain.equations.losses import baseline_loss, entropy_loss
+from packtrain.equations.losses import baseline_loss, entropy_loss, weighted_mean
 from packtrain.equations.scan import reverse_linear_scan
+from packtrain.equations.schedules import linear_decay
 from packtrain.equations.surrogate import clipped_surrogate
 from packtrain.errors import ConfigError
 from packtrain.interfaces import SampleLearner
@@ -208,7 +208,7 @@ def prepare(
     advantage = settings.extrinsic_coefficient * extrinsic.advantages
     extras = {"behaviour_log_prob": trajectory.extras["behaviour_log_prob"], "target": extrinsic.targets}
     metrics = {
-        "value": mean(value[:-1], weight_t),
+        "value": weighted_mean(value[:-1], weight_t),
         "explained_variance": explained_variance(extrinsic.targets, value[:-1], weight_t),
     }
     if trusted is not None:
@@ -226,10 +226,10 @@ def prepare(
         )
         advantage = advantage + settings.intrinsic_coefficient * intrinsic.advantages
         extras["intrinsic_target"] = intrinsic.targets
-        metrics["intrinsic_reward"] = mean(intrinsic_reward, weight_t)
+        metrics["intrinsic_reward"] = weighted_mean(intrinsic_reward, weight_t)
         metrics["intrinsic_explained_variance"] = explained_variance(intrinsic.targets, own[:-1], weight_t)
-    centred = (advantage - mean(advantage, weight_t)) * weight_t
-    extras["advantage"] = centred / (mean(centred.square(), weight_t).sqrt() + novelty.TINY)
+    centred = (advantage - weighted_mean(advantage, weight_t)) * weight_t
+    extras["advantage"] = centred / (weighted_mean(centred.square(), weight_t).sqrt() + novelty.TINY)
     return trajectory._replace(extras=extras), metrics
 
 
@@ -237,7 +237,7 @@ def explained_variance(targets: Tensor, values: Tensor, weight_t: Tensor) -> Ten
     """Return 1 − Var(target − V) / Var(target) over rows of nonzero weight, 0-d; 0 if the targets are constant."""
 
     def variance(x: Tensor) -> Tensor:
-        return mean((x - mean(x, weight_t)).square(), weight_t)
+        return weighted_mean((x - weighted_mean(x, weight_t)).square(), weight_t)
 
     spread = variance(targets)
     return torch.where(spread > novelty.TINY**2, 1 - variance(targets - values) / spread, 0.0)

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from packtrain import check
 from packtrain.algorithms.gradient import GradientLearner
-from packtrain.algorithms.optimisers import check_decay, make_optimiser, scheduled_rate
+from packtrain.algorithms.optimisers import check_decay, make_optimiser
 from packtrain.config import configurable
+from packtrain.equations.schedules import scheduled_rate
 from packtrain.errors import ConfigError
 from packtrain.networks.world_model import ModelNetwork
 from packtrain.types import Trajectory
@@ -57,11 +58,12 @@ class WorldModelLearning:
         def held_out(_: nn.ModuleDict, trajectory: Trajectory) -> dict[str, Tensor]:
             return validation(module, trajectory)
 
+        schedule = self.learning_rate, self.final_learning_rate, self.decay_updates, self.decay
         learner: GradientLearner = GradientLearner(
             network,
             partial(loss, settings=self),
             optimiser,
-            lambda _: scheduled_rate(self, learner.updates),
+            lambda _: scheduled_rate(learner.updates, *schedule),
             float("inf"),
             capture=True,
             validation=held_out,

@@ -80,3 +80,13 @@ def _reduce(loss_t: Tensor, weight_t: Tensor, reduction: str) -> Tensor:
         weight = weight_t.sum()
         return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)  # 0 / tiny = 0 if all weights are 0
     raise ValueError(f"reduction is {reduction!r}, expected one of {', '.join(REDUCTIONS)}")
+
+
+def weighted_mean(x: Tensor, weight: Tensor) -> Tensor:
+    """Return the mean over rows of nonzero weight; 0 if there are none.
+
+    Args:
+      x: [T, B]
+      weight: [T, B] 0 or 1.
+    """
+    return (x * weight).sum() / weight.sum().clamp(min=1)

@@ -17,7 +17,6 @@ from packtrain.algorithms.expert_iteration import (
     target,
     validation,
 )
-from packtrain.algorithms.optimisers import scheduled_rate
 from packtrain.errors import ConfigError, EnvSetupError
 from packtrain.memory.episodes import Episodes
 from packtrain.networks.planner_inputs import append_action_arrays, input_space
@@ -425,9 +424,6 @@ def test_held_out_losses_leave_weights_alone():
     assert validation(ensemble, held_out, settings) == {}
 
 
-def test_the_rate_changes_in_one_step():
-    """Mutation: the straight line."""
-    settings = ExpertIteration(learning_rate=1.0, final_learning_rate=0.1, decay_updates=3, decay="step")
-    assert [scheduled_rate(settings, update) for update in (0, 2, 3, 9)] == [1.0, 1.0, 0.1, 0.1]
+def test_a_step_schedule_needs_a_final_rate():
     with pytest.raises(ConfigError, match="decay = 'step' needs"):
         ExpertIteration(decay="step")

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from packtrain.algorithms.optimisers import OPTIMISERS, Adam, RMSPropTF, linear_decay, make_optimiser
+from packtrain.algorithms.optimisers import OPTIMISERS, Adam, RMSPropTF, make_optimiser
 from packtrain.errors import ConfigError
 
 
@@ -176,13 +176,6 @@ def test_unknown_name_is_refused():
 def test_settings_out_of_range_are_refused(setting, value):
     with pytest.raises(ValueError, match=setting):
         RMSPropTF(parameters(), **{setting: value})
-
-
-def test_linear_decay_reaches_0_and_stays():
-    """Catches a rate that turns negative past the end."""
-    rates = [linear_decay(0.4, step, total_steps=100) for step in (0, 25, 50, 100, 250)]
-    assert rates == pytest.approx([0.4, 0.3, 0.2, 0.0, 0.0])
-    assert rates[-2:] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from packtrain.algorithms.expert_iteration import ExpertIteration
-from packtrain.algorithms.optimisers import linear_between
 from packtrain.algorithms.polyak import SlowCopy
 from packtrain.algorithms.world_model import WorldModelLearning
 from packtrain.errors import ConfigError
@@ -98,8 +97,6 @@ def test_a_reset_initialises_the_slow_copy():
 
 
 def test_the_learning_rate_falls_on_a_straight_line():
-    assert [linear_between(1.0, 0.2, update, 4) for update in (0, 1, 2, 4, 9)] == pytest.approx([1, 0.8, 0.6, 0.2, 0.2])
-    assert linear_between(1.0, None, 7, None) == 1.0
     learner = ExpertIteration(
         targets={"value": "n_step"}, learning_rate=0.1, final_learning_rate=0.02, decay_updates=4
     ).build(network(), 0)
