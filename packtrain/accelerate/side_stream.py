@@ -44,3 +44,9 @@ class SideStream:
 def _second_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the same second stream in each call, since torch caches memory for each stream."""
     return torch.cuda.Stream(device)
+
+
+def settle_gpu() -> None:
+    """Wait for the GPU before one thread uses results of another thread's CUDA stream."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()

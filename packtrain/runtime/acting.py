@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from packtrain.accelerate.side_stream import settle_gpu
 from packtrain.acting.actor import Actor
 from packtrain.config import Travelling
 from packtrain.envs.exits import exits_are_faults
@@ -457,9 +458,3 @@ def local_side(acting: Acting) -> ActingSide:
     """Return the acting side itself, for code that accesses its environments and actor in this process."""
     assert isinstance(acting, ActingSide), "this acts in another process"
     return acting
-
-
-def settle_gpu() -> None:
-    """Wait for the GPU before one thread uses results of another thread's CUDA stream."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
+from packtrain.accelerate.side_stream import settle_gpu
 from packtrain.config import Travelling
 from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.vector_env import VectorEnv
-from packtrain.runtime.acting import settle_gpu
 from packtrain.runtime.evaluation import Evaluator, open_evaluator
 from packtrain.runtime.experiment import Evaluation, Experiment
 from packtrain.runtime.progress import planned_epochs, schedule_epoch

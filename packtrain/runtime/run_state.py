@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from packtrain.runtime.acting import Acting, settle_gpu
+from packtrain.accelerate.side_stream import settle_gpu
+from packtrain.runtime.acting import Acting
 from packtrain.runtime.progress import Progress
 from packtrain.runtime.regrouping import leave_environments
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from packtrain.accelerate.allocator import keep_large_blocks
+from packtrain.accelerate.side_stream import settle_gpu
 from packtrain.config import Configuration, Travelling
 from packtrain.envs.stream import Stream
 from packtrain.envs.vector_env import VectorEnv
@@ -18,7 +19,7 @@ from packtrain.interfaces import Preloads
 from packtrain.metrics.console import Console
 from packtrain.metrics.sinks import About, Sink
 from packtrain.runtime import run_state
-from packtrain.runtime.acting import Acting, ActingOptions, build_sides, settle_gpu
+from packtrain.runtime.acting import Acting, ActingOptions, build_sides
 from packtrain.runtime.central_acting import central_acting
 from packtrain.runtime.divergence import Divergence
 from packtrain.runtime.evaluation_scheduler import Evaluations
