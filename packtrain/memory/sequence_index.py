@@ -15,9 +15,8 @@ from torch import Tensor
 
 from packtrain.equations.priorities import item_priority, sequence_priority
 from packtrain.errors import DivergedError
-from packtrain.memory.slot_generations import SlotGenerations
 from packtrain.memory.storage import sent
-from packtrain.memory.sum_tree import SumTree
+from packtrain.memory.sum_tree import SlotGenerations, SumTree
 
 if TYPE_CHECKING:
     from packtrain.memory.sequence_settings import Sequences
