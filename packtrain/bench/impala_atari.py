@@ -20,7 +20,7 @@ from packtrain.bench.training import Subject, breakdown, open_training, prepare,
 from packtrain.envs.stream import Stream
 from packtrain.errors import StalledError
 from packtrain.runtime import preparation
-from packtrain.runtime.acting import open_streams
+from packtrain.runtime.local_acting import open_streams
 
 ROUNDS = 3
 CPU_ACTORS = 64  # games; two groups of 32

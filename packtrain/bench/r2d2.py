@@ -20,7 +20,7 @@ from packtrain.bench.measure import Part, measure, result
 from packtrain.bench.training import open_training, prepare, train
 from packtrain.interfaces import learn as make_updates
 from packtrain.runtime import preparation
-from packtrain.runtime.acting import local_side
+from packtrain.runtime.local_acting import local_side
 from packtrain.runtime.training import Training
 
 ROUNDS = 3

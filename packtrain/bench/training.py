@@ -15,9 +15,9 @@ from packtrain import knobs
 from packtrain.config import Configuration
 from packtrain.envs.stream import Stream
 from packtrain.runtime import local, preparation
-from packtrain.runtime.acting import local_side
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder
+from packtrain.runtime.local_acting import local_side
 from packtrain.runtime.training import RunSetup, Training
 from packtrain.types import Sample, Spec
 

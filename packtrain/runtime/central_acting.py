@@ -20,10 +20,11 @@ from packtrain import trees
 from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError
 from packtrain.interfaces import Memory, Policy, Writer
-from packtrain.runtime.acting import ActingOptions, ActingSide, build_acting
+from packtrain.runtime.acting import ActingOptions
 from packtrain.runtime.cluster.flow import Engine
 from packtrain.runtime.env_server import EnvServer, EnvServerSetup, ServedGroup
 from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.local_acting import ActingSide, build_acting
 from packtrain.runtime.messages import Remote, Report
 from packtrain.runtime.preflight import row_bytes
 from packtrain.runtime.process_engine import ProcessEngine

@@ -22,8 +22,8 @@ from packtrain.envs.exits import exits_are_faults
 from packtrain.errors import CheckpointError, DivergedError, EnvError, Error, FolderLostError
 from packtrain.interfaces import SeedGroup, learn
 from packtrain.runtime import checkpoint, serial
-from packtrain.runtime.acting import local_side
 from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.local_acting import local_side
 from packtrain.runtime.loops import Act, Learn, Loop
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import Training

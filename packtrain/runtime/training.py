@@ -19,7 +19,7 @@ from packtrain.interfaces import Preloads
 from packtrain.metrics.console import Console
 from packtrain.metrics.sinks import About, Sink
 from packtrain.runtime import run_state
-from packtrain.runtime.acting import Acting, ActingOptions, build_sides
+from packtrain.runtime.acting import Acting, ActingOptions
 from packtrain.runtime.central_acting import central_acting
 from packtrain.runtime.divergence import Divergence
 from packtrain.runtime.evaluation_scheduler import Evaluations
@@ -27,6 +27,7 @@ from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder
 from packtrain.runtime.learner_group import LearnerGroup, open_group
 from packtrain.runtime.learning import LearningSide, build_learning, nothing_to_learn_from
+from packtrain.runtime.local_acting import build_sides
 from packtrain.runtime.messages import Remote
 from packtrain.runtime.metrics_log import MetricsLog
 from packtrain.runtime.pause import ActorPause

@@ -20,8 +20,9 @@ from packtrain.envs.environment import Environment
 from packtrain.envs.vector_env import VectorEnv
 from packtrain.errors import EnvError
 from packtrain.memory.chunk import ChunkWriter
-from packtrain.runtime.acting import ActingOptions, Block, build_acting
+from packtrain.runtime.acting import ActingOptions, Block
 from packtrain.runtime.experiment import Collect
+from packtrain.runtime.local_acting import build_acting
 from packtrain.runtime.messages import GroupChunk, Order, Report, WorkerReport, WorkerSetup
 from packtrain.types import Chunk
 

@@ -8,7 +8,8 @@ from packtrain.algorithms.data_parallel import SUM, Averages, divide
 from packtrain.algorithms.target_network import averages_over_sequences
 from packtrain.errors import ConfigError
 from packtrain.interfaces import learn
-from packtrain.runtime.acting import ActingOptions, build_sides
+from packtrain.runtime.acting import ActingOptions
+from packtrain.runtime.local_acting import build_sides
 
 CPU = torch.device("cpu")
 SMALL = {"num_actors": 6, "hidden_size": 16, "unroll_length": 7}

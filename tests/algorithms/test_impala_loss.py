@@ -15,8 +15,8 @@ from packtrain.algorithms.trusted_policy import TrustedPolicy
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
 from packtrain.memory.unroll import Unrolls
-from packtrain.runtime.acting import build_sides
 from packtrain.runtime.experiment import Collect, Experiment, LearnerUse, Repeat, Run, Streams, Update
+from packtrain.runtime.local_acting import build_sides
 from packtrain.runtime.weights import Weights
 from packtrain.testing import abilities  # noqa: F401  (registers Memory)
 from packtrain.types import Sample, Spec, Trajectory

@@ -13,7 +13,7 @@ from packtrain.cli import main
 from packtrain.errors import DivergedError, FolderLostError
 from packtrain.metrics.reading import read_metrics
 from packtrain.runtime import checkpoint, multi_seed, preparation
-from packtrain.runtime.acting import build_sides
+from packtrain.runtime.local_acting import build_sides
 from packtrain.runtime.train_rows import TrainRows
 from packtrain.runtime.training import Training
 

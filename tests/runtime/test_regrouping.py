@@ -10,7 +10,7 @@ import pytest
 from packtrain import knobs
 from packtrain.errors import CheckpointError
 from packtrain.runtime import checkpoint, open_run, train_command
-from packtrain.runtime.acting import open_streams
+from packtrain.runtime.local_acting import open_streams
 from packtrain.runtime.messages import Remote
 from packtrain.runtime.regrouping import Layout, leave_environments, saved_envs, saved_layout
 
@@ -119,7 +119,7 @@ def test_new_episodes_have_seeds_of_their_own(tmp_path, monkeypatch):
         seeds.append(again)
         return open_streams(experiment, spec, travelling, again, *rest)
 
-    monkeypatch.setattr("packtrain.runtime.acting.open_streams", opened)
+    monkeypatch.setattr("packtrain.runtime.local_acting.open_streams", opened)
     values = {"eval_every": 0, "unroll_length": 5, "batch_size": 4}
     for envs, steps in ((4, 100), (4, 200), (5, 300)):
         assert train("impala/catch", tmp_path, num_actors=envs, total_steps=steps, **values) == 0

@@ -13,9 +13,9 @@ from packtrain.errors import DivergedError, StalledError
 from packtrain.metrics.console import PlainConsole
 from packtrain.metrics.reading import read_metrics
 from packtrain.runtime import checkpoint, evaluation_scheduler, local, preparation, serial, starvation
-from packtrain.runtime.acting import build_sides
 from packtrain.runtime.evaluation import summary
 from packtrain.runtime.folder import RunFolder
+from packtrain.runtime.local_acting import build_sides
 from packtrain.runtime.pause import ActorPause, Busy
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.training import RunSetup, Training
