@@ -363,12 +363,13 @@ def check_ray_auth() -> Check:
 
 def check_cluster(address: str) -> list[Check]:
     """Check the nodes of a cluster: roles, processors, object stores and versions."""
-    from packtrain.runtime.cluster import engine
+    from packtrain.runtime.cluster.connection import Cluster, overflow
+    from packtrain.runtime.cluster.version_check import inspect
 
-    cluster = engine.Cluster.connect(address)
+    cluster = Cluster.connect(address)
     try:
-        found = engine.inspect(cluster)
-        full = engine.overflow(cluster.ray)
+        found = inspect(cluster)
+        full = overflow(cluster.ray)
     finally:
         cluster.close()
     nodes = [each.node for each in found]

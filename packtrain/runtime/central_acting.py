@@ -21,7 +21,7 @@ from packtrain.envs.stream import Stream
 from packtrain.errors import ConfigError
 from packtrain.interfaces import Memory, Policy, Writer
 from packtrain.runtime.acting import ActingOptions
-from packtrain.runtime.cluster.flow import Engine
+from packtrain.runtime.cluster.calls import Engine
 from packtrain.runtime.env_server import EnvServer, EnvServerSetup, ServedGroup
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.local_acting import ActingSide, build_acting

@@ -14,61 +14,37 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import datetime
 import logging
-import math
 import multiprocessing
 import multiprocessing.connection
-import os
 import shutil
-import signal
-import socket
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from packtrain import trees
-from packtrain.accelerate.precision import use_tf32
 from packtrain.algorithms.data_parallel import Gradients, Part, Work
-from packtrain.envs.gymnasium_vector_env import die_with_parent
 from packtrain.errors import ConfigError, LearnerGroupError, one_line, warn
 from packtrain.interfaces import Learner
 from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.learner_rank import TRANSFER_SECS, RankLostError, RankSetup, join, serve, transfers
+from packtrain.runtime.tensor_messages import Layout, flatten, pack, to_tensors, unflatten
 from packtrain.types import Spec
 
 log = logging.getLogger("packtrain")
 START_SECS = 180.0  # limit for ranks to import torch and build their networks
-TRANSFER_SECS = 30.0  # limit for a transfer between two live ranks
 LEAST_PATIENCE_SECS = 30.0  # minimum time limit of a part; otherwise PATIENCE times the time of rank 0
 PATIENCE = 10.0
 MOST_FAILURES = 5  # failures in a row without an update
 END_SECS = 5.0
 FAULT_SECS = 0.2  # time in which a rank ends after a failed transfer
-ALIGNMENT = 16  # bytes, alignment of tensors in a message
-
-
-@dataclass(frozen=True)
-class RankSetup:
-    """What a rank is built from. Everything in it is a value."""
-
-    experiment: Experiment
-    spec: Spec
-    precision: torch.dtype | None  # precision of the networks' large layers
-    device: str
-    rank: int
-    size: int
-    backend: str  # gloo or nccl
-    store: str  # file through which the ranks find each other
-    import_path: tuple[str, ...]  # folders of the user's modules
 
 
 def refuse_learners(count: int, experiment: Experiment, device: torch.device) -> None:
@@ -190,7 +166,7 @@ class LearnerGroup:
                 if not self._connected:
                     self._connect()
                 found = self._compute(name, works, own)
-            except _RankLostError as error:
+            except RankLostError as error:
                 self._recover(next(filter(None, (rank.fault() for rank in self._ranks)), str(error)))
             except BaseException:
                 self._end_ranks()  # some ranks wait for this process
@@ -204,8 +180,8 @@ class LearnerGroup:
         weights = pack(list(self._learners[name].network.state_dict().values()), staging)
         messages = [pack(trees.flatten(tuple(work)), staging) for work in works[1:]]
         for rank, work, message in zip(self._ranks, works[1:], messages, strict=True):
-            rank.send(("part", name, trees.map(_Layout.of, tuple(work)), len(weights), len(message)))
-        with _transfers():
+            rank.send(("part", name, trees.map(Layout.of, tuple(work)), len(weights), len(message)))
+        with transfers():
             dist.broadcast(weights, 0)
             pending = [dist.isend(message, rank) for rank, message in enumerate(messages, 1)]
             for one in pending:
@@ -217,9 +193,9 @@ class LearnerGroup:
         parts = [part]
         for rank in self._ranks:
             metrics, items = rank.receive("done", patience)
-            parts.append(Part({}, _to(metrics, self._devices[0]), _to(items, self._devices[0])))
+            parts.append(Part({}, to_tensors(metrics, self._devices[0]), to_tensors(items, self._devices[0])))
         flat = flatten(part.gradients, staging)
-        with _transfers():
+        with transfers():
             dist.reduce(flat, 0)
         return unflatten(flat.to(self._devices[0]), part.gradients), parts
 
@@ -240,8 +216,9 @@ class LearnerGroup:
                 str(Path(self._folder) / "store"),
                 tuple(sys.path),
             )
-            process = self._context.Process(target=_serve, args=(there, setup), name=f"learner {rank}")
+            process = self._context.Process(target=serve, args=(there, setup), name=f"learner {rank}")
             process.start()
+            log.info("learner %d (life %d) is process %d on this machine", rank, self.restarts, process.pid)
             there.close()
             self._ranks.append(_Rank(rank, process, here))
 
@@ -251,8 +228,8 @@ class LearnerGroup:
         for rank in self._ranks:
             rank.receive("started", START_SECS)
         assert self._folder is not None
-        with _transfers():
-            _join(self._backend, Path(self._folder) / "store", 0, self.size)
+        with transfers():
+            join(self._backend, Path(self._folder) / "store", 0, self.size)
         self._connected = True
         for rank in self._ranks:
             rank.receive("joined", TRANSFER_SECS)  # until then a rank reads the file
@@ -290,7 +267,7 @@ class LearnerGroup:
         """End all ranks."""
         atexit.unregister(self.close)
         for rank in self._ranks:
-            with contextlib.suppress(_RankLostError):
+            with contextlib.suppress(RankLostError):
                 rank.send(("close",))
         for rank in self._ranks:
             rank.end(END_SECS)
@@ -311,10 +288,6 @@ class _NamedRanks:
         return self._group.compute(self._name, works, own)
 
 
-class _RankLostError(Exception):
-    """A rank has ended, is stuck, or cannot be reached."""
-
-
 @dataclass
 class _Rank:
     """The process of a rank, as rank 0 sees it."""
@@ -327,20 +300,20 @@ class _Rank:
         try:
             self.pipe.send(message)
         except OSError:
-            raise _RankLostError(self._ended()) from None
+            raise RankLostError(self._ended()) from None
 
     def receive(self, kind: str, timeout: float) -> tuple[Any, ...]:
         """Return the content of the next message, which is of this kind."""
         if not multiprocessing.connection.wait([self.pipe, self.process.sentinel], timeout):
-            raise _RankLostError(f"learner {self.number} gave no answer within {timeout:.0f} s")
+            raise RankLostError(f"learner {self.number} gave no answer within {timeout:.0f} s")
         try:
             if not self.pipe.poll(0.0):
                 raise EOFError
             found, *content = self.pipe.recv()
         except (EOFError, OSError):
-            raise _RankLostError(self._ended()) from None
+            raise RankLostError(self._ended()) from None
         if found != kind:
-            raise _RankLostError(f"learner {self.number} failed: {content[0]}")
+            raise RankLostError(f"learner {self.number} failed: {content[0]}")
         return tuple(content)
 
     def fault(self) -> str | None:
@@ -364,163 +337,3 @@ class _Rank:
             self.process.kill()
             self.process.join(END_SECS)
         self.pipe.close()
-
-
-# -- in a rank's process
-
-
-def _serve(pipe: Any, setup: RankSetup) -> None:
-    """Build the learners and compute parts of batches until the pipe is closed."""
-    die_with_parent(started_by_main_thread=False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C and ends this process
-    sys.path[:0] = [path for path in setup.import_path if path not in sys.path]
-    try:
-        learners, device = _build(setup)
-        pipe.send(("started",))
-        _join(setup.backend, Path(setup.store), setup.rank, setup.size)
-        pipe.send(("joined",))
-        staging = device if setup.backend == "nccl" else torch.device("cpu")
-        while (message := pipe.recv())[0] == "part":
-            _, name, layout, weights_size, work_size = message
-            weights = torch.empty(weights_size, dtype=torch.uint8, device=staging)
-            dist.broadcast(weights, 0)
-            learner = learners[name]
-            unpack_into(learner.network, weights)
-            packed = torch.empty(work_size, dtype=torch.uint8, device=staging)
-            dist.recv(packed, 0)
-            part = learner.part(Work(*unpack(packed, layout, device)))
-            pipe.send(("done", _to_arrays(part.metrics), _to_arrays(part.items)))
-            dist.reduce(flatten(part.gradients, staging), 0)
-    except (EOFError, OSError):
-        pass  # rank 0 has ended, or is ending this process
-    except BaseException:
-        with contextlib.suppress(OSError):
-            pipe.send(("failure", traceback.format_exc()))
-
-
-def _build(setup: RankSetup) -> tuple[dict[str, Any], torch.device]:
-    """Return learners like rank 0's; their weights are overwritten by those sent with each part."""
-    experiment, device = setup.experiment, torch.device(setup.device)
-    torch.set_num_threads(experiment.run.num_threads)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if experiment.by_ratio:
-        use_tf32(experiment.run.precision, device)
-    network: nn.Module = experiment.policy.build_network(setup.spec).to(device)
-    if experiment.policy.mixed_precision:
-        network.precision = setup.precision  # type: ignore[assignment]
-    total = experiment.total_steps
-    return {name: use.learner.build(network, total) for name, use in experiment.learners.items()}, device
-
-
-# -- tensors in messages
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Type and shape of a tensor in a message."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, leaf: Tensor) -> _Layout:
-        return cls(leaf.dtype, tuple(leaf.shape))
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-def pack(leaves: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return tensors as one of bytes, each at a multiple of 16 bytes."""
-    sizes = [_padded(leaf.nbytes) for leaf in leaves]
-    packed = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-    begin = 0
-    for leaf, size in zip(leaves, sizes, strict=True):
-        if leaf.nbytes:
-            packed[begin : begin + leaf.nbytes].copy_(leaf.detach().contiguous().reshape(-1).view(torch.uint8))
-        begin += size
-    return packed
-
-
-def unpack(packed: Tensor, layout: Any, device: torch.device) -> Any:
-    """Return the tree of tensors that was packed.
-
-    Args:
-      packed: from `pack`.
-      layout: tree of the tensors' layouts.
-      device: where the tensors are wanted.
-    """
-    begin, leaves = 0, []
-    for one in trees.flatten(layout):
-        leaf = packed[begin : begin + one.nbytes].view(one.dtype) if one.nbytes else torch.empty(0, dtype=one.dtype)
-        leaves.append(leaf.reshape(one.shape).to(device))
-        begin += _padded(one.nbytes)
-    return trees.pack(layout, leaves)
-
-
-@torch.no_grad()
-def unpack_into(network: nn.Module, packed: Tensor) -> None:
-    """Load packed weights into a network, in place."""
-    own = list(network.state_dict().values())
-    for leaf, received in zip(own, unpack(packed, [_Layout.of(leaf) for leaf in own], packed.device), strict=True):
-        leaf.copy_(received)
-
-
-def flatten(gradients: Gradients, device: torch.device) -> Tensor:
-    """Return all gradients as one vector."""
-    return torch.cat([leaf.reshape(-1) for each in gradients.values() for leaf in each]).to(device)
-
-
-def unflatten(flat: Tensor, like: Gradients) -> Gradients:
-    """Return gradients from one vector.
-
-    Args:
-      flat: from `flatten`.
-      like: gradients of the same names and shapes.
-    """
-    rest = iter(flat.split([leaf.numel() for each in like.values() for leaf in each]))
-    return {name: [next(rest).view_as(leaf) for leaf in each] for name, each in like.items()}
-
-
-def _padded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _to_arrays(values: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {name: value.detach().float().cpu().numpy() for name, value in values.items()}
-
-
-def _to(arrays: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    return {name: torch.as_tensor(array, device=device) for name, array in arrays.items()}
-
-
-# -- the process group
-
-
-def _join(backend: str, store: Path, rank: int, size: int) -> None:
-    """Meet the other ranks over the loopback interface."""
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
-    wait = datetime.timedelta(seconds=TRANSFER_SECS)
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, loopback))
-    try:
-        meeting = dist.FileStore(str(store), size)
-        dist.init_process_group(backend, store=meeting, rank=rank, world_size=size, timeout=wait)
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _transfers() -> Iterator[None]:
-    """Convert errors of a transfer into a lost-rank error."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise _RankLostError(f"a transfer between learners failed: {one_line(str(error))[:200]}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -86,6 +87,16 @@ def measure(chunks: Sequence[GroupChunk]) -> tuple[int, int]:
     return size, sum(int((~chunk.rows.first).sum()) for _, chunk in chunks)
 
 
+def mean_rows(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the means of the metrics of several workers."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    merged = {}
+    for name in names:
+        values = [row[name] for row in rows if name in row]
+        merged[name] = values[0] if len(values) == 1 else statistics.fmean(values)
+    return merged
+
+
 @dataclass(frozen=True)
 class Remote:
     """Settings of acting outside the learner's process, from the command line. They may change on resume."""
@@ -95,3 +106,4 @@ class Remote:
     address: str | None = None  # address of the head of a cluster; None: start a private one on this machine
     min_nodes: int = 1  # minimum number of nodes before the run begins
     inference: Literal["worker", "learner"] = "worker"  # where policies run; learner: workers only step environments
+    replay_shards: int | None = None  # processes that hold the replay; None: the learner's holds it

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from packtrain.envs.gymnasium_vector_env import die_with_parent
-from packtrain.runtime.cluster.flow import Arrival, Beat, Call, Event, Failure, Started
+from packtrain.runtime.cluster.calls import Arrival, Beat, Call, Event, Failure, Started
 from packtrain.runtime.messages import measure
 
 

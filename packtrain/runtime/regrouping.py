@@ -75,3 +75,19 @@ def adopt(actor_states: Sequence[ActorState], left: dict[str, Any]) -> None:
 def _workers(state: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = state["actor"].get("workers", [state["actor"]])
     return found
+
+
+def states_of_workers(state: dict[str, Any], blocks: Sequence[tuple[int, ...]]) -> list[dict[str, Any]]:
+    """Return the part of a checkpoint's acting state that each worker restores.
+
+    Args:
+      state: of the checkpoint, after `leave_environments`.
+      blocks: groups of environments of each worker.
+    """
+    if "actor" in state:
+        return [{"actor": {k: v for k, v in actor.items() if k != "pending"}} for actor in _workers(state)]
+    if "left" in state:
+        left = state["left"]
+        return [{"left": {**left, "groups": [left["groups"][g] for g in block]}} for block in blocks]
+    lasting = state.get("seats", ())
+    return [{"seats": [lasting[group] for group in block if group < len(lasting)]} for block in blocks]

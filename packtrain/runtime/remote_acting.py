@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import collections
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from packtrain.errors import Error, WorkersLostError
 from packtrain.interfaces import Memory
 from packtrain.runtime.acting import Acting
-from packtrain.runtime.cluster.flow import Delivery, Engine, Flow, Limits
+from packtrain.runtime.cluster.calls import Delivery, Engine, Limits
+from packtrain.runtime.cluster.flow import Flow
 from packtrain.runtime.experiment import Collect, Experiment
-from packtrain.runtime.messages import GroupChunk, Order, Report, WorkerReport
+from packtrain.runtime.messages import Order, Report, WorkerReport, mean_rows
+from packtrain.runtime.pending_rows import PendingRows
+from packtrain.runtime.regrouping import states_of_workers
 from packtrain.runtime.starvation import StarvationLog
 from packtrain.runtime.weights import Weights
 from packtrain.runtime.worker import pack_tensors, unpack_tensors
-from packtrain.types import CarryRows, Chunk
+from packtrain.types import CarryRows
 
 log = logging.getLogger("packtrain")
 LOOK_SECS = 0.2  # duration of a poll
@@ -70,6 +71,7 @@ class RemoteActing(Acting):
         self.context, self.group_sizes, self.num_workers = context, sizes, len(blocks)
         self._experiment, self._engine, self._blocks, self._stage = experiment, engine, blocks, order
         self.row_needs_hold = experiment.exploration is not None  # the workers must be asked for it
+        self.closing: list[Callable[[], None]] = []  # called before the workers end
         self._error_logged = False
         self._lost = False  # whether all workers are unreachable
         self._flow = Flow(engine, ["actor"] * len(blocks), limits, experiment.seed, lives)
@@ -77,7 +79,7 @@ class RemoteActing(Acting):
         self._filled: tuple[str, ...] = ()
         self._weights: Weights | None = None
         self._version = -1
-        self._pending: collections.deque[GroupChunk] = collections.deque()  # rows that wait for room in a memory
+        self._pending = PendingRows()
         self._finished: list[Any] = []
         self._steps = 0  # decisions since the beginning of the run whose results have arrived
         self._seen = [0] * len(blocks)  # steps of each worker's current life, from its latest report
@@ -198,28 +200,14 @@ class RemoteActing(Acting):
 
     def _release(self, worker: int) -> None:
         """End the episodes in progress of a worker's environments: its next rows do not follow its last ones."""
-        groups = set(self._blocks[worker])
-        self._pending = collections.deque(each for each in self._pending if each.group not in groups)
+        self._pending.drop(self._blocks[worker])
         for memory in self._memories.values():
-            for group in groups:
+            for group in self._blocks[worker]:
                 memory.release(group)
 
     def _store_pending(self) -> bool:
         """Store waiting rows as far as there is room; return whether there were any, or a round is over."""
-        stored = False
-        while self._pending:
-            group, chunk = self._pending[0]
-            memories = [self._memories[name] for name in self._filled]
-            room = min((memory.room(group) for memory in memories), default=chunk.length)
-            if room <= 0:
-                break
-            part = chunk.part(0, min(room, chunk.length))
-            for memory in memories:
-                memory.writer(group).add_many(part)
-            self._pending.popleft()
-            if part.length < chunk.length:
-                self._pending.appendleft(GroupChunk(group, chunk.part(part.length, chunk.length)))
-            stored = True
+        stored = self._pending.store([self._memories[name] for name in self._filled])
         return stored or self.round_is_over() or bool(self._finished)
 
     def _report(self) -> Report:
@@ -344,13 +332,13 @@ class RemoteActing(Acting):
         now = [self._counts_before, *self._counts]
         counts = {name: sum(each.get(name, 0) for each in now) for name in COUNTS}
         flow = {} if self._exact else {f"workers/{name}": value for name, value in self._flow.row().items()}
-        return _merge(rows) | counts | flow
+        return mean_rows(rows) | counts | flow
 
     def epoch_row(self) -> dict[str, dict[str, float]]:
         """Return metrics of the epoch's decisions in named groups, and begin a new epoch."""
         rows = [report.answer for report in self._ask("epoch_row") if report is not None]
         names = dict.fromkeys(name for row in rows for name in row)
-        return {name: _merge([row.get(name, {}) for row in rows]) for name in names}
+        return {name: mean_rows([row.get(name, {}) for row in rows]) for name in names}
 
     def epoch_state(self) -> dict[str, Any]:
         """Return what `epoch_row` has accumulated so far."""
@@ -383,7 +371,7 @@ class RemoteActing(Acting):
         whole: dict[str, Any]
         whole = states[0] if len(states) == 1 else {"workers": states, "lasting": self._kept_lasting()}
         if self._pending:
-            whole["pending"] = [{"group": group, **chunk.as_dict()} for group, chunk in self._pending]
+            whole["pending"] = self._pending.as_list()
         return whole
 
     def lasting_state(self) -> list[dict[str, Any]]:
@@ -427,7 +415,7 @@ class RemoteActing(Acting):
     def restore(self, state: dict[str, Any]) -> bool:
         """Load the acting part of a checkpoint; return False if environments begin new episodes."""
         kept = {"run": {"env_steps": 0}} | {name: state[name] for name in ("exploration",) if name in state}
-        for worker, own in enumerate(self._states_of_workers(state)):
+        for worker, own in enumerate(states_of_workers(state, self._blocks)):
             report = self._restore_worker(worker, pack_tensors(kept | own))
             if report is not None:
                 self._seen[worker], self._reports[worker] = report.report.env_steps, report
@@ -436,8 +424,7 @@ class RemoteActing(Acting):
         self._steps = sum(self._seen) if exact else state["run"]["env_steps"]
         if exact:
             self._started = [True] * len(self._blocks)
-            waiting = state["actor"].get("pending", ())
-            self._pending.extend(GroupChunk(int(each["group"]), Chunk.from_dict(each)) for each in waiting)
+            self._pending.restore(state["actor"].get("pending", ()))
         self.lasting_state()  # for later lives of the workers
         return exact
 
@@ -451,27 +438,9 @@ class RemoteActing(Acting):
             self._receive_all(self._poll(LOOK_SECS))
         return None
 
-    def _states_of_workers(self, state: dict[str, Any]) -> list[dict[str, Any]]:
-        if "actor" in state:
-            actors = state["actor"].get("workers", [state["actor"]])
-            return [{"actor": {k: v for k, v in actor.items() if k != "pending"}} for actor in actors]
-        if "left" in state:
-            left = state["left"]
-            return [{"left": {**left, "groups": [left["groups"][g] for g in block]}} for block in self._blocks]
-        lasting = state.get("seats", ())
-        return [{"seats": [lasting[group] for group in block if group < len(lasting)]} for block in self._blocks]
-
     def close(self) -> None:
         """End the workers; they close their environments."""
+        for close in self.closing:
+            close()
         self._engine.close()  # type: ignore[attr-defined]
         self._flow.close()
-
-
-def _merge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the means of the metrics of several workers."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    merged = {}
-    for name in names:
-        values = [row[name] for row in rows if name in row]
-        merged[name] = values[0] if len(values) == 1 else float(np.mean(values))
-    return merged

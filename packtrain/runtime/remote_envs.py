@@ -18,7 +18,7 @@ from packtrain import trees
 from packtrain.envs.validation import Boundary
 from packtrain.envs.vector_env import Outcome, Unsaved
 from packtrain.errors import EnvError, EnvSetupError, one_line, warn
-from packtrain.runtime.cluster.flow import Arrival, Call, Engine, Event, Failure, Started
+from packtrain.runtime.cluster.calls import Arrival, Call, Engine, Event, Failure, Started
 from packtrain.runtime.env_server import EnvAnswer, EnvOrder
 from packtrain.trees import Tree
 from packtrain.types import Spec

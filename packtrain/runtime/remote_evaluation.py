@@ -18,7 +18,8 @@ from packtrain.config import Travelling, import_again
 from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.vector_env import VectorEnv
 from packtrain.errors import WorkersLostError, one_line
-from packtrain.runtime.cluster.flow import Engine, Flow, Limits
+from packtrain.runtime.cluster.calls import Engine, Limits
+from packtrain.runtime.cluster.flow import Flow
 from packtrain.runtime.evaluation import Evaluator, open_evaluator
 from packtrain.runtime.evaluation_scheduler import Given, OpenPlayer, Player
 from packtrain.runtime.experiment import Experiment

@@ -20,7 +20,7 @@ from packtrain import cli, config, knobs
 from packtrain.errors import ConfigError
 from packtrain.runtime import central_acting, checkpoint, open_run, train_command
 from packtrain.runtime.acting import ActingOptions
-from packtrain.runtime.cluster.flow import Arrival, Failure, Started
+from packtrain.runtime.cluster.calls import Arrival, Failure, Started
 from packtrain.runtime.learning import build_learning
 from packtrain.runtime.messages import Remote
 from tests.runtime.test_process_acting import assert_equal

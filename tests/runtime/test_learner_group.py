@@ -111,7 +111,7 @@ def test_a_learner_that_is_stopped_is_replaced(tmp_path, monkeypatch):
 
 def test_a_slow_rank_still_finds_the_file_it_joins_by(tmp_path, monkeypatch):
     """Rank 1 is stopped while rank 0 has joined already. Mutation: rank 0 removes the file without waiting."""
-    join = learner_group._join
+    join = learner_group.join
 
     def stop_the_other_rank(*args):
         join(*args)
@@ -119,7 +119,7 @@ def test_a_slow_rank_still_finds_the_file_it_joins_by(tmp_path, monkeypatch):
         os.kill(rank.pid, signal.SIGSTOP)
         threading.Timer(0.5, os.kill, (rank.pid, signal.SIGCONT)).start()
 
-    monkeypatch.setattr(learner_group, "_join", stop_the_other_rank)
+    monkeypatch.setattr(learner_group, "join", stop_the_other_rank)
     assert train(tmp_path / "run", 2, **CATCH, total_steps=160) == 0
     assert rows_of(tmp_path / "run")[-1]["learner_restarts"] == 0
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from packtrain.errors import EnvError
-from packtrain.runtime.cluster.flow import Arrival, Beat, Call, Failure, Started
+from packtrain.runtime.cluster.calls import Arrival, Beat, Call, Failure, Started
 from packtrain.runtime.messages import GroupChunk, Report, WorkerReport, WorkerSetup
 from packtrain.runtime.process_engine import ProcessEngine
 from packtrain.types import Chunk, Row

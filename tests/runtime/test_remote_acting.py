@@ -7,7 +7,7 @@ import pytest
 
 from packtrain.errors import ClusterLostError
 from packtrain.memory.episodes import Episodes
-from packtrain.runtime.cluster.flow import Arrival, Beat, Failure, Limits, Started
+from packtrain.runtime.cluster.calls import Arrival, Beat, Failure, Limits, Started
 from packtrain.runtime.messages import GroupChunk, Order, Report, WorkerReport
 from packtrain.runtime.remote_acting import Division, RemoteActing
 from packtrain.types import Chunk, Row

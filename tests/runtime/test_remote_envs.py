@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from packtrain.envs.vector_env import Outcome
 from packtrain.errors import EnvError
 from packtrain.metrics.bottleneck import bottleneck
-from packtrain.runtime.cluster.flow import Arrival, Failure, Started
+from packtrain.runtime.cluster.calls import Arrival, Failure, Started
 from packtrain.runtime.env_server import EnvAnswer
 from packtrain.runtime.remote_envs import FAILURES, GOOD_ANSWERS, EnvServers
 

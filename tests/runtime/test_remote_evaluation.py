@@ -13,7 +13,7 @@ import torch
 
 from packtrain import knobs
 from packtrain.errors import WorkersLostError
-from packtrain.runtime.cluster.flow import Limits
+from packtrain.runtime.cluster.calls import Limits
 from packtrain.runtime.evaluation import open_evaluator
 from packtrain.runtime.evaluation_scheduler import Given, LocalPlayer
 from packtrain.runtime.preparation import prepare

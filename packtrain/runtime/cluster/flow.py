@@ -3,205 +3,24 @@
 `Flow` decides when a worker is started, called, given up or replaced, and which results are used. It is a state
 machine without Ray, torch or a clock: an `Engine` starts and calls the workers and says what time it is, so that a
 test can run thousands of schedules of delays, losses, duplicates and deaths on simulated time.
-
-A *life* is one process that does a worker's job. When it ends, the next life starts after a back-off. Calls are
-numbered within a life, and results are accepted in rising order of these numbers only.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any
 
 from packtrain.errors import WorkersLostError
+from packtrain.runtime.cluster.calls import Arrival, Beat, Call, Delivery, Engine, Event, Failure, Limits, Started
+from packtrain.runtime.cluster.errands import Errand, Errands
+from packtrain.runtime.cluster.versions import WeightVersions
+from packtrain.runtime.cluster.worker_state import InFlight, WorkerState, worker_metrics
 from packtrain.runtime.seeds import seed_for
 
 LONGEST_GAP = 5.0
 """Seconds between two polls that count at most: the driver was stopped or busy, and no worker is to blame for that."""
-
-# -- arguments of an engine, and its reports
-
-
-class Call(NamedTuple):
-    """One order to a worker. (worker, life, number) is unique."""
-
-    worker: int
-    life: int
-    number: int  # increases by one from 0 within a life
-    version: int  # version of the weights
-    weights: Any  # result of `Engine.put` for that version
-    order: Any  # order for the worker, not interpreted here
-    epoch: int
-
-
-class Started(NamedTuple):
-    """A life is ready for calls."""
-
-    worker: int
-    life: int
-
-
-class Arrival(NamedTuple):
-    """The result of a call."""
-
-    worker: int
-    life: int
-    number: int
-    chunk: Any
-    report: Any
-    size: int = 0  # bytes of the chunk
-    steps: int = 0  # environment steps in the chunk
-
-
-class Failure(NamedTuple):
-    """A life of a worker has ended, or has raised an error and cannot continue."""
-
-    worker: int
-    life: int
-    error: str  # a traceback or a sentence; its last line says what happened
-    raised: bool = False  # the worker's own code raised it; False: the process ended or is out of reach
-
-
-class Beat(NamedTuple):
-    """The answer to a status request."""
-
-    worker: int
-    life: int
-    progress: int  # any number that changes while the worker makes progress
-
-
-Event = Started | Arrival | Failure | Beat
-
-
-class Engine(Protocol):
-    """Starts and calls workers. Only `ready` may wait, and not longer than its time limit."""
-
-    def now(self) -> float:
-        """Return the time in seconds, from a clock that never goes back."""
-
-    def spawn(self, worker: int, role: str, life: int, seed: int) -> None:
-        """Begin to start a life; `ready` reports Started or Failure later."""
-
-    def call(self, call: Call) -> None:
-        """Send a call; `ready` reports Arrival or Failure later."""
-
-    def ask_status(self, worker: int, life: int) -> None:
-        """Request a Beat; at most one request is open for a life."""
-
-    def ready(self, timeout: float) -> Sequence[Event]:
-        """Return the events since the last call; waits at most `timeout` seconds for the first one."""
-
-    def kill(self, worker: int, life: int) -> None:
-        """End a life at once; nothing needs to be reported of it."""
-
-    def put(self, version: int, weights: Any) -> Any:
-        """Store weights where workers can read them; the result goes into calls."""
-
-
-# -- interface for the caller
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds and deadlines; seconds, bytes and versions of weights."""
-
-    calls_per_worker: int = 2
-    max_lag: int | None = 20  # versions between the weights of a chunk and the newest at its delivery; None: any
-    newest_weights: bool = False  # send every new version, even if calls are shorter than its transport
-    updates_per_chunk: float = 0.0  # versions that one delivered chunk may cause
-    chunk_bytes: int = 0  # of one result at most
-    weights_bytes: int = 0  # of one version
-    max_bytes: int | None = None  # of results in flight and of the versions in use; None: any
-    start_secs: float = 180.0
-    call_secs: float = 60.0  # limit without progress
-    first_secs: float = 0.0  # the same until the first result of a life, which may include first resets, if longer
-    stall_secs: float = 8.0  # without progress, after which a question to a worker is not waited for
-    beat_secs: float = 3.0  # between two status requests
-    suspect_secs: float = 30.0  # without an answer, until a worker is named as a reason for waiting
-    dead_secs: float = 60.0  # without an answer, until a worker is declared dead
-    hold_secs: float = 5.0  # maximum time that one slow call may hold back others because of `max_lag`
-    first_delay: float = 1.0  # before a worker is restarted
-    last_delay: float = 30.0  # maximum; the delay doubles with each life without a chunk
-    fruitful_chunks: int = 3  # chunks of a life that has not been fruitless
-    fruitless_lives: int = 5  # fruitless lives in a row after which a worker is retired
-    errors: int = 5  # lives that ended with an error of the worker's own code within `errors_secs`: it is retired
-    errors_secs: float = 600.0
-    min_workers: int = 1  # the run stops if fewer workers are left that are not retired
-    errand_lives: int = 3  # number of lives that may end during one errand before the errand fails
-
-    def __post_init__(self) -> None:
-        if self.max_bytes is not None and self.chunk_bytes + 3 * self.weights_bytes > self.max_bytes:
-            raise ValueError(
-                f"a chunk of {self.chunk_bytes:,} bytes and three versions of weights of {self.weights_bytes:,} bytes "
-                f"exceed the limit of {self.max_bytes:,} bytes in flight"
-            )
-
-
-class Delivery(NamedTuple):
-    """One result that may be used, exactly once."""
-
-    worker: int
-    life: int
-    number: int
-    version: int
-    lag: int  # versions between its weights and the newest
-    continues: bool  # whether its first step follows the last delivered step of this worker
-    chunk: Any  # None if it is too old to learn from; its report counts nevertheless
-    report: Any
-    errand: int | None = None  # the id that `request` returned; None for a standing order
-
-
-Phase = Literal["waiting", "starting", "ready", "retired"]
-
-
-@dataclass
-class _InFlight:
-    call: Call
-    sent: float
-    errand: _Errand | None = None
-    written_off: bool = False  # whether it is expected to arrive too late
-    overtaken_at: float | None = None  # when a later result of the same life arrived
-
-
-@dataclass
-class _Errand:
-    id: int
-    order: Any
-    version: int
-    weights: Any
-    worker: int | None = None  # worker that executes it, in its current life; None: any worker without standing orders
-    ended_lives: int = 0
-
-
-@dataclass
-class _Worker:
-    index: int
-    role: str
-    life: int
-    phase: Phase = "waiting"
-    since: float = 0.0  # when the phase began
-    due: float = 0.0  # when the next life starts, while waiting
-    calls: list[_InFlight] = field(default_factory=list)
-    number: int = 0  # number of the next call
-    accepted: int = -1  # number of the last accepted result
-    unbroken: bool = False  # whether the last accepted result was delivered with its chunk
-    active_since: float = 0.0  # start of the current call, or its last progress
-    sent_at: float = -math.inf
-    beat_at: float = 0.0
-    asked_at: float = -math.inf
-    asked: bool = False
-    progress: int | None = None
-    fruitless: int = 0  # lives in a row that ended with fewer than `fruitful_chunks`
-    raised_at: list[float] = field(default_factory=list)  # when lives ended with an error of the worker's own code
-    delivered: int = 0  # results of this life that count for the breaker
-    restarts: int = 0
-    error: str = ""  # last line of the error that ended the last life
-    steps: int = 0  # since the last metrics row
-    size: int = 0
-    lag: int = 0
 
 
 class Flow:
@@ -226,19 +45,16 @@ class Flow:
         """
         self.limits = limits
         self._engine, self._seed = engine, seed
-        self._workers = [_Worker(index, role, -1) for index, role in enumerate(roles)]
+        self._workers = [WorkerState(index, role, -1) for index, role in enumerate(roles)]
         for worker, life in zip(self._workers, lives, strict=False):
             worker.life = life - 1
         self._time, self._last = 0.0, engine.now()
-        self._version, self._weights = -1, _no_weights  # the newest, and a function that returns it
-        self._put_version, self._put_token, self._put_at = -1, None, -math.inf
+        self._weights = WeightVersions()
         self._order: Any = None
         self._epoch = 0
         self._held = False
-        self._errands: deque[_Errand] = deque()
-        self._next_errand = 0
-        self._failed_errands: list[int] = []
-        self._blocker: _InFlight | None = None  # slow call that currently holds back others
+        self._errands = Errands(limits.errand_lives)
+        self._blocker: InFlight | None = None  # slow call that currently holds back others
         self._blocked_since = 0.0
         self._chunk_bytes = limits.chunk_bytes
         self._typical = 0.0  # running mean of the seconds per call
@@ -254,7 +70,7 @@ class Flow:
 
     def publish(self, version: int, weights: Callable[[], Any]) -> None:
         """Make a version of weights the newest; `weights` is called if and when it is sent."""
-        self._version, self._weights = version, weights
+        self._weights.publish(version, weights)
 
     def stage(self, order: Any, epoch: int = 0) -> None:
         """Send this order from now on. Results of another epoch are not used any more."""
@@ -274,18 +90,14 @@ class Flow:
           worker: the one that does it, between its standing orders; if its life ends before that, the errand fails.
             None: any without standing orders; if its life ends, the next life does it.
         """
-        if self._version < 0:
+        if self._weights.newest < 0:
             raise ValueError("no weights have been published")
-        self._put_if(True)
-        errand = _Errand(self._next_errand, order, self._put_version, self._put_token, worker)
-        self._next_errand += 1
-        self._errands.append(errand)
-        return errand.id
+        self._weights.store(self._engine, self._time)
+        return self._errands.add(order, self._weights.put, self._weights.token, worker)
 
     def drain_failed_errands(self) -> list[int]:
         """Return the ids of errands that were given up since the last call."""
-        failed, self._failed_errands = self._failed_errands, []
-        return failed
+        return self._errands.drain_failed()
 
     def lives(self) -> list[int]:
         """Return the number of each worker's current life, to go on from after a resume."""
@@ -344,7 +156,7 @@ class Flow:
             else:
                 self._waited += self._time - before
             deliveries = [delivery for event in events for delivery in self._receive(event)]
-            if deliveries or self._failed_errands or self._engine.now() >= end:
+            if deliveries or self._errands.failed or self._engine.now() >= end:
                 return deliveries
 
     def _tick(self, now: float, most: float) -> None:
@@ -363,7 +175,7 @@ class Flow:
         self._send_errands()
         self._send_orders()
 
-    def _spawn(self, worker: _Worker) -> None:
+    def _spawn(self, worker: WorkerState) -> None:
         worker.life += 1
         worker.phase, worker.since = "starting", self._time
         worker.calls, worker.number, worker.accepted, worker.delivered = [], 0, -1, 0
@@ -371,24 +183,18 @@ class Flow:
         seed = seed_for(self._seed, "worker", worker.index, "life", worker.life)
         self._engine.spawn(worker.index, worker.role, worker.life, seed)
 
-    def _check(self, worker: _Worker) -> None:
+    def _check(self, worker: WorkerState) -> None:
         """Give up a worker that is silent or stuck; otherwise request its status from time to time."""
-        limit = self._call_secs(worker)
+        limit = worker.call_secs(self.limits)
         if worker.calls and self._time - worker.active_since > limit:
             self._give_up(worker, f"a call made no progress for {limit:g} s")
-        elif lost := [flight for flight in worker.calls if self._is_lost(flight)]:
+        elif lost := [flight for flight in worker.calls if flight.is_lost(self._time, self.limits)]:
             self._give_up(worker, f"the result of call {lost[0].call.number} was lost")
         elif worker.asked and self._time - worker.beat_at > self.limits.dead_secs:
             self._give_up(worker, f"it did not answer for {self.limits.dead_secs:g} s")
         elif not worker.asked and self._time - worker.asked_at >= self.limits.beat_secs:
             worker.asked, worker.asked_at = True, self._time
             self._engine.ask_status(worker.index, worker.life)
-
-    def _call_secs(self, worker: _Worker) -> float:
-        return self.limits.call_secs if worker.accepted >= 0 else max(self.limits.first_secs, self.limits.call_secs)
-
-    def _is_lost(self, flight: _InFlight) -> bool:
-        return flight.overtaken_at is not None and self._time - flight.overtaken_at > self.limits.call_secs
 
     def _next_event(self) -> float:
         """Return the earliest time at which something is due even if no result arrives."""
@@ -401,7 +207,7 @@ class Flow:
             elif worker.phase == "ready":
                 times.append(worker.beat_at + limits.dead_secs if worker.asked else worker.asked_at + limits.beat_secs)
                 if worker.calls:
-                    times.append(worker.active_since + self._call_secs(worker))
+                    times.append(worker.active_since + worker.call_secs(self.limits))
                     overtaken = [flight.overtaken_at for flight in worker.calls if flight.overtaken_at is not None]
                     times += [since + limits.call_secs for since in overtaken]
         if self._blocker is not None:
@@ -411,11 +217,11 @@ class Flow:
 
     # -- end of lives
 
-    def _give_up(self, worker: _Worker, why: str) -> None:
+    def _give_up(self, worker: WorkerState, why: str) -> None:
         self._engine.kill(worker.index, worker.life)
         self._end_life(worker, why)
 
-    def _end_life(self, worker: _Worker, error: str, raised: bool = False) -> None:
+    def _end_life(self, worker: WorkerState, error: str, raised: bool = False) -> None:
         last = (error.strip().splitlines() or ["no reason given"])[-1]
         worker.error = last
         self.first_error = self.first_error or error
@@ -423,15 +229,11 @@ class Flow:
         worker.raised_at = [at for at in worker.raised_at if self._time - at < self.limits.errors_secs]
         worker.raised_at += [self._time] * raised
         for flight in reversed(worker.calls):
-            if (errand := flight.errand) is not None:
-                errand.ended_lives += 1
-                if errand.worker is not None or errand.ended_lives >= self.limits.errand_lives:
-                    self._failed_errands.append(errand.id)
-                else:
-                    self._errands.appendleft(errand)
+            if flight.errand is not None:
+                self._errands.give_back(flight.errand)
         worker.calls = []
         name = f"{worker.role} {worker.index} (life {worker.life})"
-        if (why := self._breaker(worker)) is not None:
+        if (why := worker.retire_reason(self.limits)) is not None:
             worker.phase, worker.since = "retired", self._time
             self.notices.append(f"{name} ended: {last}; retired after {why}")
             self._check_enough(why)
@@ -440,19 +242,6 @@ class Flow:
         worker.phase, worker.since, worker.due = "waiting", self._time, self._time + delay
         worker.restarts += 1
         self.notices.append(f"{name} ended: {last}; the next life starts in {delay:g} s")
-
-    def _breaker(self, worker: _Worker) -> str | None:
-        """Return why a worker is started no more, or None.
-
-        Processes that are killed from outside are replaced without end as long as they deliver. An error of the
-        worker's own code, such as an exception of an environment, is expected to come again.
-        """
-        limits = self.limits
-        if worker.fruitless >= limits.fruitless_lives:
-            return f"{worker.fruitless} lives in a row with fewer than {limits.fruitful_chunks} results"
-        if len(worker.raised_at) >= limits.errors:
-            return f"{len(worker.raised_at)} errors within {limits.errors_secs / 60:g} min"
-        return None
 
     def _check_enough(self, why: str) -> None:
         """WorkersLostError if too few workers are left."""
@@ -468,21 +257,18 @@ class Flow:
     # -- sending orders
 
     def _send_errands(self) -> None:
-        for errand in [errand for errand in self._errands if errand.worker is not None]:
-            self._errands.remove(errand)
+        for errand in self._errands.take_named():
             assert errand.worker is not None
             named = self._workers[errand.worker]
             if named.phase == "ready":
                 self._send(named, errand.order, errand.version, errand.weights, errand)
             else:
-                self._failed_errands.append(errand.id)
+                self._errands.fail(errand)
         servers = [worker for worker in self._workers if worker.role != "actor" and worker.phase != "retired"]
         if not servers:
-            self._failed_errands += [errand.id for errand in self._errands]
-            self._errands.clear()
+            self._errands.fail_all()
         for worker in servers:
-            if self._errands and worker.phase == "ready" and not worker.calls:
-                errand = self._errands.popleft()
+            if worker.phase == "ready" and not worker.calls and (errand := self._errands.take_next()) is not None:
                 self._send(worker, errand.order, errand.version, errand.weights, errand)
 
     def _send_orders(self) -> None:
@@ -500,29 +286,30 @@ class Flow:
                     return
                 slow.written_off, self._blocker = True, None
                 continue
-            self._put_if(self._needs_put())
+            if self._needs_put():
+                self._weights.store(self._engine, self._time)
             worker = min(free, key=lambda worker: (len(worker.calls), worker.sent_at))
-            self._send(worker, self._order, self._put_version, self._put_token)
+            self._send(worker, self._order, self._weights.put, self._weights.token)
 
-    def _free(self) -> list[_Worker]:
+    def _free(self) -> list[WorkerState]:
         """Return the workers that a standing order may be sent to."""
-        if self._held or self._version < 0:
+        if self._held or self._weights.newest < 0:
             return []
         most = self.limits.calls_per_worker
         return [
             each for each in self._workers if each.role == "actor" and each.phase == "ready" and len(each.calls) < most
         ]
 
-    def _send(self, worker: _Worker, order: Any, version: int, token: Any, errand: _Errand | None = None) -> None:
+    def _send(self, worker: WorkerState, order: Any, version: int, token: Any, errand: Errand | None = None) -> None:
         call = Call(worker.index, worker.life, worker.number, version, token, order, self._epoch)
         worker.number += 1
         if not worker.calls:
             worker.active_since = self._time
         worker.sent_at = self._time
-        worker.calls.append(_InFlight(call, self._time, errand))
+        worker.calls.append(InFlight(call, self._time, errand))
         self._engine.call(call)
 
-    def _flights(self) -> list[_InFlight]:
+    def _flights(self) -> list[InFlight]:
         return [flight for worker in self._workers if worker.role == "actor" for flight in worker.calls]
 
     def _byte_refusal(self) -> str | None:
@@ -531,22 +318,22 @@ class Flow:
         if self.limits.max_bytes is None or not flights:
             return None
         versions = {flight.call.version for worker in self._workers for flight in worker.calls}
-        versions |= {errand.version for errand in self._errands} | {self._put_version}
+        versions |= self._errands.versions | {self._weights.put}
         if self._needs_put():
-            versions.add(self._version)
+            versions.add(self._weights.newest)
         needed = (len(flights) + 1) * self._chunk_bytes + len(versions) * self.limits.weights_bytes
         if needed <= self.limits.max_bytes:
             return None
         return f"{len(flights)} results in flight fill the limit of {self.limits.max_bytes:,} bytes"
 
-    def _too_old_soon(self) -> _InFlight | None:
+    def _too_old_soon(self) -> InFlight | None:
         """Return a call whose result would be too old if another order were sent and all others arrived before it."""
         if self.limits.max_lag is None:
             return None
         flights = self._flights()
         ahead = math.ceil(self.limits.updates_per_chunk * len(flights))
         for flight in flights:
-            if not flight.written_off and self._version - flight.call.version + ahead > self.limits.max_lag:
+            if not flight.written_off and self._weights.newest - flight.call.version + ahead > self.limits.max_lag:
                 return flight
         return None
 
@@ -556,19 +343,15 @@ class Flow:
 
     def _needs_put(self) -> bool:
         """Whether the next order needs newer weights than those last sent: one sending per call's duration, or lag."""
-        if self._version == self._put_version:
+        weights = self._weights
+        if weights.newest == weights.put:
             return False
-        if self.limits.newest_weights or self._put_version < 0 or self._time - self._put_at >= self._typical:
+        if self.limits.newest_weights or weights.is_old(self._time, self._typical):
             return True
         if self.limits.max_lag is None:
             return False
         ahead = math.ceil(self.limits.updates_per_chunk * (len(self._flights()) + 1))
-        return self._version - self._put_version + ahead > self.limits.max_lag
-
-    def _put_if(self, needed: bool) -> None:
-        if needed and self._version != self._put_version:
-            self._put_token = self._engine.put(self._version, self._weights())
-            self._put_version, self._put_at = self._version, self._time
+        return weights.newest - weights.put + ahead > self.limits.max_lag
 
     # -- receiving results
 
@@ -593,7 +376,7 @@ class Flow:
         self.dropped[reason] += 1
         return []
 
-    def _accept(self, worker: _Worker, arrival: Arrival) -> list[Delivery]:
+    def _accept(self, worker: WorkerState, arrival: Arrival) -> list[Delivery]:
         flight = next((each for each in worker.calls if each.call.number == arrival.number), None)
         if flight is None:
             return self._drop("duplicate")
@@ -609,9 +392,10 @@ class Flow:
         if flight.errand is None or worker.role != "actor":  # an answer to a question says nothing about acting
             worker.delivered += 1
         if flight.errand is None:
-            self._note_duration(self._time - worker.active_since)
+            secs = self._time - worker.active_since
+            self._typical = secs if not self._typical else 0.9 * self._typical + 0.1 * secs
         worker.active_since = worker.beat_at = self._time
-        lag = self._version - call.version
+        lag = self._weights.newest - call.version
         if flight.errand is not None:
             return [Delivery(*call[:4], lag, False, arrival.chunk, arrival.report, flight.errand.id)]
         self._chunk_bytes = max(self._chunk_bytes, arrival.size)
@@ -626,9 +410,6 @@ class Flow:
         worker.unbroken = chunk is not None
         return [Delivery(*call[:4], lag, continues, chunk, arrival.report)]
 
-    def _note_duration(self, secs: float) -> None:
-        self._typical = secs if not self._typical else 0.9 * self._typical + 0.1 * secs
-
     # -- status
 
     def waiting_for(self) -> str:
@@ -637,7 +418,7 @@ class Flow:
         ready = [worker for worker in actors if worker.phase == "ready"]
         if self._held:
             return "the learner holds the workers"
-        if self._version < 0:
+        if self._weights.newest < 0:
             return "no weights have been published"
         if not ready:
             reasons = [self._describe(worker) for worker in actors]
@@ -649,46 +430,20 @@ class Flow:
             return f"no order is sent: {reason}"
         if self._blocker is not None:
             call = self._blocker.call
-            return f"no order is sent: worker {call.worker} still uses version {call.version} of {self._version}"
+            return f"no order is sent: worker {call.worker} still uses version {call.version} of {self._weights.newest}"
         slowest = max(ready, key=lambda worker: self._time - worker.active_since if worker.calls else -1.0)
         return self._describe(slowest)
 
-    def _describe(self, worker: _Worker) -> str:
-        name, secs = f"worker {worker.index}", self._time - worker.since
-        if worker.phase == "waiting":
-            why = f" after: {worker.error}" if worker.error else ""
-            return f"{name} starts in {max(0.0, worker.due - self._time):.0f} s{why}"
-        if worker.phase == "starting":
-            return f"{name} has been starting for {secs:.0f} s"
-        if worker.phase == "retired":
-            return f"{name} is retired after: {worker.error}"
-        if self._time - worker.beat_at > self.limits.suspect_secs:
-            return f"{name} has not answered for {self._time - worker.beat_at:.0f} s"
-        if not worker.calls:
-            return f"{name} has no order"
-        return f"{name} has been at a call for {self._time - worker.active_since:.0f} s"
+    def _describe(self, worker: WorkerState) -> str:
+        return worker.describe(self._time, self.limits.suspect_secs)
 
     def row(self) -> dict[str, float]:
         """Return metrics of the workers since the last call."""
         span = max(1e-9, self._time - self._row_at)
-        actors = [worker for worker in self._workers if worker.role == "actor"]
-        row: dict[str, float] = {
-            "workers_ready": sum(worker.phase == "ready" for worker in actors),
-            "workers_retired": sum(worker.phase == "retired" for worker in actors),
-            "worker_restarts": sum(worker.restarts for worker in self._workers),
-            "calls_in_flight": self.in_flight,
-            "chunk_bytes_per_s": sum(worker.size for worker in actors) / span,
+        row = worker_metrics(self._workers, span) | {
             "chunks_dropped": sum(self.dropped.values()),
             "wait_share": self._waited / span,
             "held_share": self._held_for / span,
         }
-        for worker in actors:
-            row[f"worker_{worker.index}_steps_per_s"] = worker.steps / span
-            row[f"worker_{worker.index}_lag"] = worker.lag
-            worker.steps = worker.size = 0
         self._row_at, self._waited, self._held_for = self._time, 0.0, 0.0
         return row
-
-
-def _no_weights() -> Any:
-    raise ValueError("no weights have been published")

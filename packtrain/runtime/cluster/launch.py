@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from packtrain.errors import ClusterError
-from packtrain.runtime.cluster import engine, plan
+from packtrain.runtime.cluster import connection, engine, plan
 from packtrain.runtime.messages import Remote
 
 log = logging.getLogger("packtrain")
@@ -17,7 +17,7 @@ NODES_SECS = 120.0  # limit for nodes to join
 class Launched(NamedTuple):
     """An open connection to a cluster, and the places of a run on it."""
 
-    cluster: engine.Cluster
+    cluster: connection.Cluster
     plan: plan.Plan
 
     @property
@@ -48,7 +48,7 @@ def check(remote: Remote) -> None:
     Args:
       remote: what the command line says.
     """
-    engine.require_ray()
+    connection.require_ray()
     if remote.min_nodes < 1:
         raise ClusterError(f"--min_nodes {remote.min_nodes} must be at least 1")
     if remote.address is None and remote.min_nodes > 1:
@@ -57,8 +57,8 @@ def check(remote: Remote) -> None:
             "consists of this machine only"
         )
     if remote.address is not None:
-        address = engine.resolve(remote.address)
-        engine.refuse_other_versions(engine.check_head(address), address)
+        address = connection.resolve(remote.address)
+        connection.refuse_other_versions(connection.check_head(address), address)
 
 
 def launch(remote: Remote, num_envs: int, chunk_bytes: int, weights_bytes: int, extra_bytes: int = 0) -> Launched:
@@ -78,9 +78,9 @@ def launch(remote: Remote, num_envs: int, chunk_bytes: int, weights_bytes: int, 
     if remote.address is None:
         workers = remote.workers or plan.count_sockets()
         store = plan.store_to_start(plan.store_needed(chunk_bytes, weights_bytes, workers) + extra_bytes)
-        cluster = engine.Cluster.start(store, plan.usable_cpus())
+        cluster = connection.Cluster.start(store, plan.usable_cpus())
     else:
-        cluster = engine.Cluster.connect(remote.address)
+        cluster = connection.Cluster.connect(remote.address)
     try:
         nodes = cluster.wait_for_nodes(remote.min_nodes, NODES_SECS)
         placed = plan.make_plan(nodes, needs)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from packtrain.errors import ClusterError, ClusterLostError
-from packtrain.runtime.cluster import auth, engine, host, plan
+from packtrain.runtime.cluster import auth, connection, host, plan
 from packtrain.runtime.supervise import Session, reap_left_over
 
 UP_SECS = 120.0
@@ -39,19 +41,19 @@ class NodeRequest:
     @property
     def local(self) -> bool:
         """Whether the node listens on the loopback interface only."""
-        return self.loopback or (self.address is not None and engine.is_loopback(self.address))
+        return self.loopback or (self.address is not None and connection.is_loopback(self.address))
 
 
 def run_node(request: NodeRequest, say: Callable[[str], None]) -> int:
     """Start a node, print the next commands, and wait for a signal; return the exit code."""
     check(request)
-    engine.require_ray()
+    connection.require_ray()
     if request.head:
         where, created = auth.ensure_token()
         _refuse_taken_port(request.port)
     else:
         assert request.address is not None
-        engine.check_head(request.address)
+        connection.check_head(request.address)
         where, created = str(auth.token_path()), False
     received: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -66,12 +68,12 @@ def run_node(request: NodeRequest, say: Callable[[str], None]) -> int:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env=os.environ | engine.QUIET | (engine.LOOPBACK if request.local else {}),
+                    env=os.environ | connection.QUIET | (connection.LOOPBACK if request.local else {}),
                     process_group=0,  # a Ctrl-C in the terminal must reach only this process
                 )
             _wait_until_up(process, log, received)
             if request.local:
-                engine.refuse_open_sockets()
+                connection.refuse_open_sockets()
             if not received:
                 ip = _own_ip(log)
                 for line in next_lines(request, ip, where, created):
@@ -134,7 +136,7 @@ def next_lines(request: NodeRequest, ip: str, token: str, created: bool) -> list
 def _command(request: NodeRequest) -> list[str]:
     resources = {f"{plan.RESOURCE}{request.role}": 1.0, "packtrain_sockets": float(plan.count_sockets())}
     resources[host.resource()] = 1.0
-    return engine.node_command(
+    return node_command(
         head=request.head,
         address=request.address or "",
         port=request.port,
@@ -177,3 +179,52 @@ def _reason(log: Path) -> str:
     lines = [line.strip() for line in text.splitlines() if re.search(r"[A-Za-z]{3}", line)]
     errors = [line for line in lines if "Error" in line or "error" in line]
     return (errors or lines or ["no reason given"])[-1][:300]
+
+
+_LOOPBACK_START = """
+import sys
+from ray.scripts import scripts
+
+class Constants:
+    ENABLE_RAY_CLUSTER = True  # `ray start` refuses to join where the variable below says False
+    def __getattr__(self, name):
+        return getattr(given, name)
+
+given, scripts.ray_constants = scripts.ray_constants, Constants()
+sys.exit(scripts.main())
+"""
+"""The program `ray start` for nodes that listen on the loopback interface, see `LOOPBACK`."""
+
+
+def node_command(
+    *,
+    head: bool,
+    address: str,
+    port: int,
+    num_cpus: int,
+    store_bytes: int | None,
+    resources: dict[str, float],
+    loopback: bool = False,
+) -> list[str]:
+    """Return the command that starts one node of a cluster in the foreground.
+
+    Args:
+      head: whether it is the first node.
+      address: of the head; for other nodes.
+      port: of the head; for the head.
+      num_cpus: processors that workers may take.
+      store_bytes: of its object store; None: what Ray takes.
+      resources: more that the node offers, by name.
+      loopback: whether it is to listen on the loopback interface only; the environment must have `LOOPBACK` then.
+    """
+    program = ["-c", _LOOPBACK_START] if loopback else ["-m", "ray.scripts.scripts"]
+    command = [sys.executable, *program, "start", "--block", "--disable-usage-stats"]
+    if head:
+        command += ["--head", f"--port={port}", "--include-dashboard=false"]
+        command.append(f"--system-config={json.dumps(connection.HEAD_CONFIG)}")
+    else:
+        command.append(f"--address={address}")
+    command += [f"--num-cpus={num_cpus}", f"--resources={json.dumps(resources)}"]
+    if store_bytes is not None:
+        command.append(f"--object-store-memory={store_bytes}")
+    return command

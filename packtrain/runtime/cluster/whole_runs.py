@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from packtrain.errors import ClusterError
-from packtrain.runtime.cluster import engine, plan
+from packtrain.runtime.cluster import connection, engine, plan
 from packtrain.runtime.supervise import launch
 
 NODES_SECS = 120.0  # that lost nodes have to come back
@@ -71,7 +71,7 @@ class WholeRun:
 class WholeRuns:
     """Runs of a sweep on a cluster, placed on the nodes with the most room; to be closed."""
 
-    def __init__(self, cluster: engine.Cluster, cpus: float, gpus: float):
+    def __init__(self, cluster: connection.Cluster, cpus: float, gpus: float):
         """Nothing is started yet.
 
         Args:
@@ -170,13 +170,13 @@ def connect(address: str | None, cpus: float, gpus: float, min_nodes: int = 1) -
       gpus: GPUs that a run takes.
       min_nodes: number of nodes to wait for.
     """
-    engine.require_ray()
+    connection.require_ray()
     if address is None:
-        cluster = engine.Cluster.start(plan.SMALLEST_STORE, plan.usable_cpus(), int(gpus))
+        cluster = connection.Cluster.start(plan.SMALLEST_STORE, plan.usable_cpus(), int(gpus))
     else:
-        cluster = engine.Cluster.connect(address)
+        cluster = connection.Cluster.connect(address)
     try:
-        cluster.wait_for_nodes(min_nodes, engine.START_SECS)
+        cluster.wait_for_nodes(min_nodes, connection.START_SECS)
         return WholeRuns(cluster, cpus, gpus)
     except BaseException:
         cluster.close()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from packtrain.errors import ClusterLostError
-from packtrain.runtime.cluster import engine
+from packtrain.runtime.cluster import connection, engine
 from packtrain.runtime.cluster.plan import Placed, Plan
 
 
@@ -51,7 +51,7 @@ def test_a_worker_that_cannot_start_on_its_node_goes_to_one_of_the_same_role(sta
     pytest.importorskip("ray")
     role = {"packtrain_role_actor": 1.0} if stated else {}
     ray = Ray([node("a", **role), node("b", **role), node("head", packtrain_role_head=1.0)])
-    cluster = engine.Cluster(ray, "127.0.0.1:1")
+    cluster = connection.Cluster(ray, "127.0.0.1:1")
     cluster._known = ray.nodes()
     plan = Plan((Placed("actor", "a", 2.0, range(1)),), 1, {}, ())
     found = engine.RayEngine(cluster, plan, lambda *_: engine.Recipe(dict, ()))
@@ -69,7 +69,7 @@ def cluster(monkeypatch):
     monkeypatch.setattr(engine, "PROBE_SECS", 2.0)
     monkeypatch.setattr(engine, "STORE_EVERY", 0.1)
     ray = Ray()
-    found = engine.Cluster(ray, "10.0.0.1:6379")
+    found = connection.Cluster(ray, "10.0.0.1:6379")
     yield found, ray
     found.close()
 

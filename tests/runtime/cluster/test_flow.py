@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from packtrain.errors import WorkersLostError
 from packtrain.metrics.bottleneck import bottleneck
-from packtrain.runtime.cluster.flow import Arrival, Beat, Failure, Flow, Limits, Started
+from packtrain.runtime.cluster.calls import Arrival, Beat, Failure, Limits, Started
+from packtrain.runtime.cluster.flow import Flow
 
 CHUNK, WEIGHTS = 100, 10
 

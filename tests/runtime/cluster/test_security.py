@@ -16,13 +16,14 @@ import pytest
 
 import packtrain
 from packtrain.errors import ClusterError, MissingExtraError
-from packtrain.runtime.cluster import auth, engine, host
+from packtrain.runtime.cluster import auth, connection, host
+from packtrain.runtime.cluster.node import node_command
 
 PACKAGE = Path(packtrain.__file__).parent
 REFUSAL = """
 import sys, time
 from packtrain.errors import Error
-from packtrain.runtime.cluster import engine, launch
+from packtrain.runtime.cluster import connection, launch
 from packtrain.runtime.messages import Remote
 import ray
 begin = time.monotonic()
@@ -130,10 +131,10 @@ def test_a_cluster_that_accepts_any_token_is_refused(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environ = os.environ | engine.QUIET | engine.LOOPBACK | {"RAY_AUTH_MODE": "disabled"}
+    environ = os.environ | connection.QUIET | connection.LOOPBACK | {"RAY_AUTH_MODE": "disabled"}
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
         environ.pop(name, None)
-    command = engine.node_command(
+    command = node_command(
         head=True, address="", port=port, num_cpus=1, store_bytes=80 * 2**20, resources={}, loopback=True
     )
     folder = Path("/tmp") / f"p{os.getpid()}"
@@ -161,12 +162,12 @@ def test_a_cluster_that_accepts_any_token_is_refused(tmp_path):
 
 def test_a_socket_beyond_loopback_is_refused():
     """Mutation: the socket table is not read, or only that of children."""
-    engine.refuse_open_sockets()
+    connection.refuse_open_sockets()
     with socket.socket() as open_to_all:
         open_to_all.bind(("0.0.0.0", 0))
         open_to_all.listen()
         with pytest.raises(ClusterError, match=rf"Ray listens on 0.0.0.0:{open_to_all.getsockname()[1]}"):
-            engine.refuse_open_sockets()
+            connection.refuse_open_sockets()
 
 
 def test_a_new_token_can_be_read_by_its_owner_alone_and_an_open_one_is_closed(tmp_path, monkeypatch):
@@ -209,14 +210,14 @@ def test_only_the_engine_imports_ray():
                 names = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
             if any(name.split(".")[0] == "ray" for name in names):
                 importers.append(str(path.relative_to(PACKAGE)))
-    assert set(importers) == {"runtime/cluster/engine.py"}
+    assert set(importers) == {"runtime/cluster/connection.py"}
 
 
 def test_without_the_extra_it_is_one_line(monkeypatch, tmp_path, capsys):
     """Mutation: an ImportError, or a run folder that is written first."""
-    monkeypatch.setattr(engine.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(connection.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"needs the package 'ray'; try: pip install 'packtrain\[ray\]'"):
-        engine.require_ray()
+        connection.require_ray()
     from packtrain.cli import main
 
     words = ["train", "impala/catch", "--runtime", "cluster", "--output_dir", str(tmp_path / "run")]
