@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN := runs/demo
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup demo test test-fast test-learning test-cluster test-browser test-install attack exam verify chaos fuzz audit docs docs-serve lint format golden clean
+.PHONY: setup demo test test-fast test-learning test-cluster chaos-cluster test-browser test-install attack exam verify chaos fuzz audit docs docs-serve lint format golden clean
 
 setup: $(VENV)/.installed
 
@@ -29,7 +29,10 @@ test-learning: setup  ## every learning test, three seeds each, CartPole and the
 	$(BIN)/pytest -n 2 -m "learning"
 
 test-cluster: setup  ## every test of the cluster runtime, the long ones too, on three simulated nodes
-	$(BIN)/pytest tests/runtime/cluster
+	$(BIN)/pytest tests/runtime/cluster --ignore tests/runtime/cluster/test_chaos.py
+
+chaos-cluster: setup  ## 30 kills over two runs of ten minutes on three simulated nodes; counted, with a table
+	$(BIN)/pytest -s -m long tests/runtime/cluster/test_chaos.py
 
 test-browser: setup  ## the report in Chromium; PACKTRAIN_AXE=node_modules/axe-core checks accessibility too
 	$(BIN)/pytest tests/browser -rs

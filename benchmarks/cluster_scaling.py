@@ -46,7 +46,10 @@ def processor_secs(root: psutil.Process) -> tuple[float, float]:
 
 
 def measure(words: list[str], secs: float) -> dict[str, float]:
-    """Train, and return steps per second, processor µs per step, and the share of this machine's processors in use."""
+    """Train, and return steps per second, processor µs per step, and shares of this machine's processors in use.
+
+    "own_cpu_percent" is that of the run's processes, "machine_cpu_percent" that of all programs.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
         command = [sys.executable, "-m", "packtrain", "train", *words, *ENDLESS, "--output_dir", str(folder)]
@@ -67,6 +70,7 @@ def measure(words: list[str], secs: float) -> dict[str, float]:
                 "steps_per_s": steps / passed,
                 "driver_us_per_step": 1e6 * (own_after - own) / steps,
                 "all_us_per_step": 1e6 * (total_after - total) / steps,
+                "own_cpu_percent": 100 * (total_after - total) / passed / (psutil.cpu_count() or 1),
                 "machine_cpu_percent": psutil.cpu_percent(),
             }
         finally:

@@ -42,6 +42,7 @@ RUN_OPTIONS = {
     "address": None,
     "min_nodes": None,
     "inference": "worker",
+    "replay_shards": None,
     "bindings": (),
     "track": (),
     "profile": False,
@@ -126,8 +127,9 @@ def _remote(options: dict[str, Any]) -> Remote | None:
         raise ConfigError(f"inference = {options['inference']!r} is not one of worker, learner")
     if runtime == "cluster":
         nodes = 1 if options["min_nodes"] is None else options["min_nodes"]
-        return Remote("cluster", options["workers"], options["address"], nodes, options["inference"])
-    for name in ("workers", "address", "min_nodes", "inference"):
+        places = (options["workers"], options["address"], nodes, options["inference"])
+        return Remote("cluster", *places, replay_shards=options["replay_shards"])
+    for name in ("workers", "address", "min_nodes", "inference", "replay_shards"):
         if options[name] != RUN_OPTIONS[name]:
             raise ConfigError(f'{name} = {options[name]!r} needs runtime = "cluster"')
     return None
@@ -157,8 +159,8 @@ def train(
       device: cpu, cuda or cuda:N.
       callbacks: functions to call while it goes on; False stops all seeds.
       settings: knobs of the configuration, such as total_steps=50_000; and runtime ("local", "serial" or "cluster"),
-        workers, address, min_nodes and inference for a cluster, bindings (a list of gin bindings), track (names of
-        trackers), profile (write a trace), demonstrations (a data set of Minari),
+        workers, address, min_nodes, inference and replay_shards for a cluster, bindings (a list of gin bindings),
+        track (names of trackers), profile (write a trace), demonstrations (a data set of Minari),
         progress (False prints nothing), fresh, trust_config,
         trace (number of episodes whose searches are recorded).
 

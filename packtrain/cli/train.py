@@ -144,13 +144,16 @@ def remote_of(arguments: argparse.Namespace, runtime: str) -> Remote | None:
         raise ConfigError("--acting is for --runtime local and serial; on a cluster, Ray actors act")
     if not cluster and (arguments.address is not None or arguments.min_nodes is not None):
         raise ConfigError("--address and --min_nodes need --runtime cluster")
+    if not cluster and arguments.replay_shards is not None:
+        raise ConfigError("--replay_shards needs --runtime cluster")
     if arguments.workers is not None and arguments.workers < 1:
         raise ConfigError(f"--workers {arguments.workers} must be at least 1")
     if arguments.inference not in ("worker", "learner"):
         raise ConfigError(f"--inference {arguments.inference!r} is not one of worker, learner")
     if cluster:
         nodes = 1 if arguments.min_nodes is None else arguments.min_nodes
-        return Remote("cluster", arguments.workers, arguments.address, nodes, arguments.inference)
+        places = (arguments.workers, arguments.address, nodes, arguments.inference)
+        return Remote("cluster", *places, replay_shards=arguments.replay_shards)
     if arguments.inference == "learner":
         if arguments.acting == "thread":
             raise ConfigError("--inference learner steps environments in other processes; leave --acting thread out")

@@ -96,6 +96,13 @@ def _add_run_flags(parser: Parser) -> None:
     )
     group.add_argument("--min_nodes", type=int, metavar="N", help="wait until the cluster has N nodes (default: 1)")
     group.add_argument(
+        "--replay_shards",
+        type=int,
+        metavar="N",
+        help="number of Ray actors that hold the replay of sequences, for one that does not fit into the learner's "
+        "machine (default: the learner's process holds it)",
+    )
+    group.add_argument(
         "--learners",
         type=int,
         default=1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -174,6 +174,19 @@ class Memory(abc.ABC):
         """
 
 
+class MemoryShard(Memory):
+    """A memory that can be one of several parts, in other processes, whose samples are joined to batches."""
+
+    @property
+    @abc.abstractmethod
+    def mass(self) -> float:
+        """Sum of the priorities of all items; the number of items where sampling is uniform."""
+
+    @abc.abstractmethod
+    def draw_part(self, batch_size: int) -> tuple[Sample, Tensor]:
+        """Return a batch, and the priorities [B] in proportion to which its items were drawn."""
+
+
 class MemoryBytes(NamedTuple):
     """Estimated size of a memory at the end of the run."""
 
@@ -234,6 +247,24 @@ class MemorySettings(abc.ABC):
           total_steps: of the run.
         """
         return MemoryBytes(0)
+
+    def shard(self, envs: int, num_envs: int) -> MemorySettings | None:
+        """Return the settings of a part of the memory, a `MemoryShard`, for --replay_shards; None: it has no parts.
+
+        Args:
+          envs: environments of the part.
+          num_envs: environments of all parts.
+        """
+        return None
+
+    def join_shards(self, drawn: Sequence[tuple[Sample, Tensor]], batches: int) -> Sample:
+        """Return one batch of what several parts gave.
+
+        Args:
+          drawn: by `MemoryShard.draw_part`, with keys that differ between parts.
+          batches: sampled before.
+        """
+        raise TypeError(f"{type(self).__name__} has no parts")
 
     @property
     def batch_steps(self) -> int:

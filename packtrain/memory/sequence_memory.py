@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from packtrain import trees
-from packtrain.equations.priorities import annealed_exponent, importance_weights
 from packtrain.errors import CheckpointError, ConfigError, warn
-from packtrain.interfaces import Memory
+from packtrain.interfaces import MemoryShard
 from packtrain.memory.resize import group_sizes, restore_resized
 from packtrain.memory.segments import NoSegments, Segments
 from packtrain.memory.sequence_index import SequenceIndex
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from packtrain.memory.sequence_settings import Sequences
 
 
-class SequenceMemory(Memory):
+class SequenceMemory(MemoryShard):
     """Rings of rows, and an index of the sequences in them. Actors add through `writer`, learners `sample`.
 
     Actor and learner may be two threads. What actors add goes where it lies at once where it is large (observations,
@@ -216,16 +215,33 @@ class SequenceMemory(Memory):
             with self._reading():
                 self.index.judge(keys, priorities)
 
-    def _draw(self, size: int) -> Sample:
-        sizes = self.sizes
+    @property
+    def mass(self) -> float:
+        """Return the sum of all priorities, which decides how many items of a batch come from this part."""
+        with self.learning():
+            self._upload()
+            return float(self.index.tree.total)
+
+    def draw_part(self, batch_size: int) -> tuple[Sample, Tensor]:
+        """Sample as a part of a memory in shards: return B sequences without weights, and their priorities [B]."""
+        with self.learning():
+            self._upload()
+            slots, chances = self._choose(batch_size)
+            return self._sample_of(slots, None), chances
+
+    def _choose(self, size: int) -> tuple[Tensor, Tensor]:
         uniforms = (np.arange(size) + self._rng.random(size)) / size
-        slots, chances = self.index.draw(sent(uniforms, self.device))
-        exponent = annealed_exponent(
-            self._draws, sizes.importance_exponent, sizes.importance_exponent_end, sizes.importance_steps
-        )
+        return self.index.draw(sent(uniforms, self.device))
+
+    def _draw(self, size: int) -> Sample:
+        slots, chances = self._choose(size)
+        weights = self.sizes.weights(chances, self._draws)
         self._draws += 1
-        weights = importance_weights(chances, exponent).to(torch.float32)
-        return Sample(self._gather(slots), size * sizes.sequence_length, self.index.generations.of(slots), weights)
+        return self._sample_of(slots, weights)
+
+    def _sample_of(self, slots: Tensor, weights: Tensor | None) -> Sample:
+        keys, steps = self.index.generations.of(slots), len(slots) * self.sizes.sequence_length
+        return Sample(self._gather(slots), steps, keys, weights)
 
     def _gather(self, slots: Tensor) -> Trajectory:
         column, start, front, steps = self.index.where(slots)  # [B] each
@@ -347,6 +363,8 @@ class SequenceMemory(Memory):
           snapshot: what `snapshot` gave.
           same_episodes: whether the environments were restored too; if not, unfinished episodes end at their last row.
         """
+        if "parts" in snapshot:
+            raise CheckpointError("this run's replay is in shards: repeat --replay_shards, with any number")
         groups = group_sizes(snapshot)
         same_groups = groups == [writer.columns for writer in self.writers]
         sizes = [sum(groups), self.sizes.length(sum(groups)), self.context, self.sizes.rows]

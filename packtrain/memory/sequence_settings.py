@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
-from packtrain import check
-from packtrain.config import configurable
+from packtrain import check, trees
+from packtrain.config import configurable, unrecorded
+from packtrain.equations.priorities import annealed_exponent, importance_weights
 from packtrain.errors import ConfigError
 from packtrain.interfaces import MemoryBytes, MemorySettings
 from packtrain.memory.sequence_index import note_bytes
 from packtrain.memory.sequence_memory import SequenceMemory
 from packtrain.memory.storage import BLOCK
+from packtrain.types import Sample
 
 _TOGETHER = 64  # maximum number of rows that wait on the host before one copy per leaf to the device
 _SMALL = 15  # bytes of a row besides the observation: action, reward and three flags
@@ -118,6 +122,33 @@ class Sequences(MemorySettings):
     def build(self, groups: list[int], context: int, device: torch.device) -> SequenceMemory:
         """Return a memory for groups of columns of the given sizes, whose policy needs this many context rows."""
         return SequenceMemory(self, groups, context, device)
+
+    def weights(self, chances: Tensor, batches: int) -> Tensor:
+        """Return the importance weights of a batch, float32 [B].
+
+        Args:
+          chances: [B] priorities in proportion to which it was drawn.
+          batches: sampled before.
+        """
+        first, last = self.importance_exponent, self.importance_exponent_end
+        exponent = annealed_exponent(batches, first, last, self.importance_steps)
+        return importance_weights(chances, exponent).to(torch.float32)
+
+    def shard(self, envs: int, num_envs: int) -> Sequences:
+        """Return the settings of a part, whose environments have as many rows each as in the whole memory."""
+        with unrecorded():  # the run's configuration is that of the whole memory
+            return replace(self, capacity=self.length(num_envs) * envs, batch_size=1, warm_up=1)
+
+    def join_shards(self, drawn: Sequence[tuple[Sample, Tensor]], batches: int) -> Sample:
+        """Return one batch of what several parts gave, with importance weights of all its sequences together."""
+        samples, chances = [sample for sample, _ in drawn], torch.cat([each for _, each in drawn])
+        parts = [sample.trajectory for sample in samples]
+        # [T, B, ...], but for the carry, which is [B, ...]
+        whole = trees.map(lambda *leaves: torch.cat(leaves, 1), *[part._replace(carry=()) for part in parts])
+        carry = trees.map(lambda *leaves: torch.cat(leaves), *[part.carry for part in parts])
+        keys = torch.cat([sample.keys for sample in samples if sample.keys is not None])
+        steps = sum(sample.steps for sample in samples)
+        return Sample(whole._replace(carry=carry), steps, keys, self.weights(chances, batches))
 
     def check(self, num_envs: int, context: int, warm_up: int) -> None:
         """Raise a ConfigError if the environments have no room for a sequence each."""

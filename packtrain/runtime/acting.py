@@ -14,6 +14,7 @@ from packtrain.envs.vector_env import VectorEnv
 from packtrain.interfaces import Memory
 from packtrain.runtime.evaluation_scheduler import OpenPlayer
 from packtrain.runtime.experiment import Collect
+from packtrain.runtime.learning import BuildMemory
 from packtrain.runtime.messages import Report
 from packtrain.runtime.regrouping import Layout
 from packtrain.runtime.weights import Weights
@@ -29,6 +30,7 @@ class Acting(abc.ABC):
     row_needs_hold: bool = False  # whether `row` may only be called while acting is paused
     stopping: Callable[[], bool] = staticmethod(lambda: False)  # whether the run has been asked to stop
     open_player: OpenPlayer | None = None  # opens what plays an evaluation elsewhere; None: this process plays it
+    build_memory: BuildMemory | None = None  # builds a memory elsewhere; None: in this process
 
     @abc.abstractmethod
     def connect(self, memories: Mapping[str, Memory], weights: Weights | None) -> None:

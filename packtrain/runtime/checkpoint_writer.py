@@ -168,4 +168,11 @@ class Saving:
             return  # unreadable checkpoint: its references are unknown
         others.append(self._in_use())
         for name, snapshot in newest.items():
-            drop_segments(self._folder.path / "replay" / name, snapshot, [other.get(name) for other in others])
+            kept = [other.get(name) for other in others]
+            folder = self._folder.path / "replay" / name
+            if "parts" not in snapshot:
+                drop_segments(folder, snapshot, kept)
+            for part, content in snapshot.get("parts", {}).items():  # of a replay in shards
+                drop_segments(
+                    folder / f"part_{part}", content, [(each or {}).get("parts", {}).get(part) for each in kept]
+                )

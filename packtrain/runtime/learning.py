@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from packtrain.accelerate.precision import choose_precision, use_tf32
 from packtrain.errors import CheckpointError, ConfigError
-from packtrain.interfaces import Learner, Memory, UpdateResult
+from packtrain.interfaces import Learner, Memory, MemorySettings, UpdateResult
 from packtrain.runtime.divergence import Divergence
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
 from packtrain.types import Spec
+
+BuildMemory = Callable[[MemorySettings, list[int], int, torch.device], Memory]
+"""Builds a memory from its settings; the other arguments are those of `MemorySettings.build`."""
 
 
 class LearningSide:
@@ -133,7 +137,13 @@ class LearningSide:
 
 
 def build_learning(
-    experiment: Experiment, spec: Spec, device: torch.device, group_sizes: list[int], context: int, exact: bool = False
+    experiment: Experiment,
+    spec: Spec,
+    device: torch.device,
+    group_sizes: list[int],
+    context: int,
+    exact: bool = False,
+    build_memory: BuildMemory | None = None,
 ) -> LearningSide:
     """Build networks, memories and learners; no update is made.
 
@@ -144,6 +154,7 @@ def build_learning(
       group_sizes: number of environments in each group that fills the memories.
       context: rows that the policy needs in front of the one it acts on.
       exact: choose nothing by measured speed, so that the same run gives the same numbers.
+      build_memory: builds memories outside this process; None: they are built here.
     """
     seed = experiment.seed
     # shapes of batches are constant: let cuDNN measure which kernels are fastest
@@ -154,9 +165,8 @@ def build_learning(
     torch.manual_seed(seed_for(seed, "weights"))
     network = experiment.policy.build_network(spec).to(device)
     precision = network_precision(experiment, network, spec, device, exact)
-    memories: dict[str, Memory] = {
-        name: memory.build(group_sizes, context, device) for name, memory in experiment.memories.items()
-    }
+    build = build_memory or (lambda settings, *place: settings.build(*place))
+    memories = {name: build(memory, group_sizes, context, device) for name, memory in experiment.memories.items()}
     for name, memory in memories.items():
         memory.reseed(seed_for(seed, "memory", name))
         if exact:

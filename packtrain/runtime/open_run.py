@@ -71,6 +71,11 @@ class TrainRequest:
     notes: tuple[str, ...] = ()  # lines about the configuration's files, for stderr
     home: Path = field(default_factory=Path.cwd)  # what paths are relative to, wherever an environment goes
 
+    @property
+    def shards(self) -> bool:
+        """Whether the replay is in other processes."""
+        return self.remote is not None and self.remote.replay_shards is not None
+
 
 @dataclass
 class OpenRun:
@@ -178,7 +183,7 @@ def _load_source(request: TrainRequest) -> Experiment | None:
 
 def _check_start(request: TrainRequest, experiment: Experiment, spec: Spec, device: torch.device) -> RunFolder:
     """Raise an error if the run cannot start; return its folder, not opened. Nothing is written."""
-    refuse_too_large(experiment, spec, device)
+    refuse_too_large(experiment, spec, device, request.shards)
     for use in experiment.learners.values():
         refuse_unless_possible(device, getattr(use.learner, "compile", None))
     refuse_learners(request.learners, experiment, device)
@@ -278,7 +283,7 @@ def _announce(
     versions = f"packtrain {__version__}, torch {torch.__version__}"
     text = "%s, %s runtime on %s, configuration %s"
     log.info(text, versions, request.runtime, device, configuration.hash()[:12])
-    line = describe_plan(plan_memory(experiment, spec, device))
+    line = describe_plan(plan_memory(experiment, spec, device, request.shards))
     log.info("%s", line)
     if request.alone:
         _say(request, line)

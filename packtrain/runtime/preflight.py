@@ -13,7 +13,7 @@ from packtrain import trees
 from packtrain.envs.stream import Stream
 from packtrain.envs.validation import space_leaves
 from packtrain.errors import ConfigError
-from packtrain.interfaces import ActingPlace
+from packtrain.interfaces import ActingPlace, MemoryBytes
 from packtrain.runtime.experiment import Experiment
 from packtrain.types import Spec
 
@@ -41,16 +41,20 @@ def check_parts(experiment: Experiment, spec: Spec) -> None:
         use.learner.build(network, experiment.total_steps)
 
 
-def refuse_too_large(experiment: Experiment, spec: Spec, device: torch.device) -> None:
-    """Raise a ConfigError if the memories would not fit; their size is a product of several knobs."""
+def refuse_too_large(experiment: Experiment, spec: Spec, device: torch.device, elsewhere: bool = False) -> None:
+    """Raise a ConfigError if the memories would not fit; their size is a product of several knobs.
+
+    Args:
+      experiment: of the run.
+      spec: of its environment.
+      device: of the memories.
+      elsewhere: the memories are in other processes, which may be on other machines.
+    """
     on_gpu = device.type == "cuda"
     host = psutil.virtual_memory().available
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else host
     where = f" on {device}" if on_gpu else ""
-    plans = [
-        memory.plan_bytes(experiment.streams.num_actors, row_bytes(spec), experiment.total_steps)
-        for memory in experiment.memories.values()
-    ]
+    plans = _plans(experiment, spec, elsewhere)
     sizes: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for plan in plans:
         if plan.limited:
@@ -72,18 +76,30 @@ def row_bytes(spec: Spec) -> int:
     return sum(math.prod(leaf.shape or (1,)) * np.dtype(leaf.dtype or np.int64).itemsize for leaf in leaves) + 32
 
 
-def plan_memory(experiment: Experiment, spec: Spec, device: torch.device) -> dict[str, float]:
+def _plans(experiment: Experiment, spec: Spec, elsewhere: bool) -> list[MemoryBytes]:
+    """Return the estimated sizes of the memories of this process."""
+    return [
+        memory.plan_bytes(experiment.streams.num_actors, row_bytes(spec), experiment.total_steps)
+        for memory in experiment.memories.values()
+        if not elsewhere
+    ]
+
+
+def plan_memory(experiment: Experiment, spec: Spec, device: torch.device, elsewhere: bool = False) -> dict[str, float]:
     """Estimate the peak memory of a run in bytes, without models that planners search in.
+
+    Args:
+      experiment: of the run.
+      spec: of its environment.
+      device: of the networks.
+      elsewhere: as in `refuse_too_large`.
 
     Returns:
       "host" of this process and, on a GPU, "device": all of it; "memories" and "networks": their parts of that. The
       host also holds what a checkpoint copies of the memories while it is written.
     """
     on_gpu = device.type == "cuda"
-    plans = [
-        memory.plan_bytes(experiment.streams.num_actors, row_bytes(spec), experiment.total_steps)
-        for memory in experiment.memories.values()
-    ]
+    plans = _plans(experiment, spec, elsewhere)
     memories, host_memories = sum(plan.device for plan in plans), sum(plan.host for plan in plans)
     copied = sum(plan.copied for plan in plans)
     weights = sum(leaf.nbytes for leaf in experiment.policy.build_network(spec).state_dict().values())

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import torch
 
 from packtrain.errors import ConfigError
-from packtrain.interfaces import ActingPlace
+from packtrain.interfaces import ActingPlace, Memory, MemorySettings
+from packtrain.runtime import shard_calls
 from packtrain.runtime.acting import ActingOptions
-from packtrain.runtime.cluster.flow import Limits
+from packtrain.runtime.cluster.calls import Limits
 from packtrain.runtime.evaluation_scheduler import OpenPlayer
 from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.learning import BuildMemory
 from packtrain.runtime.messages import Order, Remote, WorkerSetup
 from packtrain.runtime.preflight import row_bytes
 from packtrain.runtime.process_engine import ProcessEngine
@@ -29,6 +31,8 @@ from packtrain.runtime.remote_evaluation import (
     evaluator_limits,
     player_opener,
 )
+from packtrain.runtime.replay_shard import ReplayShard, ShardSetup
+from packtrain.runtime.sharded_memory import ShardedMemory
 from packtrain.runtime.worker import Worker
 from packtrain.types import Spec
 
@@ -72,10 +76,26 @@ def check_remote(remote: Remote, experiment: Experiment) -> None:
             f"--workers {remote.workers}: {envs} environments can be divided over 1 to {envs} workers; "
             "change --workers or the number of environments"
         )
+    if remote.replay_shards is not None:
+        _refuse_shards(remote, experiment)
     if remote.kind == "cluster":
         from packtrain.runtime.cluster.launch import check  # needs the extra "cluster"
 
         check(remote)
+
+
+def _refuse_shards(remote: Remote, experiment: Experiment) -> None:
+    """Raise a ConfigError if the memories of an experiment cannot lie in shards."""
+    flag = f"--replay_shards {remote.replay_shards}"
+    if remote.kind != "cluster" or remote.inference != "worker":
+        raise ConfigError(f"{flag} needs --runtime cluster, with --inference worker")
+    assert remote.replay_shards is not None
+    if remote.replay_shards < 1:
+        raise ConfigError(f"{flag} must be at least 1")
+    for name, memory in experiment.memories.items():
+        if memory.shard(1, experiment.streams.num_actors) is None:
+            kind = type(memory).__name__
+            raise ConfigError(f"{flag}: the memory {name!r} ({kind}) has no shards; leave --replay_shards out")
 
 
 def remote_acting(
@@ -102,7 +122,8 @@ def remote_acting(
 
         # one version of all weights for an evaluation, and the one before
         whole_bytes = 2 * sum(leaf.nbytes for leaf in network.state_dict().values())
-        launched = launch(remote, envs, chunk_bytes, weights_bytes, whole_bytes)
+        batches = _batch_bytes(experiment, spec) if remote.replay_shards else 0
+        launched = launch(remote, envs, chunk_bytes, weights_bytes, whole_bytes + batches)
     workers = (remote.workers or 1) if launched is None else launched.workers
     sizes = group_sizes(experiment, workers, options.sizes)
     blocks = divide(len(sizes), workers)
@@ -125,7 +146,36 @@ def remote_acting(
     )
     if launched is not None:
         acting.open_player = _player_opener(launched, experiment, spec, options, synchronous)
+        if remote.replay_shards:
+            acting.build_memory = _memory_builder(launched, remote.replay_shards, acting, options)
     return acting
+
+
+def _batch_bytes(experiment: Experiment, spec: Spec) -> int:
+    """Return the bytes of the batches of replay shards on their way at a time, about."""
+    rows = [getattr(memory, "batch_size", 0) * getattr(memory, "rows", 0) for memory in experiment.memories.values()]
+    return 4 * sum(rows) * (row_bytes(spec) + ROW_EXTRAS)
+
+
+def _memory_builder(launched: Any, shards: int, acting: RemoteActing, options: ActingOptions) -> BuildMemory:
+    """Return what builds a memory in processes on the cluster."""
+
+    def open_engine(count: int, setup: Callable[[int, int], ShardSetup]) -> Any:
+        from packtrain.runtime.cluster.engine import Recipe
+
+        def recipe(worker: int, role: str, life: int, seed: int) -> Recipe:
+            values = replace(setup(worker, life), import_path=_import_path(), imports=options.imports)
+            return Recipe(ReplayShard, (values,), values.import_path)
+
+        return launched.more(shard_calls.ROLE, count, recipe)
+
+    def build(settings: MemorySettings, groups: list[int], context: int, device: torch.device) -> Memory:
+        memory = ShardedMemory(settings, groups, context, device, shards, open_engine)
+        memory.stopping = lambda: acting.stopping()
+        acting.closing.append(memory.close)
+        return memory
+
+    return build
 
 
 def _player_opener(

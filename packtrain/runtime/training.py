@@ -114,7 +114,8 @@ class Training:
         else:
             acting = remote_acting(setup.remote, experiment, setup.spec, options, synchronous=not self.overlaps)
         group_sizes, context = acting.group_sizes, acting.context
-        learning = build_learning(experiment, setup.spec, setup.device, group_sizes, context, setup.exact)
+        own = (experiment, setup.spec, setup.device, group_sizes, context, setup.exact)
+        learning = build_learning(*own, acting.build_memory)
         acting.connect(learning.memories, learning.weights if experiment.learners else None)
         return acting, learning
 

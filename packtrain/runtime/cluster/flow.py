@@ -268,8 +268,8 @@ class Flow:
         if not servers:
             self._errands.fail_all()
         for worker in servers:
-            if worker.phase == "ready" and not worker.calls and (errand := self._errands.take_next()) is not None:
-                self._send(worker, errand.order, errand.version, errand.weights, errand)
+            if worker.phase == "ready" and not worker.calls and (following := self._errands.take_next()) is not None:
+                self._send(worker, following.order, following.version, following.weights, following)
 
     def _send_orders(self) -> None:
         """Send standing orders, to the least busy workers first, as far as the limits allow."""

@@ -1,4 +1,4 @@
-"""What the flow control knows of each worker: its life, its calls in flight, and what it has delivered."""
+"""The state of each worker in the flow control: its life, its calls in flight, and what it has delivered."""
 
 from __future__ import annotations
 

@@ -52,6 +52,20 @@ def test_a_private_cluster_trains_resumes_and_leaves_nothing(tmp_path, monkeypat
     assert not [each for each in psutil.process_iter() if str(tmp_path) in " ".join(each.cmdline())]
 
 
+@pytest.mark.long
+def test_a_replay_in_shards_goes_on_with_another_number_of_them(tmp_path):
+    """Mutations: the parts' settings change the run's identity; a run without shards reads what it cannot."""
+    words = ["r2d2/catch", "--runtime", "cluster", "--workers", "2", "--eval_every", "0", "--warm_up", "300"]
+    words += ["--output_dir", str(tmp_path / "run")]
+    for shards, steps in (("2", "1500"), ("1", "2500")):
+        done = packtrain_train(*words, "--replay_shards", shards, "--total_steps", steps)
+        assert done.returncode == 0 and "finished" in done.stdout, done.stderr
+    assert "going on from step 1,5" in done.stdout and (tmp_path / "run" / "replay").is_dir()
+    assert "replay_steps_lost" not in rows_of(tmp_path / "run")[-1]
+    done = packtrain_train(*words, "--total_steps", "3500")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "repeat --replay_shards" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -60,6 +74,7 @@ def test_a_private_cluster_trains_resumes_and_leaves_nothing(tmp_path, monkeypat
         (["--address", "nowhere"], ["'nowhere' is not HOST:PORT"]),
         (["--address", "127.0.0.1:1"], ["nothing answers at 127.0.0.1:1", "packtrain node --head"]),
         (["--address", "auto"], ["RAY_ADDRESS"]),
+        (["--replay_shards", "2"], ["--replay_shards 2", "has no shards; leave --replay_shards out"]),
     ],
 )
 def test_a_cluster_that_cannot_be_is_one_line_within_seconds(tmp_path, words, parts):
