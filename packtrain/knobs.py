@@ -41,6 +41,9 @@ _MOVED = {
 }
 """Old paths of shipped configuration parts, which files may still include."""
 
+_FIRST_FAMILY = {"cartpole": "impala", "gym": "impala"}
+"""Families that had a file of this name before others did: older command lines mean theirs."""
+
 _OTHER_NAMES = {
     "lr": ("learning_rate",),
     "gamma": ("discounting", "discount"),
@@ -182,8 +185,8 @@ def find_config(name: str, given: Collection[str] = ()) -> tuple[Path, str | Non
     if os.path.isfile(path):
         return path, None
     namesakes = [known for known in shipped() if Path(known).name == path.stem]
-    in_files = [known for known in namesakes if known not in config_parts.composed()]  # as in old command lines
-    namesakes = in_files if len(in_files) == 1 else namesakes
+    if path.stem in _FIRST_FAMILY:
+        namesakes = [f"{_FIRST_FAMILY[path.stem]}/{path.stem}"]
     if path.suffix == ".gin" and len(namesakes) == 1:
         return CONFIGS / f"{namesakes[0]}.gin", f"{name} does not exist; taking the shipped config {namesakes[0]!r}"
     if path.suffix == ".gin":

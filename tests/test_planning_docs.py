@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "planning.md").read_text()
 OLD = (ROOT / "docs" / "coming-from.md").read_text()
 OLD = OLD[OLD.index("## Coming from Alpacka") :]
-PLANNING = sorted(path.stem for path in (knobs.CONFIGS / "planning").glob("*.gin"))
+PLANNING = sorted(name.removeprefix("planning/") for name in knobs.shipped() if name.startswith("planning/"))
 
 # The parameters of both forks' Runner, as their documentation lists them.
 RUNNER = (

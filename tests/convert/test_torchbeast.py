@@ -654,7 +654,7 @@ def test_a_game_must_be_given(capsys):
 
 def test_a_config_that_builds_another_network_is_refused(capsys):
     old_file("model.tar", MonoBeast(ACTIONS, False), updates=1)
-    assert convert("impala/pong_deep") == 2
+    assert convert("impala/atari_paper") == 2
     assert "does not fit the configuration's network" in one_line(capsys)
 
 
