@@ -23,7 +23,12 @@ from torch import Tensor
 
 from packtrain import check
 from packtrain.config import configurable
-from packtrain.equations.divergences import categorical_chi_square, categorical_kl, gaussian_kl
+from packtrain.equations.divergences import (
+    categorical_kl,
+    categorical_log_chi_square,
+    chi_square_from_log,
+    gaussian_kl,
+)
 from packtrain.errors import ConfigError
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.networks.distributions import Categorical, Distribution, Gaussian, MultiCategorical
@@ -92,4 +97,4 @@ def divergence(distribution: Distribution, p: Tensor, q: Tensor, kind: Literal["
     pairs = list(zip(p.split(sizes, dim=-1), q.split(sizes, dim=-1), strict=True))
     if kind == "kl":
         return torch.stack([categorical_kl(*pair) for pair in pairs]).sum(0)
-    return torch.stack([1 + categorical_chi_square(*pair) for pair in pairs]).prod(0) - 1
+    return chi_square_from_log(torch.stack([categorical_log_chi_square(*pair) for pair in pairs]).sum(0))

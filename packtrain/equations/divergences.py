@@ -125,10 +125,49 @@ def categorical_bhattacharyya(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     return -(0.5 * (p_logits.log_softmax(-1) + q_logits.log_softmax(-1))).logsumexp(-1).clamp(max=0.0)
 
 
+def categorical_log_chi_square(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """Return log(1 + χ²(p ‖ q)), the Rényi divergence of order 2: finite wherever q takes what p takes.
+
+        log(1 + χ²) = log Σ_a p_a² / q_a
+
+    Args:
+      p_logits: [..., A] of the policy that acts.
+      q_logits: [..., A] of the other.
+
+    Returns:
+      [...] at least 0, up to rounding.
+    """
+    assert_equal_shapes(p_logits.dim(), p_logits=p_logits, q_logits=q_logits)
+    log_p, log_q = p_logits.log_softmax(-1), q_logits.log_softmax(-1)
+    never = log_p.isneginf()  # its term is 0, whatever q does
+    return (2 * log_p.masked_fill(never, _LEAST_LOG) - log_q.masked_fill(never, 0.0)).logsumexp(-1)
+
+
+def chi_square_from_log(log_chi_square: Tensor) -> Tensor:
+    """Return χ² from log(1 + χ²), and the tangent of the exponential above a third of the largest exponent.
+
+        χ² = e^x − 1 for x ≤ b,   e^b (1 + x − b) − 1 above,   b = ⅓ log(largest number of the dtype)
+
+    So the χ² of nearly disjoint policies, e^100 for instance, is finite in float32, where b = 29.6, and so are sums of
+    its squared gradients. It stays monotone, and is at most the true value.
+
+    Args:
+      log_chi_square: any shape; independent choices add up.
+
+    Returns:
+      The divergence, same shape, at least 0; infinite where the argument is.
+    """
+    edge = math.log(torch.finfo(log_chi_square.dtype).max) / 3
+    beyond = math.exp(edge) * (log_chi_square - edge).clamp(min=0.0)
+    return (log_chi_square.clamp(max=edge).expm1() + beyond).clamp(min=0.0)
+
+
 def categorical_chi_square(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     """Return the χ² divergence of p from q: 0 for equal distributions, infinite if p takes what q never does.
 
         χ²(p ‖ q) = Σ_a p_a² / q_a − 1 = Σ_a (p_a − q_a)² / q_a
+
+    Above about 7e12 in float32 (5e102 in float64) it is replaced by a finite lower bound: see `chi_square_from_log`.
 
     Args:
       p_logits: [..., A] of the policy that acts.
@@ -137,11 +176,7 @@ def categorical_chi_square(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     Returns:
       [...] at least 0.
     """
-    assert_equal_shapes(p_logits.dim(), p_logits=p_logits, q_logits=q_logits)
-    log_p, log_q = p_logits.log_softmax(-1), q_logits.log_softmax(-1)
-    never = log_p.isneginf()  # its term is 0, whatever q does
-    terms = (2 * log_p.masked_fill(never, _LEAST_LOG) - log_q.masked_fill(never, 0.0)).exp()
-    return (terms.sum(-1) - 1).clamp(min=0.0)
+    return chi_square_from_log(categorical_log_chi_square(p_logits, q_logits))
 
 
 def gaussian_kl(p_mean: Tensor, p_std: Tensor, q_mean: Tensor, q_std: Tensor) -> Tensor:

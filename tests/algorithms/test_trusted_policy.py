@@ -39,6 +39,22 @@ def test_independent_choices_diverge_as_their_joint_distribution(kind):
     assert float(found) == pytest.approx(float(divergence(Categorical(6), *joint, kind)), rel=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["kl", "chi_square"])
+@pytest.mark.parametrize("distribution", [Categorical(3), MultiCategorical((3, 3))], ids=["one", "two"])
+def test_the_gradient_norm_of_nearly_disjoint_policies_is_finite(kind, distribution):
+    """1 + χ² is about e^120 and, of two choices, e^240. Training would stop at an infinite gradient norm."""
+    p, q = torch.tensor([3.0, -3.0, 0.0]), torch.tensor([-60.0, 60.0, 0.0])
+    choices = len(getattr(distribution, "nvec", (3,)))
+    p, q = p.repeat(choices).requires_grad_(), q.repeat(choices)
+    penalty = divergence(distribution, p, q, kind)
+    penalty.backward()
+    norm = torch.linalg.vector_norm(p.grad)
+    assert penalty.isfinite() and norm.isfinite() and norm > 0
+    with torch.no_grad():
+        closer = divergence(distribution, p - p.grad / norm, q, kind)
+    assert closer < penalty, "the gradient leads towards the trusted policy"
+
+
 def test_gaussians_diverge_by_the_closed_form():
     p, q = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.5])  # mean, log standard deviation
     wanted = 0.5 + (1 + 1) / (2 * torch.tensor(1.0).exp()) - 0.5

@@ -15,7 +15,9 @@ from packtrain.equations.divergences import (
     categorical_hellinger,
     categorical_jensen_shannon,
     categorical_kl,
+    categorical_log_chi_square,
     categorical_total_variation,
+    chi_square_from_log,
     clipped_gaussian_hellinger,
     clipped_gaussian_jensen_shannon,
     gaussian_bhattacharyya,
@@ -142,11 +144,32 @@ def test_logits_may_be_moved_by_a_constant_and_equal_ones_are_at_distance_0(dive
 
 @pytest.mark.parametrize("divergence", CATEGORICAL, ids=lambda f: f.__name__)
 def test_gradients_are_finite_where_an_action_is_masked_in_both(divergence):
-    kind = torch.float64 if divergence is categorical_chi_square else torch.float32  # χ² is e^120 in the second row
-    p = torch.tensor([[0.3, -1.0, -math.inf], [60.0, -60.0, 0.0]], dtype=kind, requires_grad=True)
-    divergence(p, torch.tensor([[1.0, 0.5, -math.inf], [-60.0, 60.0, 0.0]], dtype=kind)).sum().backward()
-    assert p.grad.isfinite().all()
+    """χ² is e^120 in the second row, which float32 cannot hold. Mutation: exponentials of unbounded log-ratios."""
+    p = torch.tensor([[0.3, -1.0, -math.inf], [60.0, -60.0, 0.0]], requires_grad=True)
+    found = divergence(p, torch.tensor([[1.0, 0.5, -math.inf], [-60.0, 60.0, 0.0]]))
+    found.sum().backward()
+    assert found.isfinite().all() and p.grad.isfinite().all() and p.grad.square().sum().isfinite()
     assert p.grad[0].abs().max() > 0
+
+
+def test_logarithms_of_chi_square_of_independent_choices_add_up():
+    """Σ p²/q = 0.5²/0.8 + 0.5²/0.2 = 1.5625 for two coins; for two pairs of them 1.5625². Mutation: products of χ²."""
+    p, q = logits(0.5, 0.5), logits(0.8, 0.2)
+    assert categorical_log_chi_square(p, q).item() == pytest.approx(math.log(1.5625))
+    assert chi_square_from_log(2 * categorical_log_chi_square(p, q)).item() == pytest.approx(1.5625**2 - 1)
+
+
+def test_chi_square_is_exact_up_to_its_edge_and_grows_monotonely_above():
+    """Two actions with log-ratio z: e^20 is representable, e^100 is not in float32. Mutation: a clamp, whose gradient
+    is 0 where the policies are furthest apart."""
+    z = torch.tensor([1.0, 20.0, 29.0, 31.0, 60.0, 100.0, 1000.0], requires_grad=True)
+    p, q = torch.stack([0 * z, z], -1), torch.stack([z, 0 * z], -1)
+    found = categorical_chi_square(p, q)
+    found.sum().backward()
+    want = categorical_chi_square(p.detach().double(), q.detach().double())
+    torch.testing.assert_close(found[:3].detach().double(), want[:3], rtol=1e-5, atol=0.0)
+    assert (want[3:] > found[3:]).all() and (found.diff() > 0).all() and found.isfinite().all()
+    assert (z.grad > 0).all() and z.grad.isfinite().all()
 
 
 def test_a_small_divergence_is_not_rounding():
@@ -343,6 +366,8 @@ def test_every_public_function_is_tested_here():
         clipped_gaussian_hellinger,
         clipped_gaussian_jensen_shannon,
         joint_logits,
+        categorical_log_chi_square,
+        chi_square_from_log,
     )
     tested = {f.__name__ for f in (*CATEGORICAL, *GAUSSIAN, *others)}
     assert {name for name in public if not name.startswith("_")} == tested
