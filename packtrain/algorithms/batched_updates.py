@@ -269,9 +269,9 @@ class ReplayLearner(Learner):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load what `state_dict` returned. Step counts of optimisers that joined runs share stay as they are."""
         self.network.load_state_dict({**self.network.state_dict(), **state["network"]})
-        self._load_moments(state["optimisers"])
+        self._load_moments(state["optimisers"], shared=self._launches.runs == 1)
         if len(state["generator"]) == len(self._generator.get_state()):  # else it was another kind of device's
             self._generator.set_state(state["generator"])
         self.updates, self.steps = int(state["updates"]), int(state["steps"])
@@ -284,10 +284,11 @@ class ReplayLearner(Learner):
         return {name: {key: self._mine(leaf).clone() for key, leaf in one.state.items()} for name, one in optimisers}
 
     @torch.no_grad()
-    def _load_moments(self, states: dict[str, dict[str, Tensor]]) -> None:
+    def _load_moments(self, states: dict[str, dict[str, Tensor]], shared: bool = True) -> None:
         for name, optimiser in self._launches.rule.optimisers.items():
             for key, leaf in optimiser.state.items():
-                self._mine(leaf).copy_(states[name][key])
+                if shared or leaf.ndim:
+                    self._mine(leaf).copy_(states[name][key])
 
     def _mine(self, leaf: Tensor) -> Tensor:
         """Return a run's part of a tensor of all runs; an optimiser's step count is the same for all."""

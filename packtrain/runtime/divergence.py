@@ -11,9 +11,9 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -54,18 +54,34 @@ class Divergence:
           DivergedError: a loss or a gradient is not finite, or updates were skipped again and again.
         """
         work = learner.draw(memory, count)
-        if work is None:
-            return None
-        # After `draw`: what is random has been sampled, so the update after a skipped one has another batch.
-        before = copy.deepcopy(learner.state_dict()) if self._policy == "skip" else None
+        return None if work is None else self.finish(name, learner, memory, work)
+
+    def finish(self, name: str, learner: Learner, memory: Memory, work: Any) -> UpdateResult:
+        """Make the updates whose inputs were drawn; raises the errors of `learn`."""
+        before = self.before(learner)
         (result,) = learner.apply([work])
+        checked = self.after(name, learner, work, result, before)
+        if checked.priorities is not None:
+            memory.update_priorities(checked.keys, checked.priorities)
+        return checked
+
+    def before(self, learner: Learner) -> dict[str, Any] | None:
+        """Return a copy of a learner's state, to which `after` can restore it; None if updates are not skipped."""
+        return copy.deepcopy(learner.state_dict()) if self._policy == "skip" else None
+
+    def after(
+        self, name: str, learner: Learner, work: Any, result: UpdateResult, before: dict[str, Any] | None
+    ) -> UpdateResult:
+        """Return the result of an update; that of a skipped one has no metrics and no priorities.
+
+        Raises:
+          DivergedError: as in `learn`.
+        """
         self._calls += 1
         bad = self._bad(result)
         if bad:
             return self._diverged(name, learner, work, result, bad, before)
         self._in_row = 0
-        if result.priorities is not None:
-            memory.update_priorities(result.keys, result.priorities)
         return result
 
     def _bad(self, result: UpdateResult) -> dict[str, float]:
@@ -130,6 +146,46 @@ class Divergence:
             log.warning("the batch of the update could not be written: %s", error)
             return None
         return path
+
+
+class Guarded(NamedTuple):
+    """A learner whose updates are checked, and its memory."""
+
+    guard: Divergence
+    learner: Learner
+    memory: Memory
+
+
+def learn_together(name: str, learners: Sequence[Guarded], count: int) -> list[UpdateResult | DivergedError] | None:
+    """Make `count` updates of the joined learners of several seeds; None if a memory has too little.
+
+    A seed whose update is not finite concerns no other: if updates are skipped, its own learner alone is restored.
+
+    Args:
+      name: of the learner.
+      learners: one per seed.
+      count: at most `max_updates`.
+
+    Returns:
+      For each seed its result, or why it has diverged.
+    """
+    works = [learner.draw(memory, count) for _, learner, memory in learners]
+    if any(work is None for work in works):
+        return None
+    # After `draw`: what is random has been sampled, so the update after a skipped one has another batch.
+    states = [guard.before(learner) for guard, learner, _ in learners]
+    results = learners[0].learner.apply(works)
+    found: list[UpdateResult | DivergedError] = []
+    for (guard, learner, memory), work, result, before in zip(learners, works, results, states, strict=True):
+        try:
+            checked = guard.after(name, learner, work, result, before)
+        except DivergedError as error:
+            found.append(error)
+            continue
+        if checked.priorities is not None:
+            memory.update_priorities(checked.keys, checked.priorities)
+        found.append(checked)
+    return found
 
 
 def _tensors(value: Any, name: str = "batch") -> Iterator[tuple[str, Tensor]]:

@@ -20,8 +20,9 @@ import torch
 
 from packtrain.envs.exits import exits_are_faults
 from packtrain.errors import CheckpointError, DivergedError, EnvError, Error, FolderLostError
-from packtrain.interfaces import SeedGroup, learn
+from packtrain.interfaces import SeedGroup
 from packtrain.runtime import checkpoint, serial
+from packtrain.runtime.divergence import Guarded, learn_together
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.local_acting import local_side
 from packtrain.runtime.loops import Act, Learn, Loop
@@ -147,17 +148,28 @@ def _take_turns(trainings: dict[int, Training], launched: _Launched) -> dict[int
             return diverged
         (wish,) = set(wished.values())
         assert wish is not None
-        learners = [training.learning.learners[wish.learner] for training in trainings.values()]
-        memories = [training.learning.memory_of(wish.learner) for training in trainings.values()]
-        results = learn(learners, memories, wish.updates)
-        assert results is not None
-        for training, result in zip(trainings.values(), results, strict=True):
-            training.learning.publish_after(wish.learner)
-            training.rows.note_update(wish.learner, result)
+        diverged |= _learn(trainings, wish)
+        _leave_out(trainings, diverged)
         launched.add(wish)
         if next(iter(trainings.values())).saver.due:
             diverged |= save_all(trainings)
             _leave_out(trainings, diverged)
+
+
+def _learn(trainings: Mapping[int, Training], wish: Learn) -> dict[int, DivergedError]:
+    """Make the updates of all runs at once; return the runs whose update is not finite."""
+    sides = [training.learning for training in trainings.values()]
+    guarded = [Guarded(side.divergence, side.learners[wish.learner], side.memory_of(wish.learner)) for side in sides]
+    results = learn_together(wish.learner, guarded, wish.updates)
+    assert results is not None
+    diverged: dict[int, DivergedError] = {}
+    for (place, training), result in zip(trainings.items(), results, strict=True):
+        if isinstance(result, DivergedError):
+            diverged[place] = result
+        else:
+            training.learning.publish_after(wish.learner)
+            training.rows.note_update(wish.learner, result)
+    return diverged
 
 
 def _leave_out(trainings: dict[int, Training], diverged: Mapping[int, DivergedError]) -> None:

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from packtrain.algorithms.batched_updates import ReplayLearner
 from packtrain.cli import main
 from packtrain.errors import DivergedError
 from packtrain.interfaces import UpdateResult
@@ -124,3 +126,64 @@ def test_a_run_that_diverges_stops_at_that_update_and_keeps_its_last_checkpoint(
     monkeypatch.setattr(impala, "loss", broken(impala.loss.__wrapped__, every=7))
     assert main([*argv, "--total_steps", "4000", "--config", "Run.on_diverged = 'skip'"]) == 0
     assert [row for row in read_metrics(tmp_path / "run") if row["kind"] == "train"][-1]["updates_skipped"] > 5
+
+
+def poisoned(monkeypatch, seed, at):
+    """Put NaN into the rewards of one seed's batch, which is for two updates."""
+    draw, made = ReplayLearner.draw, [0, 0, 0]
+
+    def draws(self, memory, count):
+        batch = draw(self, memory, count)
+        made[self._run] += 1
+        if self._run == seed and made[seed] == at:
+            batch["reward"].fill_(math.nan)
+        return batch
+
+    monkeypatch.setattr(ReplayLearner, "draw", draws)
+    return made
+
+
+def three_seeds(folder, *more):
+    small = "--num_actors 2 --warm_up 50 --batch_size 8 --hidden_size 8 --num_layers 1 --eval_every 0 --log_every 100"
+    argv = ["train", "ddpg/pendulum", *small.split(), "--runtime", "serial", "--total_steps", "200"]
+    return main([*argv, "--num_seeds", "3", "--output_dir", folder, *more])
+
+
+def final(folder, seed):
+    """The last checkpoint of a seed, flat; without times."""
+    state = checkpoint.load_newest(Path(folder) / f"seed_{seed}/checkpoints")[1]
+    return {name: state[name] for name in ("weights", "learners")}
+
+
+def assert_equal(left, right):
+    torch.testing.assert_close(left, right, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.slow
+def test_an_update_of_one_of_several_seeds_is_skipped_and_the_others_do_not_change(tmp_path, monkeypatch):
+    """Mutations: the learner of another seed is restored; the step count of Adam, which all share, goes back."""
+    monkeypatch.chdir(tmp_path)
+    assert three_seeds("sound") == 0
+    made = poisoned(monkeypatch, seed=1, at=20)
+    assert three_seeds("skip", "--config", "Run.on_diverged = 'skip'") == 0
+    assert min(made) > 30
+    for seed in (0, 2):
+        assert_equal(final("skip", seed), final("sound", seed))
+    last = read_metrics(tmp_path / "skip/seed_1")[-1]
+    assert last["updates_skipped"] == 2 and math.isfinite(last["critic_loss"])
+    assert final("skip", 1)["learners"]["value"]["updates"] == final("sound", 1)["learners"]["value"]["updates"]
+    assert len(list((tmp_path / "skip/seed_1/diverged").glob("*.safetensors"))) == 1
+
+
+@pytest.mark.slow
+def test_a_seed_whose_update_is_not_finite_is_left_out_at_that_update(tmp_path, monkeypatch, capsys):
+    """Mutation: joined seeds are checked at checkpoints alone."""
+    monkeypatch.chdir(tmp_path)
+    assert three_seeds("sound") == 0
+    made = poisoned(monkeypatch, seed=1, at=20)
+    assert three_seeds("stop") == 3
+    assert "update 40 of learner 'value' is not finite" in capsys.readouterr().err
+    for seed, sound in ((0, 0), (2, 2)):
+        assert_equal(final("stop", seed), final("sound", sound))
+    assert made[1] > made[2] == 20, "the third seed takes the second one's place"
+    assert len(list((tmp_path / "stop/seed_1/diverged").glob("*.safetensors"))) == 1

@@ -1,6 +1,8 @@
 """--learners K: the same learning as with one, whatever dies meanwhile, and nothing left behind."""
 
+import functools
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -14,7 +16,8 @@ import pytest
 import torch
 
 from packtrain import knobs
-from packtrain.errors import LearnerGroupError
+from packtrain.algorithms import data_parallel
+from packtrain.errors import DivergedError, LearnerGroupError
 from packtrain.runtime import checkpoint, learner_group, open_run, train_command
 
 CATCH = {"num_actors": 8, "batch_size": 8, "lr_schedule": "constant", "unroll_length": 10, "hidden_size": 16} | {
@@ -24,9 +27,11 @@ CATCH = {"num_actors": 8, "batch_size": 8, "lr_schedule": "constant", "unroll_le
 REPLAY = {"num_actors": 4, "batch_size": 6, "hidden_sizes": (16,), "lstm_size": 8, "dueling_size": 8, "eval_every": 0}
 
 
-def train(folder, learners, name="impala/catch", runtime="serial", num_seeds=None, **values):
+def train(folder, learners, name="impala/catch", runtime="serial", num_seeds=None, bindings=(), **values):
     path, _ = knobs.find_config(name)
-    request = open_run.TrainRequest([path], [], values, Path(folder), 3, num_seeds, runtime, learners=learners)
+    request = open_run.TrainRequest(
+        [path], list(bindings), values, Path(folder), 3, num_seeds, runtime, learners=learners
+    )
     return train_command.train(request)
 
 
@@ -97,6 +102,30 @@ def test_a_learner_that_is_killed_costs_nothing(tmp_path, capsys):
     assert max(after["wall_s"] - row["wall_s"] for row, after in zip(rows[:-1], rows[1:], strict=True)) < 60
     assert_close(learned(tmp_path / "whole"), learned(tmp_path / "run"), rtol=0, atol=0)
     assert "learner 1 ended with exit code -9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", ["stop", "skip"])
+def test_a_part_of_another_rank_that_is_not_finite_is_noticed_at_that_update(tmp_path, monkeypatch, answer):
+    """Rank 1 computes NaN from the rewards of its part of update 5. Mutation: rank 0 looks at its own part alone."""
+    divide, made = data_parallel.divide, []
+
+    def poisoned(*args):
+        works = divide(*args)
+        made.append(works)
+        if len(made) == 5:
+            works[1].inputs[0].reward.fill_(math.nan)
+        return works
+
+    monkeypatch.setattr(data_parallel, "divide", poisoned)
+    run = functools.partial(train, tmp_path / "run", 2, bindings=[f"Run.on_diverged = '{answer}'"], **CATCH)
+    if answer == "stop":
+        with pytest.raises(DivergedError, match="update 5 of learner 'impala' is not finite"):
+            run(total_steps=1600)
+        assert len(list((tmp_path / "run/diverged").glob("*.safetensors"))) == 1
+    else:
+        assert run(total_steps=1600) == 0
+        assert rows_of(tmp_path / "run")[-1]["updates_skipped"] == 1 and len(made) > 15
+        assert all(leaf.isfinite().all() for one in learned(tmp_path / "run").values() for leaf in one.values())
 
 
 @pytest.mark.slow
