@@ -6,6 +6,7 @@ every `GPU_EVERY`-th update are looked at, since each look waits for the device,
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from packtrain.errors import DivergedError, Seldom
 from packtrain.interfaces import Learner, Memory, UpdateResult
+from packtrain.runtime.order_log import Event
 
 log = logging.getLogger("packtrain")
 
@@ -35,13 +37,15 @@ MOST_SKIPPED = 20  # in a row
 class Divergence:
     """Makes the updates of a run's learners, and looks at what they return."""
 
-    def __init__(self, policy: OnDiverged, folder: Path | None):
+    def __init__(self, policy: OnDiverged, folder: Path | None, event: Event = contextlib.nullcontext):
         """Create the check.
 
         Args:
           policy: "stop" ends the run with a DivergedError; "skip" restores the learner as it was before the update.
           folder: where batches are written to; None: nowhere.
+          event: encloses sampling a batch and storing priorities.
         """
+        self._event = event
         self._policy, self._folder = policy, folder
         self._calls = self._in_row = self._dumped = 0
         self._told = Seldom()
@@ -53,7 +57,8 @@ class Divergence:
         Raises:
           DivergedError: a loss or a gradient is not finite, or updates were skipped again and again.
         """
-        work = learner.draw(memory, count)
+        with self._event(f"draw {name} {count}"):
+            work = learner.draw(memory, count)
         return None if work is None else self.finish(name, learner, memory, work)
 
     def finish(self, name: str, learner: Learner, memory: Memory, work: Any) -> UpdateResult:
@@ -61,8 +66,9 @@ class Divergence:
         before = self.before(learner)
         (result,) = learner.apply([work])
         checked = self.after(name, learner, work, result, before)
-        if checked.priorities is not None:
-            memory.update_priorities(checked.keys, checked.priorities)
+        with self._event("update"):
+            if checked.priorities is not None:
+                memory.update_priorities(checked.keys, checked.priorities)
         return checked
 
     def before(self, learner: Learner) -> dict[str, Any] | None:

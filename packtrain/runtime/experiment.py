@@ -177,6 +177,8 @@ class Run:
     precision: Precision | None = None  # of the large layers: float32, bfloat16; None: bfloat16 where it pays
     until_solved: bool = False  # end when an episode has been solved
     on_diverged: OnDiverged = "stop"  # at a loss or gradient that is not finite: stop, or skip (leave the update out)
+    record_order: bool = False  # write the order of acting, sampling and learning to RUN/order.txt (local runtime)
+    replay_order: str | None = None  # path of such a file: make the same events (serial runtime); None: do not
 
     def __post_init__(self) -> None:
         for name in ("total_steps", "log_every", "keep_every", "num_threads"):

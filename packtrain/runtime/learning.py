@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from packtrain.errors import CheckpointError, ConfigError
 from packtrain.interfaces import Learner, Memory, MemorySettings, UpdateResult
 from packtrain.runtime.divergence import Divergence
 from packtrain.runtime.experiment import Experiment
+from packtrain.runtime.order_log import Event
 from packtrain.runtime.seeds import seed_for
 from packtrain.runtime.weights import Weights
 from packtrain.types import Spec
@@ -42,6 +44,8 @@ class LearningSide:
         """
         self._experiment, self._spec, self.memories, self.learners = experiment, spec, memories, learners
         self._acting_network, self._by_ratio = experiment.policy.acting_network, experiment.by_ratio
+        # Encloses what another thread must not come between while the order of events is recorded.
+        self.event: Event = contextlib.nullcontext
         self.divergence = Divergence(experiment.run.on_diverged, None)
         self.weights = Weights()
         self.precision = precision
@@ -61,7 +65,8 @@ class LearningSide:
         """Make updates of one learner, at most `max_updates`, and publish its weights; None: too little to sample."""
         result = self.divergence.learn(name, self.learners[name], self.memory_of(name), count)
         if result is not None:
-            self.publish_after(name)
+            with self.event("publish"):
+                self.publish_after(name)
         return result
 
     def publish_after(self, name: str) -> None:

@@ -40,6 +40,8 @@ def can_share(experiment: Experiment) -> bool:
     Planners share one search if their policy allows it. Runs that replay share launches if all learners can be joined
     and make a fixed number of updates for each step.
     """
+    if experiment.run.record_order or experiment.run.replay_order is not None:
+        return False
     if experiment.by_ratio:
         return all(use.ratio is not None and use.joins_seeds for use in experiment.learners.values())
     return experiment.policy.joins_seeds

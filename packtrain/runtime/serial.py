@@ -5,6 +5,7 @@ from __future__ import annotations
 from packtrain.errors import ENDS_AFTER_SAVING, EnvError
 from packtrain.runtime import evaluation_scheduler
 from packtrain.runtime.loops import Act, Learn, Loop, epoch, queue, ratio
+from packtrain.runtime.order_log import replay
 from packtrain.runtime.training import Training
 from packtrain.runtime.watchdog import Watchdog, save_and_exit
 
@@ -19,8 +20,11 @@ def run(training: Training) -> None:
     deadlines = environment.step_deadline_secs, environment.start_deadline_secs
     with Watchdog(training.columns(), *deadlines, on_hang, lambda: training.progress.stop is not None):
         try:
-            for due in loop(training):
-                carry_out(training, due)
+            if (order := training.experiment.run.replay_order) is not None:
+                replay(training, order)
+            else:
+                for due in loop(training):
+                    carry_out(training, due)
             training.acting.settle()
         except ENDS_AFTER_SAVING:
             training.saver.save(with_actor=False)

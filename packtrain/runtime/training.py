@@ -30,6 +30,7 @@ from packtrain.runtime.learning import LearningSide, build_learning, nothing_to_
 from packtrain.runtime.local_acting import build_sides
 from packtrain.runtime.messages import Remote
 from packtrain.runtime.metrics_log import MetricsLog
+from packtrain.runtime.order_log import open_order
 from packtrain.runtime.pause import ActorPause
 from packtrain.runtime.progress import Progress
 from packtrain.runtime.regrouping import saved_layout
@@ -136,7 +137,11 @@ class Training:
                 if isinstance(memory, Preloads):
                     memory.preload(setup.demonstrations)
         settle_gpu()  # the actor's stream goes on from what this one has made
-        self.learning.divergence = Divergence(experiment.run.on_diverged, folder.path / "diverged")
+        self.order = open_order(self, resumes=saved is not None)
+        if self.order is not None:
+            self.learning.event = self.order.event
+        diverged = folder.path / "diverged"
+        self.learning.divergence = Divergence(experiment.run.on_diverged, diverged, self.learning.event)
         settings = dict(setup.configuration.values)
         about = About(str(folder.shown), folder.path, setup.configuration.text(), settings)
         self.log.open(folder.metrics, keep, setup.sinks, about)
@@ -153,7 +158,9 @@ class Training:
         Args:
           patience: seconds to wait for a result of other processes; None: until there is one.
         """
-        self.rows.note_report(self.acting.act(patience))
+        with self.learning.event("act"):
+            report = self.acting.act(patience)
+        self.rows.note_report(report)
 
     def learn(self, name: str, count: int = 1) -> bool:
         """Make updates of a learner, at most `max_updates`; return False if there was no batch."""
@@ -185,6 +192,8 @@ class Training:
     def close(self) -> None:
         """Close files and environments."""
         self.saver.join()
+        if self.order is not None:
+            self.order.close()
         self.log.close()
         self.evaluations.close()
         self._close_processes()

@@ -58,7 +58,8 @@ def run(ratio: Ratio, acting: Acting, tidy: Tidy, *, catch_up: bool = True) -> L
     tidy()
     for stage in ratio.experiment.schedule:
         if isinstance(stage, Collect):
-            acting.begin_stage(stage)
+            with ratio.learning.event(f"stage {stage.policy}"):
+                acting.begin_stage(stage)
             while progress.goes_on and progress.step < (stage.steps or 0):
                 yield Act()
                 tidy()
@@ -70,7 +71,8 @@ def run(ratio: Ratio, acting: Acting, tidy: Tidy, *, catch_up: bool = True) -> L
         else:
             for inner in stage.stages:
                 if isinstance(inner, Collect):
-                    acting.begin_stage(inner)
+                    with ratio.learning.event(f"stage {inner.policy}"):
+                        acting.begin_stage(inner)
             yield from _repeat(ratio, stage, tidy, catch_up)
 
 
