@@ -6,6 +6,8 @@ import time
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from packtrain import trees
 from packtrain.acting.actor import Actor
@@ -298,6 +300,52 @@ def test_there_is_always_a_free_slot_while_there_is_room(num, length, batch, gro
         assert_equal_trees(unroll, from_rows(path, *where))
 
 
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    num=st.integers(1, 5),
+    length=st.integers(1, 4),
+    batch=st.integers(1, 4),
+    groups=st.integers(1, 2),
+    room=st.integers(0, 4),
+    lag=st.sampled_from([None, 1, 3]),
+    stalls=st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=8),
+)
+def test_f12_no_schedule_of_stalls_leaves_actor_and_learner_waiting(num, length, batch, groups, room, lag, stalls):
+    """Each side goes on alone while the other stalls, with unrolls dropped for their lag meanwhile. L4: no batch is
+    older than the limit. Mutation: slots of dropped unrolls are not free again; a drop does not make room."""
+    version = [0]
+    path = Path(
+        *(num, length, batch, min(groups, num)),
+        core=Counting(length=3),
+        refresh=lambda: version[0],
+        num_buffers=batch + room,
+        max_policy_lag=lag,
+    )
+    found = [0]
+
+    def act():
+        if path.queue.wait_for_room(0.0):
+            path.actor.turn()
+
+    def learn():
+        if (sample := path.queue.sample(version=version[0])) is not None:
+            assert lag is None or int(sample.lag.max()) <= lag
+            version[0] += 1
+            found[0] += 1
+
+    for acts, turns in stalls:
+        for _ in range(turns):
+            act() if acts else learn()
+            assert path.queue.wait_for_room(0.0) or path.queue.ready(), "both sides wait for each other"
+    before = found[0]
+    for _ in range(40 * length * (batch + room)):
+        act()
+        learn()
+        if found[0] == before + 3:
+            return
+    raise AssertionError("no batch arrives although both sides go on")
+
+
 def wake(waiting, cause):
     """Seconds that `waiting` lasted in a thread, when `cause` is called after 0.1 s."""
     lasted = []
@@ -556,9 +604,9 @@ def test_a_queue_gives_batches_of_its_own_size_alone():
     """And one at a time; without a version there is no lag. Mutation: the argument is ignored."""
     path = Path(num=2, length=3, batch=2)
     fill(path)
-    for given, name in (({"batch_size": 3}, "batch_size = 3"), ({"count": 2}, "count = 2")):
+    for arguments, name in (({"batch_size": 3}, "batch_size = 3"), ({"count": 2}, "count = 2")):
         with pytest.raises(ConfigError, match=f"UnrollQueue cannot sample with {name}"):
-            path.queue.sample(**given)
+            path.queue.sample(**arguments)
     with pytest.raises(ConfigError, match="UnrollQueue cannot sample with holdout = True"):
         path.queue.sample(holdout=True)
     assert path.queue.sample(2).lag is None and path.queue.view("all") is None

@@ -108,6 +108,33 @@ def test_s4_a_clock_that_is_set_back_changes_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_s4_a_slow_disk_does_not_hold_up_the_learner(tmp_path, monkeypatch):
+    """A checkpoint takes 2 s, the learner's longest pause less than half of that. Mutation: the local runtime writes
+    checkpoints in the learner's thread."""
+    monkeypatch.chdir(tmp_path)
+    argv = ["train", "impala/catch", "--output_dir", "run", *SMALL, "--runtime", "local", "--checkpoint_secs", "0.2"]
+    assert main([*argv, "--total_steps", "400"]) == 0
+    folder, secs = Path("run/checkpoints"), 2.0
+    first = checkpoint.steps(folder)[-1]
+    size = sum(file.stat().st_size for file in (folder / str(first)).iterdir())
+    from packtrain.runtime.training import Training
+
+    learn, times = Training.learn, []
+
+    def timed(self, name, count=1):
+        times.append(time.monotonic())
+        if len([step for step in checkpoint.steps(folder) if step > first]) >= 2:
+            self.progress.stop = KeyboardInterrupt()
+        return learn(self, name, count)
+
+    monkeypatch.setattr(Training, "learn", timed)
+    with faults.Disk(Path("run"), bytes_per_sec=size / secs), faults.expect("slow write", at_least=3):
+        assert main([*argv, "--total_steps", "100000000"]) == 0
+    assert times[-1] - times[0] >= secs, "no checkpoint was slow"
+    assert max(b - a for a, b in zip(times, times[1:], strict=False)) < secs / 2
+
+
+@pytest.mark.slow
 def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parent.parent.parent / "docs/operations.md").read_text()
