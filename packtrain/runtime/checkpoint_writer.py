@@ -46,8 +46,9 @@ class Saving:
 
     @property
     def due(self) -> bool:
-        """Return whether it is time for a checkpoint."""
-        return time.monotonic() - self._last >= self._secs
+        """Return whether it is time for a checkpoint; never while one is being written, which would be waited for."""
+        writes = self._thread is not None and self._thread.is_alive()
+        return not writes and time.monotonic() - self._last >= self._secs
 
     def write(self, state: dict[str, Any], background: bool = False, required: bool = False) -> None:
         """Write a checkpoint, and delete old ones.
