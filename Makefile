@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := runs/demo
+SOAK_MINUTES ?= 60
+SOAK_JOBS ?= 1
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup demo test test-fast test-learning test-cluster chaos-cluster test-browser test-install attack exam verify chaos fuzz audit docs docs-serve lint format golden clean
+.PHONY: setup demo test test-fast test-learning test-cluster chaos-cluster test-browser test-install attack exam verify chaos fuzz audit hashes soak docs docs-serve lint format golden clean
 
 setup: $(VENV)/.installed
 
@@ -50,7 +52,7 @@ exam: setup  ## every family on ten one-ability environments; writes the score c
 verify: setup  ## run the first updates of every published result again, and compare
 	$(BIN)/packtrain verify --all
 
-chaos: setup  ## fault injection at full size: kills, bit flips, failing environments; about an hour
+chaos: setup  ## fault injection at full size: kills, bit flips, failing environments; about two hours
 	$(BIN)/pytest -s -m long tests/cli/test_chaos.py
 
 fuzz: setup  ## damaged run folders, configurations and converter inputs, for ten minutes
@@ -59,8 +61,14 @@ fuzz: setup  ## damaged run folders, configurations and converter inputs, for te
 audit: setup  ## licences of all dependencies, and known vulnerabilities (pip-audit, needs the network)
 	$(BIN)/python benchmarks/licences.py
 	test -x build/audit/bin/pip-audit || $(PYTHON) -m venv build/audit
-	build/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
-	build/audit/bin/pip-audit -r constraints.txt --no-deps --disable-pip
+	-build/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/python benchmarks/vulnerabilities.py build/audit/bin/pip-audit
+
+hashes: setup  ## write constraints.hashed.txt, with INDEX=https://…/simple and WHEELS=FOLDER for files that are here
+	$(BIN)/python benchmarks/hash_constraints.py $(INDEX) $(WHEELS)
+
+soak: setup  ## each family for an hour: memory, rate, open files, threads; SOAK_MINUTES=20 SOAK_JOBS=2 for less time
+	$(BIN)/python benchmarks/soak.py --minutes $(SOAK_MINUTES) --jobs $(SOAK_JOBS)
 
 lint: setup
 	$(BIN)/ruff check .
