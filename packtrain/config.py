@@ -1,24 +1,21 @@
-"""Load, check, build and hash configurations. The only module that imports gin.
+"""Load and build configurations. The only module that imports gin.
 
 gin checks neither types nor use of values, has one global state, and executes what a file imports. This module checks
-every value against the annotation of its parameter and reports the line that set it, rejects bindings that were not
-used in building, and limits the imports of files that the user did not name to this package.
+every value against the annotation of its parameter (value_types.py) and reports the line that set it, rejects bindings
+that were not used in building (unused_bindings.py), and limits the imports of files that the user did not name to this
+package (foreign_configs.py). run_identity.py has the values that must not change when a run is resumed.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
-import hashlib
 import importlib
 import inspect
-import os
 import re
 import sys
 import threading
 import tokenize
-import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, is_dataclass
@@ -28,59 +25,17 @@ from typing import Any, TypeVar
 import gin
 from gin import config_parser
 
-from packtrain import knobs, own_runs
+from packtrain import knobs, old_names, run_identity, unused_bindings, value_types
 from packtrain.errors import ConfigError, Error
-from packtrain.metrics.reading import CONFIG_FILE, METRICS_FILE
+from packtrain.foreign_configs import HEADER, is_foreign
 
 T = TypeVar("T", bound=Callable)
 _lock = threading.RLock()  # held by programs with several threads while a configuration is loaded and built
 
-_CHANGEABLE = (
-    *("Run.", "Evaluation.", "EvaluationCallback.", "TraceCallback.", "ExplorationCallback."),
-    *("Runner.n_epochs", "Runner.total_steps", "Runner.callback_classes"),
-    *("Streams.num_actors", "Streams.groups", "Runner.n_envs"),
-)
-_CHANGEABLE_ENDS = (
-    ".compile",
-    ".slack",
-    ".calibration_period",
-    ".step_deadline_secs",
-    ".start_deadline_secs",
-    ".restarts",
-)
-"""Parameters that may differ on resume: run length, logging, evaluation, diagnostics, number of environments, use
-of the machine.
-
-Device and runtime are program flags.
-"""
-
-_MOVED = {
-    "packtrain.runtime.runner": "packtrain.alpacka_runner",
-    "packtrain.algorithms.targets": "packtrain.algorithms.value_expansion",
-    "packtrain.algorithms.value_targets": "packtrain.algorithms.value_expansion",
-    "packtrain.planning.leaf_raters": "packtrain.planning.leaf_evaluators",
-    "packtrain.planning.learned": "packtrain.planning.learned.ensemble_model",
-    "packtrain.planning.predictive": "packtrain.planning.trajectory_search",
-    "packtrain.envs.ours": "packtrain.envs.registration",
-    "packtrain.memory.sequences": "packtrain.memory.sequence_settings",
-    "packtrain.planning.frontier": "packtrain.planning.tabular_search",
-}
-"""Old names of modules, which configurations may still import."""
-
-_HEADER = "# the configuration of this run, from:"
 _signatures: dict[str, dict[str, inspect.Parameter]] = {}  # configurable → its parameters
 _recording = True
 _building = False  # whether `build` is running
 _state: Configuration | None = None  # the one being built, in which configurables record their values
-
-
-def _lasting(values: dict[str, str]) -> dict[str, str]:
-    """Return the built values that must not change on resume."""
-    return {
-        name: text
-        for name, text in values.items()
-        if not name.startswith(_CHANGEABLE) and not name.endswith(_CHANGEABLE_ENDS)
-    }
 
 
 @dataclass
@@ -119,27 +74,17 @@ class Configuration:
 
     def identity(self) -> dict[str, str]:
         """Return the built values that identify this run; values that may change on resume are left out."""
-        return _lasting(dict(sorted(self.values.items())))
+        return run_identity.lasting(dict(sorted(self.values.items())))
 
     def difference(self, before: dict[str, str]) -> list[str]:
-        """Return one line for each value that differs from an earlier identity.
-
-        A parameter that is missing in the earlier identity is new in this version. The earlier run used its default, so
-        the default is compared.
-        """
-        before, after = _lasting(before), self.identity()
+        """Return one line for each value that differs from an earlier identity; see `run_identity.difference`."""
+        after = self.identity()
         given = {f"{owner}.{parameter}" for owner, parameter in self.where}
-        return [
-            f"{name}: {before.get(name, 'absent')} → {after.get(name, 'absent')}"
-            for name in sorted({*before, *after})
-            if before.get(name) != after.get(name)
-            and (name in before or (name in given and not _is_default(name, after[name])))
-        ]
+        return run_identity.difference(before, after, lambda name: name in given and not _is_default(name, after[name]))
 
     def hash(self) -> str:
-        """A digest of `identity`."""
-        lines = "\n".join(f"{name} = {text}" for name, text in self.identity().items())
-        return hashlib.sha256(lines.encode()).hexdigest()
+        """Return a digest of `identity`."""
+        return run_identity.digest(self.identity())
 
     def names_code(self) -> bool:
         """Return whether it imports modules outside packtrain, or names code as an environment's "module:ID" does."""
@@ -151,13 +96,15 @@ class Configuration:
     def text(self) -> str:
         """Return the operative configuration as a gin file that repeats the run: knobs, bindings, and every default."""
         bound = _operative()
-        lines = [f"{_HEADER} {' '.join(self.sources)}"]
+        lines = [f"{HEADER} {' '.join(self.sources)}"]
         lines += [f"import {module}" for module in self.imports] + [""]
         for name in [*[n for n in self.comments if n in bound], *[n for n in bound if "." not in n]]:
             if name in bound:
                 comment = self.comments.get(name, "")
                 lines.append(f"{name} = {bound.pop(name)}" + f"  # {comment}" * bool(comment))
-        defaults = {name: text for name, text in self.values.items() if name not in bound and _is_literal(text)}
+        defaults = {
+            name: text for name, text in self.values.items() if name not in bound and value_types.is_literal(text)
+        }
         owner = ""
         for name in sorted({*bound, *defaults}):
             if name.rpartition(".")[0] != owner:
@@ -178,15 +125,7 @@ def _is_default(name: str, text: str) -> bool:
     """Return whether a parameter, such as "Impala.entropy_cost", has its default value."""
     owner, _, parameter = name.rpartition(".")
     known = _signatures.get(owner, {}).get(parameter)
-    return known is not None and known.default is not known.empty and _written(known.default) == text
-
-
-def _is_literal(text: str) -> bool:
-    try:
-        ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return False
-    return True
+    return known is not None and known.default is not known.empty and value_types.written(known.default) == text
 
 
 def configurable(target: T, module: str | None = None) -> T:
@@ -262,9 +201,9 @@ def _checked(function: Callable, name: str, is_function: bool = False, hints: ty
         types_of = typing.get_type_hints(hints or function)
         bound = signature.bind(*args, **kwargs)
         for parameter, value in bound.arguments.items():
-            if parameter in types_of and not _fits(value, types_of[parameter]):
+            if parameter in types_of and not value_types.fits(value, types_of[parameter]):
                 raise ConfigError(
-                    f"{name}.{parameter} = {value!r} is not {_describe(types_of[parameter])}; "
+                    f"{name}.{parameter} = {value!r} is not {value_types.describe(types_of[parameter])}; "
                     f"set in {_state.place(name, parameter) if _state else 'code'}"
                 )
         if _state is not None and _recording and (_building or not is_function):
@@ -272,7 +211,7 @@ def _checked(function: Callable, name: str, is_function: bool = False, hints: ty
             scope = gin.current_scope_str()
             for parameter, value in bound.arguments.items():
                 if parameter != "self":
-                    _state.values[f"{scope}/" * bool(scope) + f"{name}.{parameter}"] = _written(value)
+                    _state.values[f"{scope}/" * bool(scope) + f"{name}.{parameter}"] = value_types.written(value)
         return function(*args, **kwargs)
 
     @functools.wraps(function)
@@ -288,22 +227,6 @@ def _checked(function: Callable, name: str, is_function: bool = False, hints: ty
     return remember_errors
 
 
-def _written(value: Any) -> str:
-    """Return a value as written in a configuration file; a built object as a reference to its name."""
-    if inspect.isclass(value) or inspect.isroutine(value):
-        return f"@{value.__name__}"
-    if is_dataclass(value):
-        return f"@{type(value).__name__}()"
-    if isinstance(value, dict):
-        # The order in which they were written is irrelevant.
-        items = sorted(value.items(), key=lambda pair: repr(pair[0]))
-        return "{" + ", ".join(f"{key!r}: {_written(item)}" for key, item in items) + "}"
-    if isinstance(value, (tuple, list)):
-        inside = ", ".join(_written(item) for item in value)
-        return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
-    return repr(value)
-
-
 def _with_place(error: Error, name: str) -> Error:
     """Add to an error where the parameter in its message was set."""
     text = str(error)
@@ -312,45 +235,6 @@ def _with_place(error: Error, name: str) -> Error:
             if owner == name and f"{name}.{parameter} " in f"{text} ":
                 return ConfigError(f"{text}; set in {_state.place(name, parameter)}")
     return error
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin = typing.get_origin(hint)
-    if hint is Any or isinstance(hint, (str, TypeVar)):
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    if origin is typing.Literal:
-        return value in typing.get_args(hint)
-    if hint is None or hint is type(None):
-        return value is None
-    if origin in (tuple, list):
-        inner = typing.get_args(hint) or (Any, ...)
-        if origin is tuple and inner[-1] is not ...:  # each element has its own type
-            same_length = isinstance(value, (tuple, list)) and len(value) == len(inner)
-            return same_length and all(_fits(item, each) for item, each in zip(value, inner, strict=True))
-        return isinstance(value, (tuple, list)) and all(_fits(item, inner[0]) for item in value)
-    if origin is dict:
-        inner = typing.get_args(hint)[1:] or (Any,)
-        return isinstance(value, dict) and all(_fits(item, inner[0]) for item in value.values())
-    if origin is not None:  # Callable and the like
-        return True
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if inspect.isclass(hint) and getattr(hint, "_is_protocol", False):
-        return not isinstance(value, (str, int, float, bool, type(None)))
-    return isinstance(value, hint) if inspect.isclass(hint) else True
-
-
-def _describe(hint: Any) -> str:
-    if typing.get_origin(hint) is typing.Literal:
-        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(hint))
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(_describe(option) for option in typing.get_args(hint))
-    plain = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", type(None): "None"}
-    return plain.get(hint, f"a {getattr(hint, '__name__', hint)}")
 
 
 def is_trusted() -> bool:
@@ -444,27 +328,6 @@ def bound_name(parameter: str) -> str:
     return str(getattr(value, "selector", "")).rpartition(".")[2]
 
 
-def is_foreign(path: Path) -> bool:
-    """Return whether a configuration belongs to a run folder, whose content may be untrusted.
-
-    Every command uses this function. A file belongs to a run folder if it is called config.gin, begins like files that
-    packtrain writes, is next to checkpoints of packtrain, or is anywhere below a folder with config.gin
-    or metrics.jsonl. Both the path as given and the file that its links lead to count. A configuration that
-    this user trained with on this machine is not foreign: see `own_runs.py`.
-    """
-    if path.name == CONFIG_FILE and own_runs.is_own(path):
-        return False
-    for place in {Path(os.path.abspath(path)), path.resolve()}:
-        if place.is_relative_to(knobs.CONFIGS):
-            continue
-        above = [folder / name for folder in place.parents for name in (CONFIG_FILE, METRICS_FILE)]
-        if place.name == CONFIG_FILE or any(os.path.lexists(part) for part in above):
-            return True
-        if next(place.parent.glob("checkpoints/*/manifest.json"), None) is not None:
-            return True
-    return knobs.read_text(path).startswith(_HEADER)
-
-
 def _parse_file(configuration: Configuration, path: Path) -> None:
     if configuration.trusted and not configuration.trust_config and is_foreign(path):  # a file included by another
         configuration.trusted = False
@@ -508,7 +371,7 @@ def _parse_text(configuration: Configuration, text: str, label: str, path: Path 
 
 
 def _import(configuration: Configuration, statement: Any, place: str, folder: Path | None) -> None:
-    module, trusted = _MOVED.get(statement.module, statement.module), configuration.trusted
+    module, trusted = old_names.MODULES.get(statement.module, statement.module), configuration.trusted
     if not trusted and not (module.startswith("packtrain.") and not statement.is_from):
         raise ConfigError(
             f"{place} imports {module!r}, but this configuration belongs to a run folder, whose content may be "
@@ -579,71 +442,6 @@ def build(configuration: Configuration) -> Any:
         raise ConfigError(f"the configuration cannot be built: {text[0]}") from error
     finally:
         _building = False
-    _refuse_unused(configuration)
     configuration.operative = _operative()
+    unused_bindings.refuse(configuration, configuration.operative)
     return built
-
-
-def _refuse_unused(configuration: Configuration) -> None:
-    scopes: dict[tuple[str, str], set[str]] = {}  # scopes in which a parameter was used
-    for name in _operative():
-        scope, _, rest = name.rpartition("/")
-        owner, _, parameter = rest.rpartition(".")
-        scopes.setdefault((owner, parameter), set()).add(scope)
-    given = {key: place for key, place in configuration.where.items() if not place.startswith(knobs.SHIPPED)}
-    unused = {
-        key: place for key, place in given.items() if not _is_used(configuration, key, place, scopes.get(key, set()))
-    }
-    if unused:
-        (owner, parameter), place = next(iter(unused.items()))
-        name = f"{owner}.{parameter}" if owner else parameter
-        more = f" (and {len(unused) - 1} more)" if len(unused) > 1 else ""
-        inside = [f"{scope}/{name}" for scope in sorted(scopes.get((owner, parameter), ())) if scope]
-        instead = f"; there is {', '.join(inside)}" if inside else ""
-        raise ConfigError(f"{name} is set but not used in this configuration{more}{instead}; set in {place}")
-
-
-def _is_used(configuration: Configuration, key: tuple[str, str], place: str, used: set[str]) -> bool:
-    """Return whether a binding had an effect in one of the scopes in which its parameter was used.
-
-    That is: in the scope it was set for, or, if set without a scope, in one that does not override it.
-    """
-    own: dict[str, str] = {}  # scope → place of its own binding
-    for (name, of), (where, _) in configuration.scoped.items():
-        scope, _, configurable = name.rpartition("/")
-        if (configurable, of) == key:
-            own[scope] = where
-    inside = lambda scope, outer: scope == outer or scope.startswith(f"{outer}/")  # noqa: E731
-    if place in own.values():
-        return any(inside(scope, outer) for outer, where in own.items() if where == place for scope in used)
-    return any(not any(inside(scope, outer) for outer in own) for scope in used)
-
-
-@dataclass(frozen=True)
-class Travelling:
-    """A configuration sent to another process: its text, and the digest that the receiver verifies."""
-
-    text: str
-    digest: str
-
-    @classmethod
-    def pack(cls, text: str) -> Travelling:
-        """Return a configuration's text packed for a child process."""
-        return cls(text, _digest(text))
-
-    def check(self) -> None:
-        """Raise a ConfigError in the child process if the received text is not the one that was sent."""
-        if _digest(self.text) != self.digest:
-            raise ConfigError(
-                f"a child process received another configuration than was sent (digest {self.digest[:12]})"
-            )
-
-
-def _digest(text: str) -> str:
-    """Return a digest of a text's bindings, independent of layout and comments."""
-    bindings = [
-        f"{s.scope}/{s.selector}.{s.arg_name}={s.value!r}"
-        for s in config_parser.ConfigParser(text, _Names())
-        if isinstance(s, config_parser.BindingStatement)
-    ]
-    return hashlib.sha256("\n".join(sorted(bindings)).encode()).hexdigest()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from packtrain import config_parts, files
+from packtrain import config_parts, files, old_names
 from packtrain.config_parts import CONFIGS as CONFIGS
 from packtrain.config_parts import INCLUDE as _INCLUDE
 from packtrain.errors import ConfigError
@@ -30,19 +30,6 @@ PROGRAM_FLAGS = (
     "mode mrunner num_episodes num_seeds output_dir profile restarts runtime savedir seed start_from tensorboard "
     "track trust_config video workers xpid"
 ).split()
-
-_MOVED = {
-    "steve/numbers/hopper.gin": "steve/tasks/sac/hopper.gin",
-    "steve/numbers/humanoid.gin": "steve/tasks/sac/humanoid.gin",
-    "steve/numbers/paper.gin": "steve/paper.gin",
-    "steve/numbers/paper_model.gin": "steve/paper/model_base.gin",
-    "steve/numbers/pendulum.gin": "steve/tasks/pendulum.gin",
-    "steve/numbers/pendulum_model.gin": "steve/tasks/model_base/pendulum.gin",
-}
-"""Old paths of shipped configuration parts, which files may still include."""
-
-_FIRST_FAMILY = {"cartpole": "impala", "gym": "impala"}
-"""Families that had a file of this name before others did: older command lines mean theirs."""
 
 _OTHER_NAMES = {
     "lr": ("learning_rate",),
@@ -185,8 +172,8 @@ def find_config(name: str, given: Collection[str] = ()) -> tuple[Path, str | Non
     if os.path.isfile(path):
         return path, None
     namesakes = [known for known in shipped() if Path(known).name == path.stem]
-    if path.stem in _FIRST_FAMILY:
-        namesakes = [f"{_FIRST_FAMILY[path.stem]}/{path.stem}"]
+    if path.stem in old_names.FIRST_FAMILY:
+        namesakes = [f"{old_names.FIRST_FAMILY[path.stem]}/{path.stem}"]
     if path.suffix == ".gin" and len(namesakes) == 1:
         return CONFIGS / f"{namesakes[0]}.gin", f"{name} does not exist; taking the shipped config {namesakes[0]!r}"
     if path.suffix == ".gin":
@@ -197,7 +184,7 @@ def find_config(name: str, given: Collection[str] = ()) -> tuple[Path, str | Non
 
 def find_include(name: str, including: Path, line: int) -> Path:
     """Return the file of an `include` line: in the folder of the including file, or a shipped one."""
-    for candidate in (including.parent / name, CONFIGS / _MOVED.get(name, name)):
+    for candidate in (including.parent / name, CONFIGS / old_names.INCLUDES.get(name, name)):
         if os.path.isfile(candidate) or config_parts.find(candidate):  # isfile: also False for invalid file names
             return candidate
     raise ConfigError(f"{shown(including)}:{line} includes {name!r}, which does not exist")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from packtrain import alpacka_runner, config, knobs
+from packtrain import alpacka_runner, config, knobs, value_types
 from packtrain.acting.inference import Inference
 from packtrain.cli import main
 from packtrain.envs.bit_flipper import BitFlipper
@@ -208,7 +208,7 @@ def defaults(owner: str) -> dict[str, str]:
         }
     else:
         made = {name: parameter.default for name, parameter in inspect.signature(target).parameters.items()}
-    return {name: config._written(value) for name, value in made.items() if name not in LEARNED.get(owner, ())}
+    return {name: value_types.written(value) for name, value in made.items() if name not in LEARNED.get(owner, ())}
 
 
 def gin_class(name: str):

@@ -215,19 +215,16 @@ class Environment:
         finally:
             env.close()
 
-    def open(
-        self, size: int, seed: int, spec: Spec, travelling: config.Travelling | None = None, groups: int = 1
-    ) -> VectorEnv:
+    def open(self, size: int, seed: int, spec: Spec, groups: int = 1) -> VectorEnv:
         """Open `size` environments as one vector environment.
 
         Args:
           size: number of environments.
           seed: of the group; each environment's own seed is derived from it.
           spec: result of `probe`.
-          travelling: the configuration, verified by child processes as they start.
           groups: number of such groups that share the cores.
         """
-        columns = self._open(size, seed, spec, travelling, groups)
+        columns = self._open(size, seed, spec, groups)
         if self.rewards is not None:
             columns = RewardedVectorEnv(columns, self.rewards)
         if self.handicap is None or self.handicap.is_none:
@@ -247,9 +244,7 @@ class Environment:
                     f"= {self.id!r} is another game"
                 )
 
-    def _open(
-        self, size: int, seed: int, spec: Spec, travelling: config.Travelling | None = None, groups: int = 1
-    ) -> VectorEnv:
+    def _open(self, size: int, seed: int, spec: Spec, groups: int) -> VectorEnv:
         """Open the environments with their own rewards only."""
         if self.is_atari():
             games = AtariRamVectorEnv if self._wants_memory() else AleVectorEnv
@@ -262,9 +257,7 @@ class Environment:
         seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(size)]
         maker = self._maker()
         factories = [
-            Factory(
-                maker, f"environment {i} ({self.id}, seed {s})", self.on_bad_value, travelling, self.start_deadline_secs
-            )
+            Factory(maker, f"environment {i} ({self.id}, seed {s})", self.on_bad_value, self.start_deadline_secs)
             for i, s in enumerate(seeds)
         ]
         return GymnasiumVectorEnv(

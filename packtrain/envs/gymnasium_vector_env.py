@@ -16,7 +16,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from packtrain.config import Travelling
 from packtrain.envs.deadline import START_SECS, START_SETTING, within
 from packtrain.envs.failures import Failures, report
 from packtrain.envs.gymnasium_guard import DROPPED, FAILED, Guard
@@ -60,17 +59,14 @@ class Factory:
         make: Callable[[], gym.Env],
         label: str,
         answer: Answer,
-        travelling: Travelling | None,
         start_deadline_secs: float = START_SECS,
     ):
-        self._make, self.label, self._answer, self._travelling = make, label, answer, travelling
+        self._make, self.label, self._answer = make, label, answer
         self._deadline = start_deadline_secs
         self._made_in = os.getpid()
 
     def __call__(self, failures: Failures | None = None) -> gym.Env:
-        """Return the environment within the deadline; a child process also verifies its configuration."""
-        if os.getpid() != self._made_in and self._travelling is not None:
-            self._travelling.check()
+        """Return the environment within the deadline."""
         return Guard(self._made(), self.label, self._answer, self._made, failures)
 
     def _made(self) -> gym.Env:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packtrain.config import Travelling
 from packtrain.envs.vector_env import VectorEnv
 from packtrain.interfaces import Memory
 from packtrain.runtime.evaluation_scheduler import OpenPlayer
@@ -150,7 +149,6 @@ def whole_block(group_sizes: Sequence[int]) -> Block:
 class ActingOptions:
     """Settings of an acting side that differ from those of a plain run."""
 
-    travelling: Travelling | None = None  # the configuration, for child processes
     exact: bool = False  # choose nothing by measured speed, so that the same run gives the same numbers
     folder: Path | None = None  # of the run, for recorded searches and pictures; None: there are none
     again: tuple[int, ...] = ()  # steps after which a run goes on with new episodes: other random numbers than before

@@ -86,7 +86,7 @@ def central_acting(
         lives = (server, life) if life else ()
         names = {group: ("environments", group, *options.again, *lives) for group in blocks[server]}
         groups = tuple(ServedGroup(group, sizes[group], seed_for(experiment.seed, *names[group])) for group in names)
-        return EnvServerSetup(environment, spec, groups, len(sizes), options.travelling, tuple(sys.path))
+        return EnvServerSetup(environment, spec, groups, len(sizes), tuple(sys.path))
 
     servers = EnvServers(
         engine_for(setup, launched),

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packtrain import trees
-from packtrain.config import Travelling
 from packtrain.envs.environment import Environment
 from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.vector_env import Outcome, VectorEnv
@@ -36,7 +35,6 @@ class EnvServerSetup:
     spec: Spec
     groups: tuple[ServedGroup, ...]
     all_groups: int  # number of groups of the run that share the machine's cores
-    travelling: Travelling | None = None
     import_path: tuple[str, ...] = field(default_factory=tuple)  # folders of the user's modules
 
     def build(self) -> EnvServer:
@@ -65,13 +63,9 @@ class EnvServer:
 
     def __init__(self, setup: EnvServerSetup):
         """Open the environments; they are not stepped."""
-        if setup.travelling is not None:
-            setup.travelling.check()
         self._groups: dict[int, VectorEnv] = {}
         for group in setup.groups:
-            self._groups[group.number] = setup.environment.open(
-                group.size, group.seed, setup.spec, setup.travelling, setup.all_groups
-            )
+            self._groups[group.number] = setup.environment.open(group.size, group.seed, setup.spec, setup.all_groups)
         self.progress = 0  # number of steps; lets a supervisor detect a stuck server
 
     def act(self, order: EnvOrder, version: int, weights: Any) -> tuple[list[Any], EnvAnswer]:

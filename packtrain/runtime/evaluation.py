@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from packtrain.config import Travelling
 from packtrain.envs.deadline import RunningTime
 from packtrain.envs.environment import Environment
 from packtrain.envs.stream import Episode, Stream
@@ -235,7 +234,6 @@ def open_evaluator(
     seed: int,
     settings: Evaluation,
     *,
-    travelling: Travelling | None = None,
     precision: torch.dtype | None = None,
     plays: Plays = Plays(),  # noqa: B008  (a tuple)
 ) -> tuple[Evaluator, torch.nn.Module]:
@@ -247,7 +245,6 @@ def open_evaluator(
       device: of the network.
       seed: of environments and sampled actions.
       settings: environment, agent, number of episodes and limits.
-      travelling: the configuration, for child processes.
       precision: of the large layers.
       plays: kinds of episodes, and what is recorded.
     """
@@ -262,7 +259,7 @@ def open_evaluator(
         limit = settings.episode_time_limit or experiment.streams.episode_time_limit
         stream = Stream(environment.open_core(size, own_seed, time_limit=limit), size)
     else:
-        stream = Stream(environment.open(size, own_seed, spec, travelling), size)
+        stream = Stream(environment.open(size, own_seed, spec), size)
     kinds = plays.kinds
     if not kinds:
         both: list[Kind] = ["greedy", "sampled"] if experiment.samples else ["greedy"]

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from packtrain.accelerate.side_stream import settle_gpu
-from packtrain.config import Travelling
 from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.vector_env import VectorEnv
 from packtrain.runtime.evaluation import Evaluator, open_evaluator
@@ -145,7 +144,6 @@ class Evaluations:
         experiment: Experiment,
         spec: Spec,
         device: torch.device,
-        travelling: Travelling | None,
         precision: torch.dtype | None,
         open_player: OpenPlayer | None = None,
     ):
@@ -155,7 +153,6 @@ class Evaluations:
           experiment: of the run.
           spec: of its environment.
           device: of the networks.
-          travelling: the configuration, for child processes.
           precision: of the large layers.
           open_player: returns what plays an evaluation; None: this process does.
         """
@@ -168,7 +165,7 @@ class Evaluations:
                     player = open_player(name, precision if device.type == "cpu" else None)
                 else:
                     own = (experiment, spec, device, experiment.seed, settings)
-                    player = LocalPlayer(*open_evaluator(*own, travelling=travelling, precision=precision))
+                    player = LocalPlayer(*open_evaluator(*own, precision=precision))
                 self._all.append(_One(name, settings, player))
         self._current: _One | None = None
 

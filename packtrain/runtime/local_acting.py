@@ -10,7 +10,6 @@ import torch
 
 from packtrain.accelerate.side_stream import settle_gpu
 from packtrain.acting.actor import Actor
-from packtrain.config import Travelling
 from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.stream import Stream
 from packtrain.interfaces import ActingPlace, Memory, Policy, Writer
@@ -28,7 +27,6 @@ from packtrain.types import Chunk, Spec
 def open_streams(
     experiment: Experiment,
     spec: Spec,
-    travelling: Travelling | None = None,
     again: tuple[int, ...] = (),
     groups: Sequence[int] | None = None,
     sizes: list[int] | None = None,
@@ -38,7 +36,6 @@ def open_streams(
     Args:
       experiment: names the environment and its number.
       spec: of the environment.
-      travelling: the configuration, for child processes.
       again: makes seeds differ where a run goes on with new episodes.
       groups: numbers of the groups to open; None: all.
       sizes: number of environments in each group of the run; None: the experiment's.
@@ -51,7 +48,7 @@ def open_streams(
             together, limit = experiment.streams.together, experiment.streams.episode_time_limit
             streams.append(Stream(environment.open_core(size, seed, together, limit), size))
         else:
-            streams.append(Stream(environment.open(size, seed, spec, travelling, len(sizes)), size))
+            streams.append(Stream(environment.open(size, seed, spec, len(sizes)), size))
     return streams
 
 
@@ -82,7 +79,7 @@ def build_acting(
     if not experiment.learners:  # planners without learning have always used the second network that the seed gives
         network = experiment.policy.build_network(spec).to(device)
     network_precision(experiment, network, spec, device, options.exact)
-    streams = streams or open_streams(experiment, spec, options.travelling, again, block.groups, sizes)
+    streams = streams or open_streams(experiment, spec, again, block.groups, sizes)
     own = (block.index, block.life) if block.index or block.life else ()
     place = ActingPlace(
         device,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from packtrain.config import Travelling, import_again
+from packtrain.config import import_again
 from packtrain.envs.exits import exits_are_faults
 from packtrain.envs.vector_env import VectorEnv
 from packtrain.errors import WorkersLostError, one_line
@@ -39,7 +39,6 @@ class EvaluatorSetup:
     experiment: Experiment
     spec: Spec  # of its environment
     precision: torch.dtype | None  # of the networks' large layers
-    travelling: Travelling | None  # the configuration, for its environments' processes
     import_path: tuple[str, ...]  # folders of the user's modules
     imports: tuple[str, ...] = ()  # modules that the configuration imports
 
@@ -73,7 +72,7 @@ class EvaluationWorker:
         for name, settings in experiment.evaluations.items():
             if settings.every or settings.every_epochs:
                 own = (experiment, setup.spec, torch.device("cpu"), experiment.seed, settings)
-                evaluator, network = open_evaluator(*own, travelling=setup.travelling, precision=setup.precision)
+                evaluator, network = open_evaluator(*own, precision=setup.precision)
                 environment = settings.environment or experiment.streams.environment
                 self._opened[name] = evaluator, network, EnvWatch(environment, [evaluator.stream.columns])
         self._watch = next(iter(self._opened.values()))[2]

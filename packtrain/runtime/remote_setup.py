@@ -186,7 +186,7 @@ def _player_opener(
     def open_evaluator(precision: torch.dtype | None) -> RemoteEvaluator:
         from packtrain.runtime.cluster.engine import Recipe
 
-        own = (experiment, spec, precision, options.travelling, _import_path(), options.imports)
+        own = (experiment, spec, precision, _import_path(), options.imports)
         setup = EvaluatorSetup(*own)
 
         def recipe(worker: int, role: str, life: int, seed: int) -> Recipe:

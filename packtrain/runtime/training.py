@@ -12,7 +12,7 @@ import torch
 
 from packtrain.accelerate.allocator import keep_large_blocks
 from packtrain.accelerate.side_stream import settle_gpu
-from packtrain.config import Configuration, Travelling
+from packtrain.config import Configuration
 from packtrain.envs.stream import Stream
 from packtrain.envs.vector_env import VectorEnv
 from packtrain.interfaces import Preloads
@@ -76,21 +76,20 @@ class Training:
         self.gate = ActorPause(setup.experiment.streams.environment.step_deadline_secs + 30)
         torch.set_num_threads(setup.experiment.run.num_threads)
         keep_large_blocks()
-        travelling = Travelling.pack(setup.configuration.text())
-        self.acting, self.learning = self._build_sides(saved, streams, travelling)
+        self.acting, self.learning = self._build_sides(saved, streams)
         self.progress = Progress(self.experiment, self.learning.memories)
         self.acting.stopping = lambda: self.progress.stop is not None
         self._group: LearnerGroup | None = None
         try:
             learners, precision = self.learning.learners, self.learning.precision
             self._group = open_group(setup.learners, self.experiment, setup.spec, learners, setup.device, precision)
-            self._begin(saved, travelling)
+            self._begin(saved)
         except BaseException:
             self._close_processes()
             raise
 
     def _build_sides(
-        self, saved: tuple[int, dict[str, Any]] | None, streams: list[Stream] | None, travelling: Travelling
+        self, saved: tuple[int, dict[str, Any]] | None, streams: list[Stream] | None
     ) -> tuple[Acting, LearningSide]:
         """Return the acting side and the learning side, connected."""
         setup, experiment = self.setup, self.experiment
@@ -105,7 +104,7 @@ class Training:
         layout = None if saved is None else saved_layout(saved[1])
         imports = tuple(setup.configuration.imports)
         lives = () if saved is None else tuple(saved[1]["run"].get("lives", ()))
-        parts = (travelling, setup.exact, setup.folder.path, again, layout)
+        parts = (setup.exact, setup.folder.path, again, layout)
         options = ActingOptions(*parts, sizes=sizes, imports=imports, lives=lives, trace=setup.trace)
         if setup.remote is None:
             return build_sides(experiment, setup.spec, setup.device, options, streams)
@@ -120,14 +119,14 @@ class Training:
         acting.connect(learning.memories, learning.weights if experiment.learners else None)
         return acting, learning
 
-    def _begin(self, saved: tuple[int, dict[str, Any]] | None, travelling: Travelling) -> None:
+    def _begin(self, saved: tuple[int, dict[str, Any]] | None) -> None:
         """Build the components around the two sides, and restore a checkpoint if there is one."""
         setup, experiment, folder = self.setup, self.experiment, self.folder
         for name, memory in self.learning.memories.items():
             memory.attach(folder.path / "replay" / name)
         every = 1 if experiment.by_epochs else experiment.run.log_every
         self.log = MetricsLog(every, setup.spec.frames_per_step, setup.console)
-        played = (experiment, setup.spec, setup.device, travelling, self.learning.precision)
+        played = (experiment, setup.spec, setup.device, self.learning.precision)
         self.evaluations = Evaluations(*played, self.acting.open_player)
         counted = (experiment, self.progress, self.acting, self.learning)
         self.rows = TrainRows(*counted, self.log, self.gate, self._group)

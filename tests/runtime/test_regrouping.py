@@ -115,9 +115,9 @@ def test_new_episodes_have_seeds_of_their_own(tmp_path, monkeypatch):
     """Those of environments that go on do not matter. Mutation: seeds as at the start of the run."""
     seeds, made = [], []
 
-    def opened(experiment, spec, travelling, again, *rest):
+    def opened(experiment, spec, again, *rest):
         seeds.append(again)
-        return open_streams(experiment, spec, travelling, again, *rest)
+        return open_streams(experiment, spec, again, *rest)
 
     monkeypatch.setattr("packtrain.runtime.local_acting.open_streams", opened)
     values = {"eval_every": 0, "unroll_length": 5, "batch_size": 4}
