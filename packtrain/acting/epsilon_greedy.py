@@ -13,11 +13,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from packtrain import trees
+from packtrain import check, trees
 from packtrain.acting import actor_errors, embedding_versions
 from packtrain.acting.actor_errors import ActorErrors, ErrorNumbers
 from packtrain.acting.actor_state import RandomSwitch, RowActorState
+from packtrain.acting.arms import Arms, Bandit
 from packtrain.acting.embedding_versions import EmbeddingVersions
+from packtrain.acting.epsilons import Epsilons
 from packtrain.config import configurable
 from packtrain.envs.stream import Stream
 from packtrain.equations.bandit import (
@@ -38,10 +40,12 @@ from packtrain.equations.novelty import (
     rnd_reward,
 )
 from packtrain.equations.q_learning import combined_q
+from packtrain.errors import ConfigError
 from packtrain.interfaces import ActingPlace, ActorState, Decision, Policy, PolicySettings
-from packtrain.networks.action_values import ActingNetwork, ActionValuesNetwork, ActionValuesSizes, Bandit, Novelty
+from packtrain.networks.action_values import ActingNetwork, ActionValuesNetwork, ActionValuesSizes, Novelty
+from packtrain.networks.q_network import QNetwork
 from packtrain.trees import Tree
-from packtrain.types import Row
+from packtrain.types import Row, Spec
 
 INTRINSIC = "intrinsic"  # reward channel of intrinsic rewards
 OF_AN_EPISODE = ("memory", "number", "returns", "begun")  # entries of `own` that belong to unfinished episodes
@@ -50,10 +54,35 @@ OF_AN_EPISODE_TOO = (embedding_versions.PREFIX, actor_errors.PREFIX)  # prefixes
 
 @configurable
 @dataclass(frozen=True)
-class ActionValues(ActionValuesSizes, PolicySettings):
+class ActionValues(PolicySettings):
     """An ε-greedy policy over Q values, optionally with intrinsic rewards and bandit arms."""
 
     mixed_precision: ClassVar[bool] = True
+    network: QNetwork = QNetwork()
+    epsilons: Epsilons = Epsilons()
+    novelty: Novelty | None = None
+    arms: Arms | None = None
+    novelty_weight: float = 0.3  # β if there are no arms
+    rescaling: float | None = 1e-3  # ε of h, by which values are rescaled; None: no rescaling
+
+    def __post_init__(self) -> None:
+        check.positive(self, "rescaling", end=", or None")
+        wanted = self.arms.count if self.arms is not None else 0
+        if self.network.arms not in (0, wanted):
+            raise ConfigError(f"QNetwork.arms = {self.network.arms} must equal Arms.count = {wanted}")
+        if self.novelty is None:
+            for name in ("use_last_intrinsic", "separate_intrinsic"):
+                if getattr(self.network, name):
+                    raise ConfigError(f"QNetwork.{name} = True needs intrinsic rewards: set ActionValues.novelty")
+            if self.arms is not None:
+                raise ConfigError("Arms are weights of the intrinsic reward: set ActionValues.novelty")
+
+    def build_network(self, spec: Spec) -> ActionValuesNetwork:
+        """Return the module for an environment; weights are sampled from torch's global generator."""
+        sizes = ActionValuesSizes(self.network, self.novelty, self.rescaling)
+        if self.arms is None:
+            return ActionValuesNetwork(sizes, spec, torch.tensor([self.novelty_weight]), None)
+        return ActionValuesNetwork(sizes, spec, self.arms.weights(), self.arms.own_discounts())
 
     def acting_network(self, network: ActionValuesNetwork) -> ActingNetwork:
         """Return all networks but the target network."""
@@ -96,6 +125,7 @@ class EpsilonGreedyPolicy(RandomSwitch, Policy):
         self._assigned = first
         self._groups: list[GroupPolicy] = []
         self._version: int | None = None
+        self._moves = description.epsilons.moves
         self.version = 0
         # Parameters of the TD errors that actors compute; None: they compute none.
         self.error_numbers: ErrorNumbers | None = None
@@ -108,7 +138,7 @@ class EpsilonGreedyPolicy(RandomSwitch, Policy):
     @version.setter
     def version(self, version: int) -> None:
         settings = self.description.epsilons
-        if self._version is None or (settings.moves and version != self._version):
+        if self._version is None or (self._moves and version != self._version):
             if self.greedy:
                 self.epsilons.fill_(settings.evaluation)
             else:

@@ -199,7 +199,7 @@ def loss(
 
 def arms_of(network: ActionValuesNetwork, trajectory: Trajectory, exploits: Tensor) -> Tensor:
     """Return the arm whose values are trained on each sequence, [B] int64; an episode has one arm."""
-    if network.sizes.arms is None:
+    if len(network.arm_weights) == 1:
         return torch.zeros_like(trajectory.reward[0], dtype=torch.int64)
     return trajectory.extras["arm"][0].masked_fill(exploits, 0)
 

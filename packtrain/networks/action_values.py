@@ -8,15 +8,14 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
+from packtrain import check
 from packtrain.config import configurable
 from packtrain.equations.novelty import Moments, add_to_moments, no_moments, normalise, rnd_error
-from packtrain.equations.policy_family import actor_epsilons, agent57_discounts, ngu_discounts, novelty_weights
 from packtrain.errors import ConfigError, EnvSetupError
 from packtrain.networks.embedding import ControllableEmbedding, ControllableEmbeddingNetwork
 from packtrain.networks.novelty import RandomDistillation, RandomDistillationNetwork
@@ -25,45 +24,6 @@ from packtrain.networks.q_network import QNetwork, QValueNetwork
 from packtrain.types import Spec
 
 CLIP = 5.0  # clip value of normalised observations, as in RND
-
-
-@configurable
-@dataclass(frozen=True)
-class Epsilons:
-    """Probability of a random action in environment i: ε_i = base^(1 + α i / (N − 1)) (Ape-X); defaults are R2D2's."""
-
-    base: float = 0.4  # ε of the first environment
-    base_end: float | None = None  # base after `updates`; None: constant
-    alpha: float = 7.0  # exponent: larger values make the last environments explore less
-    alpha_end: float | None = None  # alpha after `updates`; None: constant
-    updates: int = 30_000  # learner updates over which base and alpha change linearly
-    least: float = 0.0
-    evaluation: float = 0.0  # ε in evaluations
-
-    def __post_init__(self) -> None:
-        for name in ("base", "base_end", "least", "evaluation"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ConfigError(f"Epsilons.{name} = {value} must lie between 0 and 1")
-        for name in ("alpha", "alpha_end"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(f"Epsilons.{name} = {getattr(self, name)} must not be negative")
-        if self.updates < 1:
-            raise ConfigError(f"Epsilons.updates = {self.updates} must be at least 1")
-
-    @property
-    def moves(self) -> bool:
-        """Return whether ε changes during training."""
-        return self.base_end is not None or self.alpha_end is not None
-
-    def after(self, updates: int, columns: int) -> Tensor:
-        """Return ε of all environments after `updates` updates, [N]."""
-        share = min(1.0, updates / self.updates)
-        base, alpha = (
-            begin if end is None else begin + share * (end - begin)
-            for begin, end in ((self.base, self.base_end), (self.alpha, self.alpha_end))
-        )
-        return actor_epsilons(columns, base, alpha).clamp(min=self.least)
 
 
 @configurable
@@ -95,112 +55,40 @@ class Novelty:
             )
         if not 1 <= self.neighbours <= self.memory:
             raise ConfigError(f"Novelty.neighbours = {self.neighbours} must lie between 1 and memory = {self.memory}")
-        if self.versions < 1:
-            raise ConfigError(f"Novelty.versions = {self.versions} must be at least 1")
-        if self.window < 1:
-            raise ConfigError(f"Novelty.window = {self.window} must be at least 1")
-        if not 0 <= self.decay <= 1:
-            raise ConfigError(f"Novelty.decay = {self.decay} must lie between 0 and 1")
-        for name in ("epsilon", "pseudo_count", "most_similar", "largest"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"Novelty.{name} = {getattr(self, name)} must be above 0")
-        if self.cluster_distance < 0:
-            raise ConfigError(f"Novelty.cluster_distance = {self.cluster_distance} must not be negative")
-
-
-@configurable
-@dataclass(frozen=True)
-class Bandit:
-    """Settings of a bandit that chooses an environment's arm for every episode, by the returns of its last episodes."""
-
-    window: int = 160  # number of latest episodes that count
-    rule: Literal["ucb1_tuned", "agent57"] = "ucb1_tuned"
-    explore: float = 0.1  # probability of a uniformly random arm
-    exploration: float = 1.0  # β of agent57's rule, in units of returns
-
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ConfigError(f"Bandit.window = {self.window} must be at least 1")
-        if not 0 <= self.explore <= 1:
-            raise ConfigError(f"Bandit.explore = {self.explore} must lie between 0 and 1")
-
-
-@configurable
-@dataclass(frozen=True)
-class Arms:
-    """Settings of the arms: pairs of novelty weight β and discount γ. Arm 0 has β = 0."""
-
-    count: int = 32  # N
-    largest_weight: float = 0.3  # β of the last arm
-    discounts: Literal["one", "ngu", "agent57"] = "ngu"  # one: the learner's discount for all arms
-    bandit: Bandit | None = None  # None: environment i always has arm i modulo N
-
-    def __post_init__(self) -> None:
-        least = 10 if self.discounts == "agent57" else 2
-        if self.count < least:
-            raise ConfigError(f"Arms.count = {self.count} must be at least {least} with discounts = {self.discounts!r}")
-        if self.largest_weight < 0:
-            raise ConfigError(f"Arms.largest_weight = {self.largest_weight} must not be negative")
-        if self.bandit is not None and self.bandit.window <= self.count:
-            raise ConfigError(
-                f"Bandit.window = {self.bandit.window} episodes must be larger than Arms.count = {self.count}: "
-                "otherwise arms leave the window before all have been compared"
-            )
-
-    def weights(self) -> Tensor:
-        """Return β of each arm, [N]."""
-        return novelty_weights(self.count, self.largest_weight)
-
-    def own_discounts(self) -> Tensor | None:
-        """Return γ of each arm, [N]; None: the learner's discount."""
-        if self.discounts == "one":
-            return None
-        return ngu_discounts(self.count) if self.discounts == "ngu" else agent57_discounts(self.count, ordered=True)
+        check.at_least(self, 1, "versions", "window")
+        check.share(self, "decay")
+        check.positive(self, "epsilon", "pseudo_count", "most_similar", "largest")
+        check.not_negative(self, "cluster_distance")
 
 
 @dataclass(frozen=True)
 class ActionValuesSizes:
-    """Settings of Q networks and of exploration: ε, novelty and arms."""
+    """Settings of Q networks, and of the networks that measure novelty."""
 
-    network: QNetwork = QNetwork()
-    epsilons: Epsilons = Epsilons()
-    novelty: Novelty | None = None
-    arms: Arms | None = None
-    novelty_weight: float = 0.3  # β if there are no arms
-    rescaling: float | None = 1e-3  # ε of h, by which values are rescaled; None: no rescaling
-
-    def __post_init__(self) -> None:
-        if self.rescaling is not None and self.rescaling <= 0:
-            raise ConfigError(f"ActionValues.rescaling = {self.rescaling} must be above 0, or None")
-        wanted = self.arms.count if self.arms is not None else 0
-        if self.network.arms not in (0, wanted):
-            raise ConfigError(f"QNetwork.arms = {self.network.arms} must equal Arms.count = {wanted}")
-        if self.novelty is None:
-            for name in ("use_last_intrinsic", "separate_intrinsic"):
-                if getattr(self.network, name):
-                    raise ConfigError(f"QNetwork.{name} = True needs intrinsic rewards: set ActionValues.novelty")
-            if self.arms is not None:
-                raise ConfigError("Arms are weights of the intrinsic reward: set ActionValues.novelty")
-
-    def build_network(self, spec: Spec) -> ActionValuesNetwork:
-        """Return the module for an environment; weights are sampled from torch's global generator."""
-        return ActionValuesNetwork(self, spec)
+    network: QNetwork
+    novelty: Novelty | None
+    rescaling: float | None  # ε of h, by which values are rescaled; None: no rescaling
 
 
 class ActionValuesNetwork(nn.Module):
     """The networks by name. Actors need all of them but `target`, the target copy of the values: `acting`."""
 
-    def __init__(self, sizes: ActionValuesSizes, spec: Spec):
+    def __init__(self, sizes: ActionValuesSizes, spec: Spec, arm_weights: Tensor, arm_discounts: Tensor | None):
+        """Create the networks; weights are sampled from torch's global generator.
+
+        Args:
+          sizes: of all networks.
+          spec: of the environment.
+          arm_weights: [N] weight β of the intrinsic reward of each arm; [1] without arms.
+          arm_discounts: [N] γ of each arm; None: the learner's discount.
+        """
         super().__init__()
         self.sizes = sizes
         self.acting = ActingNetwork(sizes, spec)
         self.target = copy.deepcopy(self.acting.values).requires_grad_(False)
         self.context = self.acting.context
-        arms = sizes.arms
-        weights = torch.tensor([sizes.novelty_weight]) if arms is None else arms.weights()
-        self.arm_weights = nn.Buffer(weights, persistent=False)  # [N] β; [1] without arms
-        discounts = None if arms is None else arms.own_discounts()  # [N] γ; None: the learner's discount
-        self.arm_discounts = None if discounts is None else nn.Buffer(discounts, persistent=False)
+        self.arm_weights = nn.Buffer(arm_weights, persistent=False)
+        self.arm_discounts = None if arm_discounts is None else nn.Buffer(arm_discounts, persistent=False)
 
     @property
     def precision(self) -> torch.dtype | None:

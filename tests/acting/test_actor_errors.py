@@ -7,10 +7,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from packtrain.acting.actor_errors import ActorErrors, ErrorNumbers
+from packtrain.acting.arms import Arms
 from packtrain.acting.epsilon_greedy import ActionValues, EpsilonGreedyPolicy, GroupPolicy
+from packtrain.acting.epsilons import Epsilons
 from packtrain.equations.q_learning import combined_q
 from packtrain.equations.rescale import rescale, unrescale
-from packtrain.networks.action_values import Arms, Epsilons, Novelty
+from packtrain.networks.action_values import Novelty
 from packtrain.networks.embedding import ControllableEmbedding
 from packtrain.networks.q_network import QNetwork, QOutput
 from packtrain.types import Row, Spec

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from packtrain.acting.arms import Arms, Bandit
 from packtrain.acting.epsilon_greedy import (
     INTRINSIC,
     ActionValues,
@@ -12,9 +13,10 @@ from packtrain.acting.epsilon_greedy import (
     EpsilonGreedyState,
     GroupPolicy,
 )
+from packtrain.acting.epsilons import Epsilons
 from packtrain.equations.novelty import MeanDistance, episodic_novelty, no_mean_distance
 from packtrain.errors import ConfigError
-from packtrain.networks.action_values import Arms, Bandit, Epsilons, Novelty
+from packtrain.networks.action_values import Novelty
 from packtrain.networks.embedding import ControllableEmbedding
 from packtrain.networks.novelty import RandomDistillation
 from packtrain.networks.q_network import QNetwork

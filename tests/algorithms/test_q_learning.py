@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from packtrain import trees
+from packtrain.acting.arms import Arms
 from packtrain.acting.epsilon_greedy import (
     INTRINSIC,
     ActionValues,
@@ -15,6 +16,7 @@ from packtrain.acting.epsilon_greedy import (
     EpsilonGreedyState,
     GroupPolicy,
 )
+from packtrain.acting.epsilons import Epsilons
 from packtrain.algorithms import agent57, dqn, ngu, r2d2
 from packtrain.algorithms.ngu import exploiting, novelty_losses
 from packtrain.algorithms.q_learning import QLearning
@@ -26,7 +28,7 @@ from packtrain.equations.rescale import rescale
 from packtrain.errors import ConfigError
 from packtrain.interfaces import learn
 from packtrain.memory.sequence_settings import Sequences
-from packtrain.networks.action_values import Arms, Epsilons, Novelty
+from packtrain.networks.action_values import Novelty
 from packtrain.networks.embedding import ControllableEmbedding
 from packtrain.networks.novelty import RandomDistillation
 from packtrain.networks.perception import Conv

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from packtrain import config, knobs
+from packtrain.acting.arms import Bandit
 from packtrain.cli import main
 from packtrain.convert.marltas_to_gin import GONE, translate
 from packtrain.convert.marltas_yaml import KEYS, SCRIPTS, choose_script, read
 from packtrain.errors import ConfigError
-from packtrain.networks.action_values import Bandit
 from packtrain.runtime import preparation
 
 EPISODIC = "intrinsic_reward.episodic_curiosity"
