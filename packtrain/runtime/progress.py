@@ -45,6 +45,8 @@ class Progress:
         self.repeats = [0] * len(experiment.schedule)  # number of completed passes through each stage of the schedule
         self.rolling = Rolling()
         self.acts_randomly = False  # whether the latest actor step was random, to collect data
+        # Number of steps at which the current stage of collecting ends; acting beyond it waits for the next stage.
+        self.collect_until: int | None = None
         # State before the current epoch, saved during it because episodes cannot be saved: step, actor and counters.
         self.safe_point: tuple[int, dict[str, Any] | None, dict[str, Any]] | None = None
         # Unfinished updates of an epoch: index of their stage in the epoch, and number made. Between two updates the

@@ -229,7 +229,10 @@ def test_acting_and_learning_at_once_keep_their_ratio_within_slack(tmp_path):
 
 
 def test_the_first_turns_are_random_and_none_after_a_resume(tmp_path):
-    """Mutations: an actor that starts before its stage; a warm-up that is begun again when it is over."""
+    """However slow the learner's thread is.
+
+    Mutations: an actor that starts before its stage, or acts on after it; a warm-up that is begun again when it is over.
+    """
     for saved in (False, True):
         state = checkpoint.load_newest(tmp_path / "checkpoints") if saved else None
         run = training(tmp_path, total_steps=1600 if saved else 800, slack=4, warm_up=400, saved=state)
@@ -243,7 +246,7 @@ def test_the_first_turns_are_random_and_none_after_a_resume(tmp_path):
         local.run(run)
         run.saver.save(required=True)
         run.close()
-        assert all(random == (steps < 400) for steps, random in acted if abs(steps - 400) > 40), acted[:5]
+        assert all(random == (steps < 400) for steps, random in acted), acted[:5]
 
 
 def test_without_a_ratio_both_run_freely(tmp_path):

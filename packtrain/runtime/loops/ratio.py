@@ -34,12 +34,12 @@ class Ratio:
         return int(ratio * acted) + experiment.pretraining(name) - learner.updates
 
     def acting_is_ahead(self) -> bool:
-        """Return whether acting should wait: a learner is behind by more than its slack, or all steps were made."""
-        experiment, acted = self.experiment, self.progress.acted
-        if acted < experiment.warm_up:
-            return False  # pre-training follows the warm-up
+        """Return whether acting should wait: for the next stage, for a learner beyond its slack, or at the end."""
+        experiment, progress, acted = self.experiment, self.progress, self.progress.acted
         if acted >= experiment.total_steps:
             return True
+        if progress.collect_until is not None:
+            return acted >= progress.collect_until  # pre-training follows the warm-up
         uses = experiment.learners.items()
         return any(use.slack is not None and self.due(name) > use.slack for name, use in uses)
 
@@ -60,6 +60,7 @@ def run(ratio: Ratio, acting: Acting, tidy: Tidy, *, catch_up: bool = True) -> L
         if isinstance(stage, Collect):
             with ratio.learning.event(f"stage {stage.policy}"):
                 acting.begin_stage(stage)
+            progress.collect_until = stage.steps or 0
             while progress.goes_on and progress.step < (stage.steps or 0):
                 yield Act()
                 tidy()
@@ -73,6 +74,7 @@ def run(ratio: Ratio, acting: Acting, tidy: Tidy, *, catch_up: bool = True) -> L
                 if isinstance(inner, Collect):
                     with ratio.learning.event(f"stage {inner.policy}"):
                         acting.begin_stage(inner)
+            progress.collect_until = None
             yield from _repeat(ratio, stage, tidy, catch_up)
 
 
