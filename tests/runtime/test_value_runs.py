@@ -231,7 +231,7 @@ def test_acting_and_learning_at_once_keep_their_ratio_within_slack(tmp_path):
 def test_the_first_turns_are_random_and_none_after_a_resume(tmp_path):
     """However slow the learner's thread is.
 
-    Mutations: an actor that starts before its stage, or acts on after it; a warm-up that is begun again when it is over.
+    Mutations: an actor that starts before its stage, or acts on after it; a warm-up that begins again when it is over.
     """
     for saved in (False, True):
         state = checkpoint.load_newest(tmp_path / "checkpoints") if saved else None
