@@ -12,14 +12,19 @@ def positive(settings: Any, *names: str, end: str = "") -> None:
     _check(settings, names, lambda value: value > 0, f"must be above 0{end}")
 
 
-def not_negative(settings: Any, *names: str) -> None:
+def not_negative(settings: Any, *names: str, end: str = "") -> None:
     """Raise a ConfigError unless these values are at least 0."""
-    _check(settings, names, lambda value: value >= 0, "must not be negative")
+    _check(settings, names, lambda value: value >= 0, f"must not be negative{end}")
 
 
 def at_least(settings: Any, least: int, *names: str, end: str = "") -> None:
     """Raise a ConfigError unless these values are at least `least`."""
     _check(settings, names, lambda value: value >= least, f"must be at least {least}{end}")
+
+
+def each_at_least(settings: Any, least: int, *names: str) -> None:
+    """Raise a ConfigError unless every number in these tuples is at least `least`."""
+    _check(settings, names, lambda values: all(value >= least for value in values), f"must be at least {least} each")
 
 
 def share(settings: Any, *names: str) -> None:

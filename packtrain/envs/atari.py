@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from packtrain import knobs
+from packtrain import check, knobs
 from packtrain.config import configurable
 from packtrain.cpu_count import available_cores
 from packtrain.envs.validation import Answer, Boundary
@@ -67,14 +67,10 @@ class Atari:
     idle_start: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("frame_skip", "frame_size", "max_frames", "num_threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"Atari.{name} = {value} must be at least 1")
+        check.at_least(self, 1, "frame_skip", "frame_size", "max_frames", "num_threads")
         if self.sticky_actions is not None and not 0 <= self.sticky_actions < 1:
             raise ConfigError(f"Atari.sticky_actions = {self.sticky_actions} must lie in [0, 1)")
-        if self.noop_max is not None and self.noop_max < 0:
-            raise ConfigError(f"Atari.noop_max = {self.noop_max} must not be negative")
+        check.not_negative(self, "noop_max")
 
     def resolve(self, game: Game) -> Atari:
         """Return the settings with every None replaced by the protocol's value."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import gymnasium as gym
 import numpy as np
 
-from packtrain import config, knobs
+from packtrain import check, config, knobs
 from packtrain.envs import registration  # noqa: F401  (registers the built-in environments with Gymnasium)
 from packtrain.envs.atari import AleVectorEnv, Atari, find_game, is_atari
 from packtrain.envs.atari_ram import AtariRamVectorEnv, find_settings
@@ -66,13 +66,8 @@ class Environment:
     def __post_init__(self) -> None:
         if self.atari is None and (self.is_atari() or self.is_envpool()):
             object.__setattr__(self, "atari", Atari())
-        for name in ("step_deadline_secs", "start_deadline_secs"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"Environment.{name} = {getattr(self, name)} must be above 0")
-        if self.restarts < 0:
-            raise ConfigError(
-                f"Environment.restarts = {self.restarts} must not be negative; 0: the first failure stops"
-            )
+        check.positive(self, "step_deadline_secs", "start_deadline_secs")
+        check.not_negative(self, "restarts", end="; 0: the first failure stops")
         if self.is_envpool():
             trusted = config.is_trusted()
             check_options(self.id, self.kwargs, processes=self.processes, answer=self.on_bad_value, trusted=trusted)

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from packtrain import trees
+from packtrain import check, trees
 from packtrain.config import configurable
 from packtrain.envs.validation import space_leaves
 from packtrain.envs.vector_env import Outcome, VectorEnv
@@ -35,8 +35,7 @@ class Handicap:
         for name in ("action_noise", "observation_noise"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise ConfigError(f"Handicap.{name} = {getattr(self, name)} must be finite and not negative")
-        if self.action_levels is not None and self.action_levels < 2:
-            raise ConfigError(f"Handicap.action_levels = {self.action_levels} must be at least 2, or None")
+        check.at_least(self, 2, "action_levels", end=", or None")
 
     @property
     def is_none(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from packtrain import trees
+from packtrain import check, trees
 from packtrain.envs.validation import space_leaves
 from packtrain.equations.novelty import Moments, add_to_moments, no_moments
 from packtrain.errors import ConfigError
@@ -63,14 +63,9 @@ class ActorCriticSizes:
     normalise_obs: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "lstm_size", "lstm_layers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"ActorCritic.{name} = {value} must be at least 1")
-        if self.num_layers < 0:
-            raise ConfigError(f"ActorCritic.num_layers = {self.num_layers} must not be negative")
-        if self.initial_std <= 0:
-            raise ConfigError(f"ActorCritic.initial_std = {self.initial_std} must be above 0")
+        check.at_least(self, 1, "hidden_size", "lstm_size", "lstm_layers")
+        check.not_negative(self, "num_layers")
+        check.positive(self, "initial_std")
         if self.use_lstm and not self.shared_body:
             raise ConfigError(
                 "ActorCritic.shared_body = False does not fit ActorCritic.use_lstm = True: share the body"

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from packtrain.errors import ConfigError, EnvSetupError
+from packtrain import check
+from packtrain.errors import EnvSetupError
 from packtrain.networks.dynamics import Dynamics, DynamicsNetwork
 from packtrain.networks.stacked import Initialisation, StackedMlp
 from packtrain.types import Spec
@@ -40,15 +41,9 @@ class ControlSizes:
     dynamics: Dynamics | None = None  # None: no world model
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "critics"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"Control.{name} = {getattr(self, name)} must be at least 1")
-        if self.num_layers < 0:
-            raise ConfigError(f"Control.num_layers = {self.num_layers} must not be negative")
-        if not 0 <= self.explore_chance <= 1:
-            raise ConfigError(f"Control.explore_chance = {self.explore_chance} must lie between 0 and 1")
-        if self.explore_std < 0:
-            raise ConfigError(f"Control.explore_std = {self.explore_std} must not be negative")
+        check.at_least(self, 1, "hidden_size", "critics")
+        check.not_negative(self, "num_layers", "explore_std")
+        check.share(self, "explore_chance")
 
     def build_network(self, spec: Spec) -> ControlNetwork:
         """Return the module for an environment; weights are sampled from torch's global generator."""

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from packtrain import check
 from packtrain.config import configurable
 from packtrain.errors import ConfigError
 from packtrain.networks.stacked import Activation, Initialisation, StackedMlp
@@ -48,8 +49,7 @@ class EndOutside:
                 raise ConfigError(
                     f"EndOutside.ranges has {(place, low, high)}: expected an index of at least 0, and low below high"
                 )
-        if self.most is not None and not self.most > 0:
-            raise ConfigError(f"EndOutside.most = {self.most} must be above 0")
+        check.positive(self, "most")
 
     def check(self, obs_size: int) -> None:
         """Raise a ConfigError if an index exceeds the observation."""
@@ -89,12 +89,8 @@ class Dynamics:
     known_end: EndRule | None = None  # termination rule in place of the learned one; None: learned
 
     def __post_init__(self) -> None:
-        for name in ("transitions", "rewards", "hidden_size", "aux_hidden_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"Dynamics.{name} = {getattr(self, name)} must be at least 1")
-        for name in ("num_layers", "aux_num_layers"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"Dynamics.{name} = {getattr(self, name)} must not be negative")
+        check.at_least(self, 1, "transitions", "rewards", "hidden_size", "aux_hidden_size")
+        check.not_negative(self, "num_layers", "aux_num_layers")
         if self.elites is not None and not 1 <= self.elites <= self.transitions:
             raise ConfigError(
                 f"Dynamics.elites = {self.elites} must lie between 1 and transitions = {self.transitions}"

@@ -18,8 +18,9 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
+from packtrain import check
 from packtrain.config import configurable
-from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.errors import EnvSetupError
 from packtrain.networks.perception import Flatten, Perception
 from packtrain.networks.torso import Torso, perception_for
 from packtrain.trees import Tree
@@ -37,11 +38,8 @@ class ControllableEmbedding:
     inverse_size: int = 128  # hidden units of the network that predicts actions
 
     def __post_init__(self) -> None:
-        if any(size < 1 for size in self.hidden_sizes or ()):
-            raise ConfigError(f"ControllableEmbedding.hidden_sizes = {self.hidden_sizes} must be at least 1 each")
-        for name in ("size", "inverse_size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"ControllableEmbedding.{name} = {getattr(self, name)} must be at least 1")
+        check.each_at_least(self, 1, "hidden_sizes")
+        check.at_least(self, 1, "size", "inverse_size")
 
     def build(self, spec: Spec) -> ControllableEmbeddingNetwork:
         """Return the module; EnvSetupError unless actions are discrete.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from packtrain import check
 from packtrain.config import configurable
-from packtrain.errors import ConfigError
 
 
 class StackedLinear(nn.Module):
@@ -39,10 +39,8 @@ class EnsembleMlp:
     hidden_sizes: tuple[int, ...] = (250, 250, 250, 250)
 
     def __post_init__(self) -> None:
-        if self.members < 1:
-            raise ConfigError(f"EnsembleMlp.members = {self.members} must be at least 1")
-        if any(size < 1 for size in self.hidden_sizes):
-            raise ConfigError(f"EnsembleMlp.hidden_sizes = {self.hidden_sizes} must be at least 1 each")
+        check.at_least(self, 1, "members")
+        check.each_at_least(self, 1, "hidden_sizes")
 
     def build(self, inputs: int, heads: dict[str, int]) -> EnsembleNetwork:
         """Return the module; weights are sampled from torch's global generator."""

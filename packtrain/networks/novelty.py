@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from packtrain import check
 from packtrain.config import configurable
-from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.errors import EnvSetupError
 from packtrain.networks.perception import Perception, is_picture
 from packtrain.networks.torso import NATURE, initialise_orthogonally
 
@@ -34,11 +35,8 @@ class RandomDistillation:
     perception: Perception = NATURE  # for images; each network has its own
 
     def __post_init__(self) -> None:
-        for name in ("target_sizes", "predictor_sizes"):
-            if any(size < 1 for size in getattr(self, name)):
-                raise ConfigError(f"RandomDistillation.{name} = {getattr(self, name)} must be at least 1 each")
-        if self.representation < 1:
-            raise ConfigError(f"RandomDistillation.representation = {self.representation} must be at least 1")
+        check.each_at_least(self, 1, "target_sizes", "predictor_sizes")
+        check.at_least(self, 1, "representation")
 
     def build(self, inputs: int) -> RandomDistillationNetwork:
         """Return the module for vectors of `inputs` numbers; weights are sampled from torch's global generator."""

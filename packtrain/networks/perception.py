@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from packtrain import trees
+from packtrain import check, trees
 from packtrain.config import configurable
 from packtrain.envs.validation import space_leaves
 from packtrain.errors import ConfigError, EnvSetupError
@@ -66,10 +66,8 @@ class Conv:
             raise ConfigError(
                 "Conv.channels, Conv.kernels and Conv.strides need one number per layer, for at least one layer"
             )
-        if min(*self.channels, *self.kernels, *self.strides) < 1:
-            raise ConfigError("Conv.channels, Conv.kernels and Conv.strides must be at least 1")
-        if self.frames < 1:
-            raise ConfigError(f"Conv.frames = {self.frames} must be at least 1")
+        check.each_at_least(self, 1, "channels", "kernels", "strides")
+        check.at_least(self, 1, "frames")
 
     def build(self, space: gym.Space) -> nn.Module:
         """Return the module; EnvSetupError unless the observation has exactly one image."""
@@ -103,9 +101,7 @@ class ResNet:
     def __post_init__(self) -> None:
         if not self.channels or min(self.channels) < 1:
             raise ConfigError(f"ResNet.channels = {self.channels} needs one number per section, each at least 1")
-        for name in ("frames", "blocks"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"ResNet.{name} = {getattr(self, name)} must be at least 1")
+        check.at_least(self, 1, "frames", "blocks")
 
     def build(self, space: gym.Space) -> nn.Module:
         """Return the module; EnvSetupError unless the observation has exactly one image."""

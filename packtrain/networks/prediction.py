@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from packtrain import trees
+from packtrain import check, trees
 from packtrain.config import configurable
 from packtrain.envs.validation import space_leaves
 from packtrain.errors import ConfigError, EnvSetupError
@@ -60,8 +60,7 @@ class Mlp:
     activation: Activation = "relu"
 
     def __post_init__(self) -> None:
-        if any(size < 1 for size in self.hidden_sizes):
-            raise ConfigError(f"Mlp.hidden_sizes = {self.hidden_sizes} must be at least 1 each")
+        check.each_at_least(self, 1, "hidden_sizes")
 
     def build(self, space: gym.Space) -> nn.Module:
         """Return the module for an observation space."""
@@ -88,11 +87,8 @@ class ConvNet:
     residual: bool = False  # add the input of each layer but the first to its output
 
     def __post_init__(self) -> None:
-        for name in ("n_conv_layers", "d_conv", "stride"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"ConvNet.{name} = {getattr(self, name)} must be at least 1")
-        if self.d_ff < 0:
-            raise ConfigError(f"ConvNet.d_ff = {self.d_ff} must not be negative")
+        check.at_least(self, 1, "n_conv_layers", "d_conv", "stride")
+        check.not_negative(self, "d_ff")
         if self.residual and self.stride > 1:
             raise ConfigError(f"ConvNet.residual needs ConvNet.stride = 1, not {self.stride}")
 
@@ -155,10 +151,8 @@ class EnsemblePrediction:
     hidden_sizes: tuple[int, ...] = (50, 50)
 
     def __post_init__(self) -> None:
-        if self.members < 1:
-            raise ConfigError(f"EnsemblePrediction.members = {self.members} must be at least 1")
-        if any(size < 1 for size in self.hidden_sizes):
-            raise ConfigError(f"EnsemblePrediction.hidden_sizes = {self.hidden_sizes} must be at least 1 each")
+        check.at_least(self, 1, "members")
+        check.each_at_least(self, 1, "hidden_sizes")
 
     def build(self, space: gym.Space, heads: dict[str, int]) -> EnsemblePredictionNetwork:
         """Return the module; its weights are sampled from torch's global generator."""

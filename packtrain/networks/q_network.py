@@ -13,8 +13,9 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
+from packtrain import check
 from packtrain.config import configurable
-from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.errors import EnvSetupError
 from packtrain.networks.action_mask import allowed_actions, has_action_mask, masked_values
 from packtrain.networks.distributions import Categorical
 from packtrain.networks.perception import Flatten, Perception
@@ -56,14 +57,10 @@ class QNetwork:
     initialisation: Literal["default", "orthogonal"] = "default"  # PyTorch's; gain √2 before a ReLU, else 1, biases 0
 
     def __post_init__(self) -> None:
-        if any(size < 1 for size in self.hidden_sizes or ()):
-            raise ConfigError(f"QNetwork.hidden_sizes = {self.hidden_sizes} must be at least 1 each")
-        if self.lstm_size < 1:
-            raise ConfigError(f"QNetwork.lstm_size = {self.lstm_size} must be at least 1")
-        if self.dueling_size is not None and self.dueling_size < 1:
-            raise ConfigError(f"QNetwork.dueling_size = {self.dueling_size} must be at least 1, or None")
-        if self.arms < 0:
-            raise ConfigError(f"QNetwork.arms = {self.arms} must not be negative")
+        check.each_at_least(self, 1, "hidden_sizes")
+        check.at_least(self, 1, "lstm_size")
+        check.at_least(self, 1, "dueling_size", end=", or None")
+        check.not_negative(self, "arms")
 
     def build(self, spec: Spec) -> QValueNetwork:
         """Return the module; EnvSetupError unless actions are discrete.

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from packtrain import check
 from packtrain.config import configurable
 from packtrain.envs import categorical_factors as parts
 from packtrain.envs.categorical_factors import Factors
-from packtrain.errors import ConfigError, EnvSetupError
+from packtrain.errors import EnvSetupError
 from packtrain.networks.ensembles import EnsembleMlp, EnsembleNetwork
 
 Predicts = Literal["changes", "classes", "cells"]
@@ -82,8 +83,7 @@ class FactoredWorldModel:
     prior_scale: float = 0.0  # scale of fixed random networks (priors), added to every head
 
     def __post_init__(self) -> None:
-        if not self.prior_scale >= 0:
-            raise ConfigError(f"FactoredWorldModel.prior_scale = {self.prior_scale} must not be negative")
+        check.not_negative(self, "prior_scale")
 
     def build(
         self, observation_space: gym.Space, action_space: gym.Space, factors: Factors
