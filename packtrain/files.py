@@ -138,12 +138,6 @@ def write_inside(root: Path, name: str, data: bytes) -> None:
         _write_in(folder, last, data)
 
 
-def make_folder_inside(root: Path, name: str) -> Path:
-    """Create a folder in a folder, with its parents; RunFolderError if a part of the path is a link."""
-    with _folder_of(root, f"{name}/.", create=True):
-        return root / name
-
-
 def list_inside(root: Path, name: str = ".") -> list[str]:
     """Return the sorted names in a subfolder; RunFolderError if a part of the path is a link."""
     with _folder_of(root, f"{name}/.") as (folder, _):

@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from packtrain.envs.functional import Core
 from packtrain.planning.events import Listener
 from packtrain.planning.model import Stepped
 from packtrain.trees import Tree
@@ -33,16 +32,6 @@ class Watcher(Listener, Protocol):
 
         With a learned model, `seen` are the states as it sees them, and `predicted` is its prediction.
         """
-
-
-class PlannerVectorEnv(Protocol):
-    """Vector environment whose simulator states can be read."""
-
-    core: Core
-
-    @property
-    def states(self) -> Tree:
-        """Return the simulator states, [B, ...]."""
 
 
 class PlannedStream(Protocol):

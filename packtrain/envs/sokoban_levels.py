@@ -230,11 +230,6 @@ def format_levels(levels: Iterable[Level]) -> str:
     return "\n".join(blocks)
 
 
-def write_levels(path: str | os.PathLike, levels: Iterable[Level]) -> None:
-    """Write levels to an XSB file."""
-    Path(path).write_text(format_levels(levels), encoding="utf-8")
-
-
 def generate_level(
     rng: np.random.Generator,
     height: int = 10,

@@ -54,19 +54,9 @@ class Exploration:
         return self._past_visits + self._visits
 
     @property
-    def visits_in_epoch(self) -> np.ndarray:
-        """Return the visits of each state in this epoch, [N] int64."""
-        return self._visits.copy()
-
-    @property
     def transitions(self) -> np.ndarray:
         """Return how often each action was taken in each state in the whole run, [N, A] int64."""
         return (self._past_pairs + self._pairs).reshape(self.size, self.actions)
-
-    @property
-    def transitions_in_epoch(self) -> np.ndarray:
-        """Return how often each action was taken in each state in this epoch, [N, A] int64."""
-        return self._pairs.reshape(self.size, self.actions).copy()
 
     def begin_epoch(self) -> None:
         """Reset the counts of the epoch."""

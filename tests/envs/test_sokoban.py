@@ -14,7 +14,6 @@ from packtrain.envs.sokoban_levels import (
     generate_level,
     parse_levels,
     read_levels,
-    write_levels,
 )
 from packtrain.errors import EnvSetupError
 
@@ -285,7 +284,7 @@ def test_there_and_back(tmp_path):
     levels = parse_levels(COLLECTION) + [generate_level(np.random.default_rng(i), 7, 8, 2) for i in range(5)]
     levels += [Level(("#####", "#@$.#", "#####"), pushes=9, exact=False)]
     assert parse_levels(format_levels(levels)) == levels
-    write_levels(tmp_path / "levels.xsb", levels)
+    (tmp_path / "levels.xsb").write_text(format_levels(levels))
     assert read_levels(tmp_path / "levels.xsb") == levels
     core = Sokoban(levels=levels[1:2])
     assert core.render(start(core), "ansi") == str(levels[1])
@@ -293,7 +292,7 @@ def test_there_and_back(tmp_path):
 
 def test_every_level_of_a_file_is_played(tmp_path):
     """Smaller boards are filled up with wall, and so is what lies outside a wall."""
-    write_levels(tmp_path / "levels.xsb", parse_levels(COLLECTION))
+    (tmp_path / "levels.xsb").write_text(format_levels(parse_levels(COLLECTION)))
     core = Sokoban(levels=str(tmp_path / "levels.xsb"))
     assert core.observation_space.shape == (4, 7, 7)
     states = core.initial(200, np.random.default_rng(0))

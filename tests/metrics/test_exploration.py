@@ -69,8 +69,6 @@ def test_a_walk_by_hand():
         "env/visited_share": 4 / 6,
         "env/keys_visited": 1,
     }
-    assert world.visits_in_epoch.tolist() == [1, 0, 0, 0, 0, 1]
-    assert world.transitions_in_epoch.sum() == 1
 
 
 def test_only_the_dead_end_has_no_distance_to_the_goal():
@@ -136,7 +134,6 @@ def test_counts_are_those_of_dictionaries():
             assert row[f"graph/max_distance_from_start_in_{period}"] == max(from_start[s] for s in states)
         assert world.visits.tolist() == [visits[s] for s in range(size)]
         assert world.transitions.tolist() == [[pairs[s, a] for a in range(actions)] for s in range(size)]
-        assert world.visits_in_epoch.tolist() == [epoch_visits[s] for s in range(size)]
         assert world.first_visits()["things"].tolist() == [first.get(thing, -1) for thing in range(8)]
         assert row["env/things_visited"] == len(first)
     assert 0 < len(first) <= 8
