@@ -12,9 +12,12 @@ the same memory, with the same Python numbers. The third run is made both ways, 
 same bytes. Calls cannot be recorded if they depend on data that is read in Python, or if they draw random numbers. Code
 that bypasses torch's dispatcher is not recorded: NumPy, and functions that torch has compiled.
 
-Plain updates take 3.6 times as long as recorded ones in ddpg_pendulum, 3.1 times in sac_pendulum, 1.5 times in
-steve_pendulum and 2.0 times for its world model; 1.3 times with 2 × 256 units and batches of 256 (one thread). No
-library does this: torch.compile takes a minute before the first update. `ReplayLearner.capture = False` turns it off.
+Plain updates alone take 3.6 times as long as recorded ones in ddpg_pendulum, 3.1 times in sac_pendulum, 1.5 times in
+steve_pendulum and 2.0 times for its world model; 1.3 times with 2 × 256 units and batches of 256 (one thread). Whole
+runs, environments and logging included, take 1.26 times the CPU time without recording in steve/steve_pendulum (1.20
+and 1.32 in two rounds) and 1.13 times in sac/pendulum (one round; benchmarks/cpu_paths.py, 2026-11-20, one thread,
+torch 2.13.0). No library does this: torch.compile takes a minute before the first update. `ReplayLearner.capture =
+False` turns it off.
 """
 
 from __future__ import annotations

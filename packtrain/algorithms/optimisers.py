@@ -86,8 +86,12 @@ class Adam:
     """Adam (Kingma and Ba 2014, arXiv:1412.6980) for many small updates: torch's fused kernel, called directly.
 
     The state exists from the beginning and never moves, so that states of several runs can be one tensor and a step can
-    be captured. Weight decay adds weight_decay · θ to the gradient. A step of `torch.optim.Adam(fused=True)` takes 4.3
-    times as long on a network of 64 units, 1.7 times on 2 × 256 units, 1.2 times on STEVE's world model (one thread).
+    be captured. Weight decay adds weight_decay · θ to the gradient.
+
+    With torch.optim.Adam(fused=True, capturable=True) in its place, whole runs take 1.35 times the CPU time in
+    steve/steve_pendulum (1.29 and 1.42 in two rounds) and 1.25 times in sac/pendulum (one round): its steps cannot be
+    recorded (accelerate/cpu_replay.py), and Python prepares each of them. Measured by benchmarks/cpu_paths.py on
+    2026-11-20, one thread, torch 2.13.0. No library has a fused step without that preparation.
     """
 
     def __init__(
