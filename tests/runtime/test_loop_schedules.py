@@ -31,6 +31,7 @@ class Run:
         )
         self.ratio, self.experiment = ratio.Ratio(experiment, self, learning), experiment
         self.acted = self.step = 0
+        self.collect_until = None
         self.stop = None
 
     @property
@@ -95,7 +96,8 @@ def test_f12_no_schedule_of_stalls_stops_a_replaying_run(run, stalls):
                 most = max(most, backlog - run.experiment.pretraining("values"))
         if over:
             break
-        stuck = run.ratio.acting_is_ahead() and not run.ratio.due("values") and not run.finished
+        waits = run.ratio.acting_is_ahead() and run.collect_until is None
+        stuck = waits and not run.ratio.due("values") and not run.finished
         assert not (stuck and run.acted < run.experiment.total_steps), "both sides wait for each other"
     assert over, "the run does not end"
     wanted = int(use.ratio * (min(run.acted, run.experiment.total_steps) - run.experiment.warm_up)) if run.acted else 0
