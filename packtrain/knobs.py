@@ -27,8 +27,8 @@ SHIPPED = "configs/"  # prefix of shipped files in messages
 MOST_INCLUDES = 200  # maximum number of files that one configuration reads
 PROGRAM_FLAGS = (
     "acting address config config_file demonstrations device env_kwargs fresh help inference json learners min_nodes "
-    "mode mrunner num_episodes num_seeds output_dir profile restarts runtime savedir seed start_from tensorboard "
-    "track trust_config video workers xpid"
+    "mode mrunner num_episodes num_seeds output_dir profile replay_shards restarts runtime savedir seed start_from "
+    "tensorboard track trust_config video workers xpid"
 ).split()
 
 _OTHER_NAMES = {
