@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,6 +92,16 @@ class ActionValues(PolicySettings):
     def build_policy(self, network: ActionValuesNetwork, place: ActingPlace) -> EpsilonGreedyPolicy:
         """Return the policy that acts with a network."""
         return EpsilonGreedyPolicy(self, network, place.seed, place.num_envs, place.greedy, place.first_env)
+
+    @property
+    def takes_demonstrations(self) -> bool:
+        """Whether there are no intrinsic rewards, which demonstrations lack."""
+        return self.novelty is None
+
+    def demonstrated_state(self, network: ActionValuesNetwork, size: int) -> tuple[Tree, dict[str, Any]]:
+        """Return an empty recurrent state, which the burn-in replaces, and extras of a deterministic policy."""
+        extras = {"behaviour_prob": np.ones(size, np.float32), "arm": np.zeros(size, np.int64)}
+        return network.acting.values.initial_carry(size), extras
 
 
 class EpsilonGreedyPolicy(RandomSwitch, Policy):

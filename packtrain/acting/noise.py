@@ -53,7 +53,7 @@ class NoisePolicy(RandomSwitch, RowPolicy):
         if sizes.stochastic:
             action, _ = network.draw(network.behaviour, obs, noise)
         else:
-            before = network.behaviour(obs)[:, 0]
+            before = network.before_tanh(network.behaviour, obs)
             noise = sizes.explore_std * noise * (chance < sizes.explore_chance)
             if sizes.explore_in == "pre_tanh":
                 action = torch.tanh(before + noise)

@@ -358,6 +358,11 @@ class ActorCriticRule(Rule):
         """Make one update; return metrics [R, M]."""
         return self.algorithm.step(self.network, self.optimisers, batch, kind, self._compiled)
 
+    def observe(self, network: ControlNetwork, inputs: Batch) -> None:
+        """Update the running moments of observations, if policy and critics see them normalised."""
+        if network.normaliser is not None:
+            network.normaliser.add(inputs["obs"].flatten(0, 1).unsqueeze(0))
+
     def begin(self) -> None:
         """Pack networks that change only when they are copied, where products may be rounded."""
         network = self.network

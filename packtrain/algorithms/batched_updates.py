@@ -69,6 +69,9 @@ class Rule(abc.ABC):
     def kind(self, update: int) -> Any:
         """Return the kind of an update; updates of different kinds are recorded separately."""
 
+    def observe(self, network: Any, inputs: Batch) -> None:
+        """Update the statistics of one run's network with the inputs [count, ...] of its next updates."""
+
     def begin(self) -> None:
         """Prepare for the first update of a call: weights may have been changed from outside."""
 
@@ -239,6 +242,8 @@ class ReplayLearner(Learner):
         """Make updates on inputs [count, ...] of every joined seed, in their order; return mean metrics."""
         learners, count = self._launches.learners, len(next(iter(works[0].values())))
         assert len(works) == len(learners), "joined runs update together"
+        for learner, work in zip(learners, works, strict=True):
+            self._launches.rule.observe(learner.network, work)
         means = self._launches.update(works, self.updates)
         names, results = self._launches.rule.names, []
         for learner, own in zip(learners, means.unbind(), strict=True):

@@ -112,7 +112,7 @@ class DDPG(LearnerSettings):
 
     def policy_loss(self, network: ControlNetwork, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return −mean Q of the policy's actions, and the regulariser; [R] each."""
-        before_tanh = network.policy(batch["obs"]).squeeze(1)  # [R, B, A]
+        before_tanh = network.before_tanh(network.policy, batch["obs"])  # [R, B, A]
         value = mean_value(network, batch["obs"], torch.tanh(before_tanh))
         return -value.mean(-1), self.policy_regulariser * before_tanh.square().mean((1, 2))
 

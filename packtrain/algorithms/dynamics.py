@@ -71,6 +71,11 @@ class DynamicsLearning(LearnerSettings):
         memory.check_batch_size(self.batch_size * members, "DynamicsLearning")
         if memory.n_step > 1:
             raise ConfigError(f"Replay.n_step = {memory.n_step}: a world model learns from single steps")
+        if memory.normalise_rewards:
+            raise ConfigError(
+                "Replay.normalise_rewards = True: a world model predicts rewards as they are; set --normalise_rewards "
+                "false, or --reward_scale"
+            )
 
     def build(self, network: ControlNetwork, total_steps: int) -> ReplayLearner:
         """Return a learner of a run's world model; ConfigError if the two do not fit."""

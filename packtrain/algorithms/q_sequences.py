@@ -267,6 +267,8 @@ def check_sequences(settings: Any, memory: MemorySettings, policy: PolicySetting
         raise ConfigError(f"{name}.n_step = {settings.n_step} and Sequences.n_step = {memory.n_step} differ")
     if memory.new_priority == "given" and settings.eta != memory.eta:
         raise ConfigError(f"{name}.eta = {settings.eta} and Sequences.eta = {memory.eta} differ")
+    if memory.normalise_rewards and settings.discount is None:
+        raise ConfigError(f"Sequences.normalise_rewards = True needs {name}.discount: set --discount")
     for wanted, extra in ((returns == "retrace", "behaviour_prob"), (arms is not None, "arm")):
         if wanted and extra not in memory.extras:
             raise ConfigError(f"{name} needs {extra!r} in the memory: add it to Sequences.extras = {memory.extras}")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from packtrain import trees
 from packtrain.accelerate.cuda_graph import CapturedFunction
 from packtrain.algorithms.data_parallel import Averages, GradientRecorder, Part, Ranks, SplitBatch, Work
 from packtrain.algorithms.optimisers import Adam
@@ -58,6 +59,15 @@ def averages_over_sequences(novelty_steps: int = 0) -> Averages:
         },
         main="sequences",
     )
+
+
+def observe_learned_rows(network: ActionValuesNetwork, trajectory: Trajectory) -> None:
+    """Update the running moments of observations with the rows of a batch that are learned from, without padding."""
+    weight = trajectory.extras["weight"]  # [T, B]
+    begin = len(trajectory.first) - 1 - len(weight)
+    rows = trees.map(lambda leaf: leaf[begin : begin + len(weight)].flatten(0, 1), trajectory.obs)
+    for values in (network.acting.values, network.target):  # the target network has the same statistics at any time
+        values.observe(rows, weight.flatten())
 
 
 class TargetNetworkLearner(SampleLearner):
@@ -127,6 +137,8 @@ class TargetNetworkLearner(SampleLearner):
         return metrics
 
     def _step(self, *inputs: Any) -> dict[str, Tensor]:
+        if self.network.sizes.network.normalise_obs:
+            observe_learned_rows(self.network, inputs[0])
         if self._prepare is not None:
             self._prepare(self.network, inputs[0])
         if self._split is None:

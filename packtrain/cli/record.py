@@ -12,7 +12,7 @@ def run(argv: list[str]) -> int:
     parser = Parser(
         prog="packtrain record",
         description="Play episodes with a run's policy and write them as a data set of Minari, which `packtrain train "
-        "--demonstrations DIR` puts into the replay of SAC, TD3, DDPG and STEVE.",
+        "--demonstrations DIR` puts into the replay of SAC, TD3, DDPG, STEVE, DQN and R2D2.",
     )
     parser.add_argument("run", metavar="RUN", help="run folder")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the data set, which must not exist")

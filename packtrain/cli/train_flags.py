@@ -55,7 +55,7 @@ def _add_run_flags(parser: Parser) -> None:
     group.add_argument(
         "--demonstrations",
         metavar="DIR",
-        help="put a data set of Minari into the replay of a run that begins (SAC, TD3, DDPG, STEVE)",
+        help="put a data set of Minari into the replay of a run that begins (SAC, TD3, DDPG, STEVE, DQN, R2D2)",
     )
     group.add_argument(
         "--num_seeds",

@@ -15,6 +15,7 @@ from packtrain.interfaces.learners import (
     learn,
 )
 from packtrain.interfaces.memories import (
+    DemonstratedState,
     Memory,
     MemoryBytes,
     MemorySettings,
@@ -37,6 +38,7 @@ __all__ = [
     "ActingPlace",
     "ActorState",
     "Decision",
+    "DemonstratedState",
     "EpisodeAnalysis",
     "Learner",
     "LearnerSettings",

@@ -50,6 +50,12 @@ class LearnerSettings(abc.ABC):
     def prepare_policy(self, policy: Policy, memory: MemorySettings) -> None:
         """Let a policy that acts in training compute what this learner needs, such as initial priorities."""
 
+    def prepare_memory(self, memory: Memory) -> None:
+        """Give a memory the numbers of this learner that it needs: the discount factor of normalised rewards."""
+        discount = getattr(self, "discount", None)
+        if discount is not None:
+            memory.set_discount(discount)
+
     @property
     def analyses_episodes(self) -> bool:
         """Whether `analyse_episodes` returns results; if so, observations of filmed episodes are kept."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -45,6 +45,7 @@ class Memory(abc.ABC):
     steps: int = 0  # environment steps received; the ratio loop schedules updates by it
     dropped: int = 0  # pieces of experience or priorities that were discarded
     lost: int = 0  # steps that a damaged file has cost
+    reward_scale: Any = None  # what divides sampled rewards, with an attribute `discount`; None: they stay as they are
 
     # -- the learner's side
 
@@ -148,6 +149,11 @@ class Memory(abc.ABC):
     def take_turns(self) -> None:
         """Make everything added available to the next sample: acting and learning share one thread."""
 
+    def set_discount(self, discount: float) -> None:
+        """Use a learner's discount factor, if this memory normalises rewards."""
+        if self.reward_scale is not None:
+            self.reward_scale.discount = discount
+
     def reseed(self, seed: int) -> None:
         """Draw from another random stream from now on."""
 
@@ -205,12 +211,21 @@ class PolicyLag(NamedTuple):
     steps_per_version: int  # steps that a learner uses for one version
 
 
+DemonstratedState = Callable[[int], tuple[Tree, dict[str, Any]]]
+"""Number of environments → recurrent state before each of their demonstrated rows, and the extras of these rows."""
+
+
 @runtime_checkable
 class Preloads(Protocol):
     """A memory that takes demonstrations before a run begins."""
 
-    def preload(self, rows: Iterable[Row]) -> int:
-        """Store the rows of one environment; return the number of steps in them."""
+    def preload(self, rows: Iterable[Row], state: DemonstratedState) -> int:
+        """Store the rows of one environment; return the number of steps in them.
+
+        Args:
+          rows: [1, ...] of whole episodes.
+          state: what the policy adds to the rows of a number of environments: recurrent state and extras.
+        """
 
 
 class MemorySettings(abc.ABC):

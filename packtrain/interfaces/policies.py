@@ -154,6 +154,15 @@ class PolicySettings(abc.ABC):
     def build_policy(self, network: Any, place: ActingPlace) -> Policy:
         """Return the policy that acts with a network."""
 
+    @property
+    def takes_demonstrations(self) -> bool:
+        """Whether rows that another policy has played can stand in its memory."""
+        return True
+
+    def demonstrated_state(self, network: Any, size: int) -> tuple[Tree, dict[str, Any]]:
+        """Return the recurrent state and the extras of demonstrated rows of `size` environments, [size, ...] each."""
+        return (), {}
+
     def for_evaluation(self, agent: Any) -> PolicySettings:
         """Return the policy of an evaluation.
 

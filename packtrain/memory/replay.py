@@ -23,8 +23,9 @@ from torch import Tensor
 from packtrain import check, trees
 from packtrain.config import configurable
 from packtrain.errors import CheckpointError, ConfigError
-from packtrain.interfaces import Memory, MemoryBytes, MemorySettings, View
+from packtrain.interfaces import DemonstratedState, Memory, MemoryBytes, MemorySettings, View
 from packtrain.memory.record_layout import RecordLayout, as_transitions, flat_fields, layout_of
+from packtrain.memory.reward_scale import RewardScale
 from packtrain.memory.segments import SEGMENT_ROWS, NoSegments, Segments
 from packtrain.memory.storage import sent
 from packtrain.memory.transition_writer import TransitionWriter
@@ -49,6 +50,7 @@ class Replay(MemorySettings):
     batch_size: int = 256
     warm_up: int = 1  # transitions before the first batch
     n_step: int = 1  # steps of a transition, see memory/n_step.py
+    normalise_rewards: bool = False  # sample rewards in units of the running deviation of discounted returns
 
     def __post_init__(self) -> None:
         check.at_least(self, 1, "capacity", "batch_size", "warm_up", "n_step")
@@ -116,6 +118,7 @@ class ReplayMemory(Memory):
         self._rng = np.random.default_rng(0)
         self._segments: Segments | NoSegments = NoSegments()
         self.dropped = 0
+        self.reward_scale = RewardScale() if sizes.normalise_rewards else None
         self.writers = [TransitionWriter(self, size, sizes.n_step) for size in groups]
 
     def reseed(self, seed: int) -> None:
@@ -166,7 +169,10 @@ class ReplayMemory(Memory):
         places = self._places(1 if count is None else count, size, holdout)
         if count is None:
             places = places[0]
-        return Sample(self._trajectory(self._block[places]), places.numel(), keys=places)
+        trajectory = self._trajectory(self._block[places])
+        if self.reward_scale is not None:
+            trajectory = self.reward_scale.scaled_steps(trajectory)
+        return Sample(trajectory, places.numel(), keys=places)
 
     def view(self, which: View, *, most: int | None = None, steps: int = 1, holdout: bool = False) -> Sample | None:
         """Return stored transitions without sampling; None if there are none of this kind. `keys` are ring positions.
@@ -314,7 +320,7 @@ class ReplayMemory(Memory):
         self._waiting.append(flat)
         self.count += len(flat["reward"])
 
-    def preload(self, rows: Iterable[Row]) -> int:
+    def preload(self, rows: Iterable[Row], state: DemonstratedState) -> int:
         """Store the rows [1, ...] of one environment, before any actor has stepped; they count as no steps of the run.
 
         Returns:
@@ -392,6 +398,7 @@ class ReplayMemory(Memory):
             "structure": {name: trees.map(lambda leaf: leaf[:0], tree) for name, tree in self._structure.items()},
             "sinks": [writer.snapshot() for writer in self.writers],
             **({"lost": self.lost, "holes": [list(hole) for hole in self._holes]} if self.lost else {}),
+            **({} if self.reward_scale is None else {"reward_scale": self.reward_scale.snapshot()}),
         }
 
     def restore(self, snapshot: dict[str, Any], same_episodes: bool = True) -> None:
@@ -409,6 +416,8 @@ class ReplayMemory(Memory):
         self.steps = int(snapshot.get("steps", self.count))  # missing in checkpoints from before n-step transitions
         self.lost = int(snapshot.get("lost", 0))
         self._holes = [(int(first), int(end)) for first, end in snapshot.get("holes", ())]
+        if self.reward_scale is not None and "reward_scale" in snapshot:
+            self.reward_scale.restore(snapshot["reward_scale"])
         described, kept = snapshot["segments"], min(self.count, self._sizes.capacity)
         apart = sum(len(snapshot[part]["reward"]) for part in ("head", "tail") if snapshot[part])
         size = (kept - apart) // max(1, len(described))  # rows of a segment

@@ -47,6 +47,7 @@ class SequenceIndex:
         self._recent: list[Tensor] = []  # [rows, columns, ...] recurrent states before the latest rows
         # TD errors that came with the latest rows, for new_priority = "given"
         self._errors = np.zeros((sizes.rows, columns), np.float32)
+        self.errors_are_known = True  # False: new sequences get the largest priority, whatever actors give
         self._largest = torch.ones((), dtype=torch.float64, device=device)  # largest TD error, which may decay
         self.unused = 0  # slots from here on have never been used
         self._freed: list[int] = []
@@ -137,7 +138,7 @@ class SequenceIndex:
         known. Chances are computed here and not in `upload`: the last bit of a power depends on what is computed with
         it, and what waits for an upload is not always the same.
         """
-        if self._sizes.new_priority == "largest":
+        if self._sizes.new_priority == "largest" or not self.errors_are_known:
             return np.full((2, len(columns)), -1.0)
         behind = max(self._sizes.n_step, 1) + np.arange(self._sizes.sequence_length)[:, None]  # [T, 1] rows from start
         errors = torch.from_numpy(self._errors[(start + behind) % len(self._errors), columns])

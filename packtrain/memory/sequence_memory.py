@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,10 @@ from torch import Tensor
 
 from packtrain import trees
 from packtrain.errors import CheckpointError, ConfigError, warn
-from packtrain.interfaces import MemoryShard
+from packtrain.interfaces import DemonstratedState, MemoryShard
+from packtrain.memory.demonstrated_sequences import store_demonstrations
 from packtrain.memory.resize import group_sizes, restore_resized
+from packtrain.memory.reward_scale import RewardScale
 from packtrain.memory.segments import NoSegments, Segments
 from packtrain.memory.sequence_index import SequenceIndex
 from packtrain.memory.sequence_writer import SequenceWriter, compact
@@ -71,6 +73,7 @@ class SequenceMemory(MemoryShard):
         self._acted, self._learned = (torch.cuda.Event() if on_gpu else None for _ in range(2))
         # Number of rows that stop being sampled before they are overwritten: see `acting`.
         self.margin = together if on_gpu and self.length >= context + sizes.rows + together else 0
+        self.reward_scale = RewardScale() if sizes.normalise_rewards else None
         ends = np.cumsum([0, *groups])
         self.writers = [SequenceWriter(self, int(a), int(b)) for a, b in zip(ends[:-1], ends[1:], strict=True)]
 
@@ -241,7 +244,10 @@ class SequenceMemory(MemoryShard):
 
     def _sample_of(self, slots: Tensor, weights: Tensor | None) -> Sample:
         keys, steps = self.index.generations.of(slots), len(slots) * self.sizes.sequence_length
-        return Sample(self._gather(slots), steps, keys, weights)
+        trajectory = self._gather(slots)
+        if self.reward_scale is not None:
+            trajectory = self.reward_scale.scaled_steps(trajectory)
+        return Sample(trajectory, steps, keys, weights)
 
     def _gather(self, slots: Tensor) -> Trajectory:
         column, start, front, steps = self.index.where(slots)  # [B] each
@@ -287,6 +293,19 @@ class SequenceMemory(MemoryShard):
     def writer(self, group: int) -> SequenceWriter:
         """Return the writer of one group of environments."""
         return self.writers[group]
+
+    def preload(self, rows: Iterable[Row], state: DemonstratedState) -> int:
+        """Store demonstrations, before any actor has stepped; they count as no steps of the run.
+
+        Args:
+          rows: [1, ...] of one environment that plays whole episodes.
+          state: number of environments → recurrent state and extras of their rows.
+        """
+        steps = store_demonstrations(self, rows, state)
+        with self.learning():
+            self._upload()
+        self.count = 0
+        return steps
 
     def release(self, group: int) -> None:
         """End a group's episodes in progress at its latest row; its rows are stored again from its next resets on."""
@@ -351,6 +370,7 @@ class SequenceMemory(MemoryShard):
                 "sinks": [writer.snapshot() for writer in self.writers],
                 **self.index.snapshot(),
                 **({"lost": self.lost} if self.lost else {}),
+                **({} if self.reward_scale is None else {"reward_scale": self.reward_scale.snapshot()}),
             }
 
     def restore(self, snapshot: dict[str, Any], same_episodes: bool = True) -> None:
@@ -379,6 +399,8 @@ class SequenceMemory(MemoryShard):
             self._rng.bit_generator.state = snapshot["rng"]
             self._structure = dict(snapshot["structure"])
             self.lost, self._lost = int(snapshot.get("lost", 0)), []
+            if self.reward_scale is not None and "reward_scale" in snapshot:
+                self.reward_scale.restore(snapshot["reward_scale"])
             self.rings.clear()
             if not same_groups:
                 restore_resized(self, snapshot)

@@ -29,6 +29,7 @@ class Sequences(MemorySettings):
     """Sizes of a replay memory of sequences."""
 
     replays: ClassVar[bool] = True
+    preloads: ClassVar[bool] = True
 
     capacity: int = 1_000_000  # rows of all environments together; the oldest are overwritten
     sequence_length: int = 80  # T, steps to learn from; 1: transitions
@@ -49,6 +50,7 @@ class Sequences(MemorySettings):
     compression: Literal["zlib"] | None = None  # compress observations on the host: less memory, slower sampling
     eta: float = 0.9  # priority from given errors: η max |δ| + (1 − η) mean |δ|
     largest_decay: float = 1.0  # factor on the largest error per batch of new errors; 1: no decay
+    normalise_rewards: bool = False  # sample rewards in units of the running deviation of discounted returns
 
     def __post_init__(self) -> None:
         check.at_least(self, 1, "capacity", "sequence_length", "stride", "batch_size", "warm_up", "importance_steps")
@@ -87,6 +89,11 @@ class Sequences(MemorySettings):
             )
         if self.new_priority not in ("largest", "given"):
             raise ConfigError(f'Sequences.new_priority = {self.new_priority!r} must be "largest" or "given"')
+        if self.normalise_rewards and self.new_priority == "given":
+            raise ConfigError(
+                "Sequences.normalise_rewards = True does not fit Sequences.new_priority = 'given', because actors "
+                "compute errors from rewards as they are; set --new_priority largest"
+            )
         if self.compression and self.storage != "host":
             raise ConfigError(
                 f'Sequences.compression = {self.compression!r} needs Sequences.storage = "host", not {self.storage!r}'

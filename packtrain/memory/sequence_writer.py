@@ -30,6 +30,8 @@ class SequenceWriter(Writer):
         self._episode = np.full(end - begin, -1)  # row in which each episode began; −1: unknown, no sequences are added
         self._next = np.zeros(end - begin, np.int64)  # row at which the next sequence begins
         self._waiting: list[dict[str, np.ndarray]] = []  # small leaves of the latest rows, not on the device yet
+        # running discounted returns, for `RewardScale`
+        self._returns = np.zeros(end - begin if memory.reward_scale is not None else 0)
 
     def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
         """Store one row of all columns; sequences that are complete now can be sampled."""
@@ -48,6 +50,8 @@ class SequenceWriter(Writer):
                 else:
                     waits[name] = leaf.cpu().numpy().copy()
             self._waiting.append(waits)
+            if memory.reward_scale is not None:
+                memory.reward_scale.add(self._returns, waits["last_reward/train"], waits["first"])
             memory.index.look(number, self._group, carries, errors)
             self.rows += 1
             self._cut(waits["first"])
@@ -120,6 +124,7 @@ class SequenceWriter(Writer):
             "head": self._rows(*head),
             "tail": self._rows(*tail),
             **({"begin": self.begin} if self.begin else {}),
+            **({} if memory.reward_scale is None else {"returns": self._returns.copy()}),
         }
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -137,6 +142,8 @@ class SequenceWriter(Writer):
         """Continue from the position of a snapshot's rows and episodes, without its rows."""
         self.rows, self.begin, self._waiting = int(snapshot["rows"]), int(snapshot.get("begin", 0)), []
         self._episode, self._next = snapshot["episode"].copy(), snapshot["next"].copy()
+        if self._memory.reward_scale is not None:
+            self._returns[:] = snapshot.get("returns", 0.0)
 
     def begin_at(self, begin: int, rows: int) -> None:
         """Continue with row `rows`, with rows from `begin` on stored; every environment begins a new episode."""

@@ -24,12 +24,16 @@ class TransitionWriter(Writer):
         self._memory, self.size = memory, size
         self._obs: Tree = None  # observation of the previous row
         self._joiner = Joiner(n_step) if n_step > 1 else None
+        # running discounted returns, for `RewardScale`
+        self._returns = np.zeros(size if memory.reward_scale is not None else 0)
 
     def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
         """Store one row of all environments. A row that follows a reset completes no transition."""
         before, self._obs = self._obs, trees.map(_on_host, row.obs)
         if before is None:
             return
+        if self._memory.reward_scale is not None:
+            self._memory.reward_scale.add(self._returns, row.last_reward["train"], row.first)
         real = np.flatnonzero(~np.asarray(row.first))
         if self._joiner is not None:
             self._joiner.forget(np.flatnonzero(row.first))
@@ -53,13 +57,17 @@ class TransitionWriter(Writer):
         self._memory.steps += len(real)  # incremented last: the learner polls it
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the previous row, and incomplete n-step transitions."""
+        """Return the previous row, incomplete n-step transitions, and running returns if rewards are normalised."""
         found: dict[str, Any] = {} if self._obs is None else {"obs": trees.map(np.copy, self._obs)}
+        if self._memory.reward_scale is not None:
+            found["returns"] = self._returns.copy()
         return found if self._joiner is None else {**found, "open": self._joiner.snapshot()}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Load what `snapshot` returned; empty: the next row begins new episodes."""
         self._obs = trees.map(np.array, snapshot["obs"]) if "obs" in snapshot else None
+        if self._memory.reward_scale is not None:
+            self._returns[:] = snapshot.get("returns", 0.0)
         if self._joiner is not None:
             self._joiner.restore(snapshot.get("open", {}))
 

@@ -12,18 +12,15 @@ from torch import Tensor, nn
 
 from packtrain import check, trees
 from packtrain.envs.validation import space_leaves
-from packtrain.equations.novelty import Moments, add_to_moments, no_moments
 from packtrain.errors import ConfigError
 from packtrain.networks.action_mask import allowed_actions, has_action_mask, masked_logits
 from packtrain.networks.distributions import distribution_for
 from packtrain.networks.frames import stack_frames
+from packtrain.networks.normaliser import RunningNormaliser
 from packtrain.networks.perception import Flatten, Perception, is_picture
 from packtrain.networks.recurrent import ResettingLSTM
 from packtrain.trees import Tree
 from packtrain.types import Spec
-
-NORMALISER_EPSILON = 1e-8  # added to variances
-NORMALISER_CLIP = 10.0  # clip value of normalised observations, in standard deviations
 
 
 class Output(NamedTuple):
@@ -76,37 +73,6 @@ class ActorCriticSizes:
     def build_network(self, spec: Spec) -> ActorCriticNetwork:
         """Return the module for an environment; weights are sampled from torch's global generator."""
         return ActorCriticNetwork(self, spec)
-
-
-class RunningNormaliser(nn.Module):
-    """(x − mean) / deviation of all vectors seen so far, clipped to ±10; the identity before the first.
-
-    The statistics are buffers: they are saved, published and loaded with the weights, so that evaluations and exported
-    policies use what training saw.
-    """
-
-    number: Tensor
-    mean: Tensor
-    m2: Tensor
-
-    def __init__(self, width: int):
-        super().__init__()
-        for name, moment in no_moments(width)._asdict().items():
-            self.register_buffer(name, moment)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, width] → [N, width] float32."""
-        variance = torch.where(self.number > 0, self.m2 / self.number.clamp(min=1), 1.0)
-        return (
-            ((x - self.mean) * (variance + NORMALISER_EPSILON).rsqrt()).clamp(-NORMALISER_CLIP, NORMALISER_CLIP).float()
-        )
-
-    @torch.no_grad()
-    def add(self, x: Tensor) -> None:
-        """Update the moments with vectors [N, width]."""
-        moments = add_to_moments(Moments(self.number, self.mean, self.m2), x, torch.ones_like(x[:, 0]))
-        for name, moment in moments._asdict().items():
-            getattr(self, name).copy_(moment)
 
 
 def _layers(widths: list[int], activation: str) -> nn.Sequential:

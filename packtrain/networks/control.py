@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from packtrain import check
 from packtrain.errors import EnvSetupError
 from packtrain.networks.dynamics import Dynamics, DynamicsNetwork
+from packtrain.networks.normaliser import StackedNormaliser
 from packtrain.networks.stacked import Initialisation, StackedMlp
 from packtrain.types import Spec
 
@@ -39,6 +40,8 @@ class ControlSizes:
     explore_in: Literal["pre_tanh", "action"] = "pre_tanh"
     initialisation: Initialisation = "glorot"
     dynamics: Dynamics | None = None  # None: no world model
+    # policy and critics see observations normalised by running mean and deviation; saved with the weights
+    normalise_obs: bool = False
 
     def __post_init__(self) -> None:
         check.at_least(self, 1, "hidden_size", "critics")
@@ -97,6 +100,8 @@ class ControlNetwork(nn.Module):
         self.target, self.target_policy, self.behaviour = (
             copy.deepcopy(part).requires_grad_(False) for part in (self.critic, self.policy, self.policy)
         )
+        if sizes.normalise_obs:  # inside the policy that acts, whose weights actors receive
+            self.behaviour.add_module("normaliser", StackedNormaliser(obs_size))
         self.frozen: DynamicsNetwork | None = None
         if sizes.dynamics is not None and self.model is not None:
             self.frozen = sizes.dynamics.build_elites(obs_size, action_size).requires_grad_(False)
@@ -107,13 +112,27 @@ class ControlNetwork(nn.Module):
         """Return R, the number of runs."""
         return len(self.log_temperature)
 
+    @property
+    def normaliser(self) -> StackedNormaliser | None:
+        """Return what normalises the observations of all policies and critics; None: they see them as they are."""
+        return getattr(self.behaviour, "normaliser", None)
+
+    def normalised(self, obs: Tensor) -> Tensor:
+        """Return observations [R, ..., D] as policies and critics see them."""
+        return obs if self.normaliser is None else self.normaliser(obs)
+
     def act(self, policy: nn.Module, obs: Tensor) -> Tensor:
         """Return the greedy actions of a policy for observations [R, N, D]: [R, N, A]."""
-        return torch.tanh(policy(obs).squeeze(1)[..., : self.action_size])
+        return torch.tanh(self.before_tanh(policy, obs))
+
+    def before_tanh(self, policy: nn.Module, obs: Tensor) -> Tensor:
+        """Return the inputs of the tanh of a policy's greedy actions, [R, N, A], for observations [R, N, D]."""
+        outputs: Tensor = policy(self.normalised(obs)).squeeze(1)
+        return outputs[..., : self.action_size]
 
     def draw(self, policy: nn.Module, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Return a stochastic policy's actions [R, N, A] for normal noise, and their log-probabilities [R, N]."""
-        mean, spread = policy(obs).squeeze(1).chunk(2, -1)
+        mean, spread = policy(self.normalised(obs)).squeeze(1).chunk(2, -1)
         log_std = _LEAST + 0.5 * (_MOST - _LEAST) * (torch.tanh(spread) + 1)
         before = mean + noise * log_std.exp()
         # log(1 − tanh²x) = 2 (log 2 − x − softplus(−2x)), without the difference of nearly equal numbers.
@@ -123,5 +142,6 @@ class ControlNetwork(nn.Module):
 
     def value(self, critic: nn.Module, obs: Tensor, action: Tensor, learns: bool = True) -> Tensor:
         """Return each critic's values [R, K, N] of the same pairs [R, N, ...], or of its own pairs [R, K, N, ...]."""
+        obs = self.normalised(obs)
         given = 0 if obs.requires_grad else obs.shape[-1]  # number of leading inputs without a gradient
         return critic(torch.cat([obs, action], -1), learns, given).squeeze(-1)

@@ -55,6 +55,8 @@ class QNetwork:
     arms: int = 0  # number of arms, concatenated one-hot to the features; 0: none
     separate_intrinsic: bool = False  # use a second network, with its own LSTM, for intrinsic rewards
     initialisation: Literal["default", "orthogonal"] = "default"  # PyTorch's; gain √2 before a ReLU, else 1, biases 0
+    # normalise flattened observations by running mean and deviation; saved with the weights
+    normalise_obs: bool = False
 
     def __post_init__(self) -> None:
         check.each_at_least(self, 1, "hidden_sizes")
@@ -149,6 +151,13 @@ class QValueNetwork(nn.Module):
             values, intrinsic = masked_values(values, allowed), masked_values(intrinsic, allowed)
         return QOutput(values, {"extrinsic": one, "intrinsic": other} if carry else (), intrinsic)
 
+    @torch.no_grad()
+    def observe(self, obs: Tree, weight: Tensor) -> None:
+        """Update the running moments of observations [N, ...] of weight [N], if they are normalised."""
+        for part in (self.extrinsic, self.intrinsic):
+            if part is not None:
+                part.torso.observe(obs, weight)
+
     def allowed(self, obs: Tree) -> Tensor | None:
         """Return which actions are allowed in rows [C+T, B, ...], [T, B, A] bool; None where all are."""
         return allowed_actions(obs)[self.context :] if self.masked else None
@@ -184,7 +193,11 @@ class _Values(nn.Module):
         layers = sizes.hidden_sizes
         if layers is None:
             layers = () if sizes.recurrent and not isinstance(perception, Flatten) else (512,)
-        self.torso = Torso(perception, layers, space)
+        if sizes.normalise_obs and not isinstance(perception, Flatten):
+            raise EnvSetupError(
+                "QNetwork.normalise_obs = True needs QNetwork.perception = @Flatten(): images are not normalised"
+            )
+        self.torso = Torso(perception, layers, space, normalise=sizes.normalise_obs)
         width = self.torso.width + beside
         self.core = ResettingLSTM(width, sizes.lstm_size) if sizes.recurrent else None
         width = sizes.lstm_size if sizes.recurrent else width

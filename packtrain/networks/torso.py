@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from packtrain import trees
 from packtrain.envs.validation import space_leaves
 from packtrain.networks.frames import stack_frames
+from packtrain.networks.normaliser import RunningNormaliser
 from packtrain.networks.perception import Conv, Flatten, Perception, is_picture
 from packtrain.trees import Tree
 
@@ -30,7 +31,14 @@ class Torso(nn.Module):
     `context` rows precede row 0 of obs and first, for frame stacks.
     """
 
-    def __init__(self, perception: Perception, layers: tuple[int, ...], space: gym.Space, linear_output: bool = False):
+    def __init__(
+        self,
+        perception: Perception,
+        layers: tuple[int, ...],
+        space: gym.Space,
+        linear_output: bool = False,
+        normalise: bool = False,
+    ):
         """Build the layers.
 
         Args:
@@ -38,12 +46,14 @@ class Torso(nn.Module):
           layers: widths of the fully connected layers.
           space: of observations.
           linear_output: omit the ReLU after the last fully connected layer.
+          normalise: normalise flattened observations by their running mean and deviation.
         """
         super().__init__()
         self.context = perception.frames - 1
         self.perception = perception.build(space)
         self._pictures = trees.map(is_picture, space_leaves(space))
         widths = [int(self.perception.width), *layers]  # type: ignore[arg-type]
+        self.normaliser = RunningNormaliser(widths[0]) if normalise else None
         pairs = [[nn.Linear(before, after), nn.ReLU()] for before, after in itertools.pairwise(widths)]
         body = list(itertools.chain.from_iterable(pairs))
         self.body = nn.Sequential(*(body[:-1] if linear_output else body))
@@ -63,8 +73,14 @@ class Torso(nn.Module):
         # A cache would outlive a captured launch.
         autocast = torch.autocast(first.device.type, precision, cache_enabled=False) if precision else None
         with autocast or contextlib.nullcontext():
-            features = self.body(self.perception(trees.map(lambda leaf: leaf.flatten(0, 1), obs)))  # [T*B, F]
+            seen = self.perception(trees.map(lambda leaf: leaf.flatten(0, 1), obs))
+            features = self.body(seen if self.normaliser is None else self.normaliser(seen))  # [T*B, F]
         return features.float().unflatten(0, shape)
+
+    def observe(self, obs: Tree, weight: Tensor) -> None:
+        """Update the running moments with observations [N, ...] of weight [N]; without a normaliser, do nothing."""
+        if self.normaliser is not None:
+            self.normaliser.add(self.perception(obs), weight)
 
     def _rows(self, leaf: Tensor, picture: bool, first: Tensor, precision: torch.dtype | None) -> Tensor:
         """Return the last T rows of a leaf [C+T, B, ...], images as frame stacks."""

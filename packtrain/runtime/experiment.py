@@ -10,7 +10,7 @@ from packtrain.accelerate.precision import Precision
 from packtrain.config import configurable
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
-from packtrain.interfaces import Learner, MemorySettings, Policy, PolicySettings
+from packtrain.interfaces import Learner, Memory, MemorySettings, Policy, PolicySettings
 from packtrain.runtime.divergence import OnDiverged
 from packtrain.runtime.explorer import ExplorationCallback
 from packtrain.types import Spec
@@ -82,6 +82,10 @@ class LearnerUse:
     def prepare_policy(self, policy: Policy, memory: MemorySettings) -> None:
         """Let a training policy compute what the learner needs."""
         self._optional("prepare_policy")(policy, memory)
+
+    def prepare_memory(self, memory: Memory) -> None:
+        """Give a new memory the learner's numbers that it needs."""
+        self._optional("prepare_memory")(memory)
 
     @property
     def joins_seeds(self) -> bool:

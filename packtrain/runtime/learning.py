@@ -176,6 +176,8 @@ def build_learning(
         memory.reseed(seed_for(seed, "memory", name))
         if exact:
             memory.take_turns()
+    for use in experiment.learners.values():
+        use.prepare_memory(memories[use.memory])
     experiment.policy.build_network(spec)  # sampled like the actor's, before learners use torch's generator
     total = experiment.total_steps
     learners: dict[str, Learner] = {

@@ -217,7 +217,9 @@ def _refuse_demonstrations(request: TrainRequest, experiment: Experiment) -> Non
     if request.demonstrations is None:
         return
     if not any(memory.preloads for memory in experiment.memories.values()):
-        raise ConfigError("--demonstrations needs the replay of single transitions that SAC, TD3, DDPG and STEVE have")
+        raise ConfigError("--demonstrations needs a replay: SAC, TD3, DDPG, STEVE, DQN and R2D2 have one")
+    if not experiment.policy.takes_demonstrations:
+        raise ConfigError("--demonstrations does not fit intrinsic rewards, which demonstrations lack: use DQN or R2D2")
 
 
 def _branch(run: Path, source: Experiment, configuration: Configuration) -> tuple[Saved, bytes]:

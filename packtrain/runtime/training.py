@@ -6,6 +6,7 @@ A loop (`runtime/loops`) decides what is due next, and a runtime carries it out 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -132,9 +133,10 @@ class Training:
         self.rows = TrainRows(*counted, self.log, self.gate, self._group)
         keep = run_state.restore(self, *saved) if saved else 0
         if saved is None and setup.demonstrations:
+            network = next(iter(self.learning.learners.values())).network
             for memory in self.learning.memories.values():
                 if isinstance(memory, Preloads):
-                    memory.preload(setup.demonstrations)
+                    memory.preload(setup.demonstrations, partial(experiment.policy.demonstrated_state, network))
         settle_gpu()  # the actor's stream goes on from what this one has made
         self.order = open_order(self, resumes=saved is not None)
         if self.order is not None:

@@ -16,8 +16,8 @@ SMALL = {"total_steps": 400, "num_actors": 2, "eval_every": 0, "progress": False
 CASES = {
     "ppo/cartpole": {**SMALL, "unroll_length": 16, "batch_size": 2, "minibatches": 2},
     "ppo/pendulum": {**SMALL, "unroll_length": 16, "batch_size": 2, "minibatches": 2, "normalise_obs": True},
-    "dqn/cartpole": {**SMALL, "warm_up": 100},
-    "sac/pendulum": {**SMALL, "hidden_size": 16, "batch_size": 16, "num_actors": 1},
+    "dqn/cartpole": {**SMALL, "warm_up": 100, "normalise_obs": True},
+    "sac/pendulum": {**SMALL, "hidden_size": 16, "batch_size": 16, "num_actors": 1, "normalise_obs": True},
 }
 PLAIN = """
 import sys, numpy as np, torch

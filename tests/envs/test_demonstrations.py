@@ -5,11 +5,13 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 import packtrain
 from packtrain.cli import main
 from packtrain.envs.demonstrations import Episode, read, rows_of, write_tree
 from packtrain.errors import ConfigError
+from packtrain.memory.sequence_settings import Sequences
 from packtrain.types import Spec
 
 h5py = pytest.importorskip("h5py")
@@ -177,7 +179,7 @@ def test_a_file_of_another_kind_is_one_line(text, tmp_path):
 def test_families_without_such_a_replay_refuse(recorded, tmp_path, capsys):
     argv = ["train", "ppo/cartpole", "--output_dir", str(tmp_path / "run"), "--demonstrations", str(recorded[1])]
     assert main(argv) == 2
-    assert "--demonstrations needs the replay" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert "--demonstrations needs a replay" in capsys.readouterr().err and not (tmp_path / "run").exists()
     assert main(["record", str(recorded[0].path), "--out", str(recorded[1])]) == 2
     assert "exists already" in capsys.readouterr().err
 
@@ -208,3 +210,111 @@ def test_a_run_that_begins_with_demonstrations_learns_faster(tmp_path, capsys):
             scores[name].append(packtrain.evaluate(run, 1)["return_mean"])
             assert run.metrics()["step"][-1] == 100
     assert all(given > alone + 1 for given, alone in zip(scores["with"], scores["without"], strict=True)), scores
+
+
+class Corridor(gym.Env):
+    """Twelve steps with action 1 are worth 1; action 0 ends the episode with nothing."""
+
+    observation_space = gym.spaces.Box(0, 1, (12,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.seen(), {}
+
+    def seen(self):
+        return np.eye(12, dtype=np.float32)[min(self.steps, 11)]
+
+    def step(self, action):
+        self.steps += 1
+        arrived = action == 1 and self.steps == 12
+        return self.seen(), float(arrived), bool(action == 0 or arrived), False, {}
+
+
+def corridor_data(folder, lengths):
+    """Episodes of Corridor: those of 12 steps arrive, others end with action 0."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with h5py.File(folder / "main_data.hdf5", "w") as file:
+        for k, length in enumerate(lengths):
+            env, obs, steps = Corridor(), [], []
+            obs.append(env.reset()[0])
+            for t in range(length):
+                action = int(length == 12 or t < length - 1)
+                seen, *rest, _ = env.step(action)
+                obs.append(seen)
+                steps.append((action, *rest))
+            group = file.create_group(f"episode_{k}")
+            group["observations"] = np.stack(obs)
+            for name, values in zip(
+                ("actions", "rewards", "terminations", "truncations"), zip(*steps, strict=True), strict=True
+            ):
+                group[name] = np.array(values)
+    return folder
+
+
+SEQUENCES = {
+    "dqn": dict(sequence_length=1, burn_in=0, stride=1, n_step=1, new_priority="largest"),
+    "r2d2": dict(sequence_length=4, burn_in=2, stride=2, n_step=2, new_priority="given"),
+}
+
+
+@pytest.mark.parametrize("sizes", SEQUENCES)
+def test_sequences_of_demonstrations_are_those_of_their_episodes(sizes, tmp_path):
+    """Every recorded step can be sampled, nothing else, and no sequence reaches over an end.
+
+    Mutations: resets behind a short environment that become steps; steps that count; errors that are taken as 0.
+    """
+    spec = spec_of(Corridor())
+    episodes = read(corridor_data(tmp_path, [12, 3, 1, 5, 12, 2, 7]), spec)
+    memory = Sequences(capacity=400, batch_size=8, **SEQUENCES[sizes]).build([2, 1], 0, torch.device("cpu"))
+    carry = torch.zeros
+    steps = memory.preload(rows_of(episodes, spec), lambda size: ((carry(size, 1, 4),), {}))
+    assert steps == 42 and memory.count == memory.steps == 0 and memory.ready() is False
+    seen = set()
+    for slot in range(memory.index.unused):
+        t = memory._gather(torch.tensor([slot]))
+        begin = len(t.first) - 1 - len(t.reward)
+        for k in torch.flatten(t.extras["weight"][:, 0].nonzero()).tolist():
+            where = int(t.obs[begin + k, 0].argmax())
+            assert int(t.action[k, 0]) in (0, 1) and float(t.reward[k, 0]) == float(where == 11)
+            assert bool(t.terminated[k, 0]) == (int(t.action[k, 0]) == 0 or where == 11)
+            seen.add((where, int(t.action[k, 0])))
+    assert seen == {*((k, 1) for k in range(12)), *((k, 0) for k in (2, 0, 4, 1, 6))}
+    priorities = memory.index.tree.priorities(torch.arange(memory.index.unused))
+    assert len(set(priorities.tolist())) == 1 and priorities[0] > 0  # the largest so far for all
+    if sizes == "dqn":
+        assert len(memory) == 42
+
+
+def test_families_with_intrinsic_rewards_refuse(tmp_path, capsys):
+    data = corridor_data(tmp_path / "data", [12])
+    argv = ["train", "ngu/small_base", "--output_dir", str(tmp_path / "run"), "--demonstrations", str(data)]
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert "intrinsic rewards" in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("family", ["dqn/gym", "r2d2/gym"])
+def test_q_learners_that_begin_with_demonstrations_arrive(family, tmp_path):
+    """Twelve right actions in a row have probability 1/4096. Mutations: demonstrations that are not stored."""
+    data = corridor_data(tmp_path / "data", [12] * 8 + [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11] * 3)
+    settings = {"eval_every": 0, "progress": False, "log_every": 100, "num_actors": 2, "warm_up": 40}
+    settings |= {
+        "total_steps": 160,
+        "hidden_sizes": (32,),
+        "dueling_size": 32,
+        "batch_size": 32,
+        "learning_rate": 0.003,
+    }
+    settings |= {"updates_per_step": 2.0, "target_period": 20}
+    scores = []
+    for given in (None, data):
+        folder = tmp_path / ("with" if given else "without")
+        run = packtrain.train(
+            family, env=Corridor, seed=0, output_dir=folder, runtime="serial", demonstrations=given, **settings
+        )
+        scores.append(packtrain.evaluate(run, 1)["return_mean"])
+        assert run.metrics()["step"][-1] >= 160
+    assert scores == [0.0, 1.0]
