@@ -271,6 +271,44 @@ class _Names(config_parser.ParserDelegate):
         return f"%{macro_name}"
 
 
+class Statement(typing.NamedTuple):
+    """A line of a gin file that was only parsed."""
+
+    kind: typing.Literal["binding", "import", "include"]
+    name: str  # the configurable or macro, the module, or the file
+    scope: str = ""
+    parameter: str = ""  # empty: a macro
+    value: Any = None
+
+
+def statements(text: str, reference: Callable[[str], Any], macro: Callable[[str], Any]) -> Iterator[Statement]:
+    """Yield the lines of a gin file as names and literals; nothing is imported, looked up or called.
+
+    Args:
+      text: of the file.
+      reference: "scope/module.Name" → what stands for `@scope/module.Name` in values.
+      macro: "name" → what stands for `%name`.
+
+    Raises:
+      SyntaxError, ValueError, tokenize.TokenError: it is not a gin file.
+    """
+
+    class Names(config_parser.ParserDelegate):
+        def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Any:
+            return reference(scoped_configurable_name)
+
+        def macro(self, macro_name: str) -> Any:
+            return macro(macro_name)
+
+    for one in config_parser.ConfigParser(text, Names()):
+        if isinstance(one, config_parser.IncludeStatement):
+            yield Statement("include", one.filename)
+        elif isinstance(one, config_parser.ImportStatement):
+            yield Statement("import", one.module)
+        elif isinstance(one, config_parser.BindingStatement):
+            yield Statement("binding", one.selector, one.scope, one.arg_name, one.value)
+
+
 def load(
     files: list[Path],
     bindings: list[str],

@@ -258,7 +258,7 @@ def nothing_runs(monkeypatch, tmp_path):
     """The command line as it is, up to where work would begin."""
     from packtrain import doctor
     from packtrain.bench import measure
-    from packtrain.convert import steve_to_gin, torchbeast
+    from packtrain.convert import alpacka_gin, marltas_snapshot, steve_to_gin, torchbeast
     from packtrain.runtime import eval_command, train_command
     from packtrain.studies import audit, audit_page, exam, exam_card, explorer, report, results, study, verify
 
@@ -284,7 +284,8 @@ def nothing_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(explorer, "write_explorer", lambda *_: "")
     recorded = {"total_episodes": 1, "total_steps": 1, "return_mean": 0.0}
     monkeypatch.setattr("packtrain.record.record", lambda *_, **__: recorded)
-    monkeypatch.setattr(torchbeast, "convert", lambda *_: "")
+    for module in (torchbeast, marltas_snapshot, alpacka_gin):
+        monkeypatch.setattr(module, "convert", lambda *_: "")
     monkeypatch.setattr(steve_to_gin, "convert", lambda *_: "")
     monkeypatch.setattr(doctor, "run_doctor", lambda *_: 0)
     monkeypatch.setattr(importlib.import_module("packtrain.cli.sweep"), "run_sweep", lambda *_: 0)

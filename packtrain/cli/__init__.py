@@ -46,7 +46,7 @@ COMMANDS = {
     "convert": Command(
         "convert",
         "FILE",
-        "a TorchBeast checkpoint as a run folder, a STEVE or marltas_core configuration as a .gin file",
+        "a checkpoint or a configuration of TorchBeast, Alpacka, STEVE or marltas_core in our format",
     ),
     "bench": Command("bench", "NAME", "throughput beside its own limits"),
     "verify": Command("verify", "RESULT...|--all", "run the first updates of published results again, and compare"),

@@ -13,9 +13,11 @@ from packtrain.errors import ConfigError
 
 def run(argv: list[str]) -> int:
     """Convert a file of an earlier system; return the exit code."""
-    text = "Make a run folder of a TorchBeast checkpoint, or a .gin file of a configuration of STEVE or marltas_core."
+    text = """Make a run folder of a checkpoint of TorchBeast or marltas_core, or a .gin file of a configuration of
+Alpacka, trust-but-verify, STEVE or marltas_core, and print what changed."""
     parser = Parser(prog="packtrain convert", description=text)
-    parser.add_argument("old", metavar="FILE", help="model.tar, or a .json or .yaml file; nothing in it is executed")
+    files = "model.tar, online_model_STEP.pkl, or a .gin, .json or .yaml file; nothing in it is executed"
+    parser.add_argument("old", metavar="FILE", help=files)
     parser.add_argument(
         "configs",
         nargs="*",
@@ -49,18 +51,19 @@ def run(argv: list[str]) -> int:
     is_yaml = arguments.old.lower().endswith((".yaml", ".yml"))
     if arguments.script is not None and not is_yaml:
         raise ConfigError(f"--script is for .yaml files of marltas_core, and {arguments.old} is not one")
-    if is_yaml or arguments.old.lower().endswith(".json"):
+    if arguments.old.lower().endswith((".yaml", ".yml", ".json", ".gin")):
         return _convert_config(arguments, is_yaml)
     if arguments.out or not arguments.output_dir:
         raise ConfigError("a checkpoint becomes a run folder: name it with --output_dir, not with --out")
     found = [knobs.find_config(name) for name in arguments.configs]
     for said in filter(None, (said for _, said in found)):
         print(f"packtrain: {said}", file=sys.stderr)
-    from packtrain.convert import torchbeast
+    from packtrain.convert import marltas_snapshot, torchbeast
 
-    files = [path for path, _ in found]
-    output = Path(arguments.output_dir).expanduser()
-    print(torchbeast.convert(Path(arguments.old).expanduser(), output, files, arguments.config, arguments.env))
+    paths = [path for path, _ in found]
+    old, output = Path(arguments.old).expanduser(), Path(arguments.output_dir).expanduser()
+    reader = marltas_snapshot if old.suffix.lower() == ".pkl" else torchbeast
+    print(reader.convert(old, output, paths, arguments.config, arguments.env))
     return 0
 
 
@@ -70,10 +73,12 @@ def _convert_config(arguments: argparse.Namespace, is_yaml: bool) -> int:
         raise ConfigError(f"{path} does not need CONFIG or --config, which apply to checkpoints")
     if arguments.out and arguments.output_dir:
         raise ConfigError("--out names the file and --output_dir its folder; give one or the other")
-    from packtrain.convert import marltas_to_gin, steve_to_gin
+    from packtrain.convert import alpacka_gin, marltas_to_gin, steve_to_gin
 
     out = Path(arguments.out or Path(arguments.output_dir or "") / f"{path.stem}.gin").expanduser()
-    if is_yaml:
+    if path.suffix.lower() == ".gin":
+        print(alpacka_gin.convert(path, out, arguments.env))
+    elif is_yaml:
         print(marltas_to_gin.convert(path, out, arguments.env, arguments.script))
     else:
         print(steve_to_gin.convert(path, out, arguments.env))

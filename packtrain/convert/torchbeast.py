@@ -8,23 +8,20 @@ hyper-parameters from the file's flags, and RMSprop's averages are kept, so that
 from __future__ import annotations
 
 import argparse
-import io
 import logging
-import os
 import re
 import shutil
-import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from packtrain import knobs
 from packtrain.config import Configuration
+from packtrain.convert.torch_file import is_plain, is_scalar, load, shown
 from packtrain.envs.atari import is_atari
 from packtrain.errors import CheckpointError, ConfigError, RunFolderError
-from packtrain.files import open_bounded
 from packtrain.metrics.recorder import Recorder
 from packtrain.metrics.rolling import Rolling
 from packtrain.runtime import checkpoint, preparation
@@ -32,10 +29,6 @@ from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.folder import RunFolder
 
 T = TypeVar("T")
-MOST_BYTES = 2**30  # maximum size of a file
-MOST_READS = 100_000  # maximum number of reads, such as instructions of a pickle
-MOST_PARTS = 2_000  # maximum number of parts of an archive
-MOST_INSTRUCTIONS = 2**17  # maximum size of the pickle in an archive: a network of 40 layers takes about 2**15 bytes
 log = logging.getLogger("packtrain")
 
 PARTS = ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "flags")
@@ -80,7 +73,8 @@ def read(path: Path) -> Old:
     Raises:
       CheckpointError: it cannot be read, needs more than tensors and plain values, or is not TorchBeast's.
     """
-    content = _load(path)
+    names = ("numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+    content = load(path, "TorchBeast", [argparse.Namespace, *[(_Nothing, name) for name in names]])
     if not isinstance(content, dict) or not all(part in content for part in PARTS):
         lacking = [part for part in PARTS if not isinstance(content, dict) or part not in content]
         raise CheckpointError(f"{path} is not a TorchBeast checkpoint: it has no {', '.join(lacking)}")
@@ -91,8 +85,8 @@ def read(path: Path) -> Old:
         if not isinstance(value, dict):
             raise CheckpointError(f"{path} is not a TorchBeast checkpoint: its {part} is a {type(value).__name__}")
     for name, weight in weights.items():
-        if not isinstance(name, str) or not _is_plain(weight):
-            raise CheckpointError(f"{path}: the weight {_shown(name)} is not a plain array of finite numbers")
+        if not isinstance(name, str) or not is_plain(weight):
+            raise CheckpointError(f"{path}: the weight {shown(name)} is not a plain array of finite numbers")
     updates = _count(scheduler.get("last_epoch"), path, "scheduler_state_dict's last_epoch")
     step = stats.get("step") if isinstance(stats, dict) else None
     if step is None:  # MonoBeast does not save it, but every update uses T·B steps
@@ -103,89 +97,9 @@ def read(path: Path) -> Old:
     return Old(_kind(path, weights), dict(weights), dict(flags), step, updates, moments)
 
 
-def _load(path: Path) -> Any:
-    names = ("numpy.dtype", "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
-    allowed: list[Any] = [argparse.Namespace, *[(_Nothing, name) for name in names]]
-    try:
-        with open_bounded(path, MOST_BYTES) as file, torch.serialization.safe_globals(allowed):
-            if zipfile.is_zipfile(file):
-                _refuse_bomb(file, path)
-            file.seek(0)
-            with _Counted(io.FileIO(os.dup(file.fileno()))) as counted:
-                return torch.load(counted, map_location="cpu", weights_only=True)
-    except CheckpointError:
-        raise
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # torch raises many kinds of errors for damaged or foreign files
-        if needed := re.search(r"GLOBAL ([\w.]+)", str(error)):
-            raise CheckpointError(
-                f"{path} requires running {needed[1]!r}, and nothing in a checkpoint is executed; TorchBeast's own "
-                "files do not require this"
-            ) from None
-        raise CheckpointError(
-            f"{path} cannot be read as a file of torch.save: it is damaged, truncated or something else"
-        ) from None
-
-
-class _Counted(io.BufferedReader):
-    """A file with a limited number of reads: unpickling reads each instruction separately."""
-
-    def __init__(self, raw: Any):
-        super().__init__(raw)
-        self._left = MOST_READS
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Read; ValueError after too many calls."""
-        self._left -= 1
-        if self._left < 0:
-            raise ValueError("its pickle has more instructions than a TorchBeast checkpoint needs")
-        return super().read(size)
-
-    def fileno(self) -> int:
-        """Raise an error: with a file number, torch would unpack archives of its oldest format to disk."""
-        raise io.UnsupportedOperation("fileno")
-
-
-def _refuse_bomb(file: BinaryIO, path: Path) -> None:
-    """Raise a CheckpointError for an archive that expands when read, or has parts that torch.save does not write."""
-    file.seek(0)
-    size = os.fstat(file.fileno()).st_size
-    if sum(part.count(b"PK\x01\x02") for part in iter(lambda: file.read(2**20), b"")) > MOST_PARTS:
-        raise CheckpointError(f"{path} has more parts than a TorchBeast checkpoint")
-    with zipfile.ZipFile(file) as archive:
-        parts = archive.infolist()
-    packed = any(part.compress_type != zipfile.ZIP_STORED for part in parts)
-    if packed or sum(part.file_size for part in parts) > size:
-        raise CheckpointError(f"{path} is a compressed archive, which torch.save does not write")
-    if any(part.file_size > MOST_INSTRUCTIONS for part in parts if part.filename.endswith("data.pkl")):
-        raise CheckpointError(f"{path} has more to unpickle than the weights and flags of a TorchBeast checkpoint")
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether it is an array as modules store them: contiguous in memory, with finite numbers."""
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.device.type != "cpu":
-        return False
-    return value.is_floating_point() and value.is_contiguous() and bool(torch.isfinite(value).all())
-
-
-def _shown(value: Any) -> str:
-    """Return a foreign value for a message: short, and without control characters."""
-    if not _is_scalar(value):
-        return f"a {type(value).__name__}"
-    return "".join(letter for letter in str(value)[:60] if letter.isprintable())
-
-
-def _is_scalar(value: Any) -> bool:
-    """Return whether it is a plain value with a short text."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value.bit_length() < 100
-    return value is None or isinstance(value, (bool, float, str))
-
-
 def _count(value: Any, path: Path, what: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise CheckpointError(f"{path} is not a TorchBeast checkpoint: {what} is {_shown(value)}")
+        raise CheckpointError(f"{path} is not a TorchBeast checkpoint: {what} is {shown(value)}")
     return value
 
 
@@ -200,7 +114,7 @@ def _kind(path: Path, weights: dict[str, Tensor]) -> Literal["AtariNet", "ResNet
 
 
 def _some(names: Any) -> str:
-    names = [_shown(name) for name in names]
+    names = [shown(name) for name in names]
     return ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)
 
 
@@ -296,7 +210,7 @@ def convert(model: Path, output: Path, files: list[Path], bindings: list[str], e
     network = experiment.policy.build_network(spec)
     _refuse_misfit(model, weights, network, experiment.streams.environment.id)
     state, carried = _state(old, weights, network, configuration, experiment)
-    _write(RunFolder(output), configuration, old.step, state, f"converted from {model} at step {old.step}")
+    write_run(RunFolder(output), configuration, old.step, state, f"converted from {model} at step {old.step}")
     lines = [
         f"{model}: {old.kind}{' with an LSTM' * (network.core is not None)}, {len(weights['policy.bias'])} actions, "
         f"{sum(p.numel() for p in network.parameters()):,} weights, step {old.step:,} of "
@@ -324,10 +238,10 @@ def _choose_knobs(
         if name in ELSEWHERE or name == "env" or value is None:
             continue
         if name not in known:
-            left_out.append(f"{_shown(name)} = {_shown(value)}")
+            left_out.append(f"{shown(name)} = {shown(value)}")
             continue
-        if not _is_scalar(value) and not (isinstance(value, (list, tuple)) and all(map(_is_scalar, value))):
-            raise CheckpointError(f"a flag in {model}: {_shown(name)} is {_shown(value)}, which is not a plain value")
+        if not is_scalar(value) and not (isinstance(value, (list, tuple)) and all(map(is_scalar, value))):
+            raise CheckpointError(f"a flag in {model}: {shown(name)} is {shown(value)}, which is not a plain value")
         try:
             values[name] = known[name].parse(str(value))
         except ConfigError as error:
@@ -359,7 +273,7 @@ def _choose_game(model: Path, said: Any, env: str | None, config_named: bool) ->
         )
     if not isinstance(said, str) or not is_atari(said):
         raise CheckpointError(
-            f"{model} has the game {_shown(said)!r}, which is not an Atari id; give today's id with --env"
+            f"{model} has the game {shown(said)!r}, which is not an Atari id; give today's id with --env"
         )
     return said
 
@@ -422,14 +336,14 @@ def _optimiser_state(old: Old, optimiser: torch.optim.Optimizer, network: nn.Mod
     renamed, found = rename(old.moments), {}
     for index, (name, parameter) in enumerate(network.named_parameters()):
         arrays: dict[str, Any] = {key: renamed[name].get(key) for key in wanted}
-        if not all(_is_plain(array) and array.shape == parameter.shape for array in arrays.values()):
+        if not all(is_plain(array) and array.shape == parameter.shape for array in arrays.values()):
             return {}
         averages = {key: array.float() for key, array in arrays.items()}
         found[str(index)] = {"step": torch.tensor(float(old.updates)), **averages}
     return found
 
 
-def _write(folder: RunFolder, configuration: Configuration, step: int, state: dict[str, Any], note: str) -> None:
+def write_run(folder: RunFolder, configuration: Configuration, step: int, state: dict[str, Any], note: str) -> None:
     """Create the run folder; delete it if that fails."""
     folder.check_writable()
     folder.open()
