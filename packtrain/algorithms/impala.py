@@ -21,7 +21,7 @@ from packtrain import check
 from packtrain.algorithms.data_parallel import SUM, Averages
 from packtrain.algorithms.gradient import GradientLearner
 from packtrain.algorithms.optimisers import make_optimiser
-from packtrain.algorithms.trusted_policy import TrustedPolicy
+from packtrain.algorithms.trusted_policy import TrustedPolicy, mean_hellinger
 from packtrain.config import configurable
 from packtrain.equations.boundaries import boundaries
 from packtrain.equations.losses import baseline_loss, entropy_loss, policy_gradient_loss
@@ -31,7 +31,8 @@ from packtrain.equations.vtrace import vtrace
 from packtrain.networks.actor_critic import ActorCriticNetwork
 from packtrain.types import Trajectory
 
-MEANS = dict.fromkeys(("entropy", "value", "trusted_divergence"), "steps")  # metrics that are averages over steps
+# metrics that are averages over steps
+MEANS = dict.fromkeys(("entropy", "value", "trusted_divergence", "trusted_hellinger"), "steps")
 
 
 @configurable
@@ -140,6 +141,7 @@ def loss(
         scale = 1.0 if settings.reduction == "mean" else ends.weight_t.sum()
         total = total + settings.trusted.coefficient * scale * apart
         parts["trusted_divergence"] = apart  # mean per decision
+        parts["trusted_hellinger"] = mean_hellinger(network.distribution, parameters, wanted, ends.weight_t)
     steps = ends.weight_t.sum().clamp(min=1)
     parts |= {
         "total_loss": total,

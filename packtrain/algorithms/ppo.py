@@ -41,7 +41,7 @@ from packtrain.algorithms.novelty_bonus import (
     moments_from,
 )
 from packtrain.algorithms.optimisers import make_optimiser
-from packtrain.algorithms.trusted_policy import TrustedPolicy
+from packtrain.algorithms.trusted_policy import TrustedPolicy, mean_hellinger
 from packtrain.config import configurable
 from packtrain.equations import novelty
 from packtrain.equations.boundaries import boundaries
@@ -213,6 +213,8 @@ def prepare(
     }
     if trusted is not None:
         extras["trusted"] = _all_rows(trusted, trajectory).parameters[:-1]
+        parameters = output.parameters[:-1]
+        metrics["trusted_hellinger"] = mean_hellinger(network.distribution, parameters, extras["trusted"], weight_t)
     if intrinsic_reward is not None:
         own = output.intrinsic_value
         assert own is not None

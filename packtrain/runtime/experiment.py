@@ -11,6 +11,7 @@ from packtrain.config import configurable
 from packtrain.envs.environment import Environment
 from packtrain.errors import ConfigError
 from packtrain.interfaces import Learner, Memory, MemorySettings, Policy, PolicySettings
+from packtrain.runtime.audit_alarm import AuditAlarm
 from packtrain.runtime.divergence import OnDiverged
 from packtrain.runtime.explorer import ExplorationCallback
 from packtrain.types import Spec
@@ -183,6 +184,7 @@ class Run:
     on_diverged: OnDiverged = "stop"  # at a loss or gradient that is not finite: stop, or skip (leave the update out)
     record_order: bool = False  # write the order of acting, sampling and learning to RUN/order.txt (local runtime)
     replay_order: str | None = None  # path of such a file: make the same events (serial runtime); None: do not
+    alarm: AuditAlarm | None = None  # audits a policy that has a trusted one while it trains; None: no audits
 
     def __post_init__(self) -> None:
         for name in ("total_steps", "log_every", "keep_every", "num_threads"):

@@ -11,6 +11,7 @@ import torch
 from packtrain.accelerate.precision import choose_precision, use_tf32
 from packtrain.errors import CheckpointError, ConfigError
 from packtrain.interfaces import Learner, Memory, MemorySettings, UpdateResult
+from packtrain.runtime.audit_alarm import build_alarm
 from packtrain.runtime.divergence import Divergence
 from packtrain.runtime.experiment import Experiment
 from packtrain.runtime.order_log import Event
@@ -47,6 +48,7 @@ class LearningSide:
         # Encloses what another thread must not come between while the order of events is recorded.
         self.event: Event = contextlib.nullcontext
         self.divergence = Divergence(experiment.run.on_diverged, None)
+        self.alarm = build_alarm(experiment.run.alarm)
         self.weights = Weights()
         self.precision = precision
         self._published = [(learners[name], use.publishes) for name, use in experiment.learners.items()]
@@ -65,6 +67,8 @@ class LearningSide:
         """Make updates of one learner, at most `max_updates`, and publish its weights; None: too little to sample."""
         result = self.divergence.learn(name, self.learners[name], self.memory_of(name), count)
         if result is not None:
+            if self.alarm is not None:
+                self.alarm.observe(self.learners[name], result)  # may restore earlier weights
             with self.event("publish"):
                 self.publish_after(name)
         return result

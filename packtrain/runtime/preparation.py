@@ -43,6 +43,8 @@ def finished(experiment: Experiment, run: dict[str, Any]) -> str | None:
         return f"{sum(run['repeats']):,} of {experiment.epochs:,} epochs"
     if experiment.run.until_solved and run.get("solved_at") is not None:
         return f"solved at step {run['solved_at']:,}"
+    if experiment.run.alarm is not None and run.get("audit_stopped") is True:
+        return f"an audit alarm ended it at step {run['step']:,}"
     return None
 
 

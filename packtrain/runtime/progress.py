@@ -38,6 +38,7 @@ class Progress:
         self._total_steps, self._until_solved = experiment.total_steps, experiment.run.until_solved
         self._epochs = experiment.epochs if experiment.by_epochs else None
         self.stop: BaseException | None = None  # reason to end the run early
+        self.ended_by_alarm = False  # an audit alarm ended the run
         self.step = 0  # decisions learned from; with replay or whole epochs, decisions made
         self.env_steps = 0  # decisions made, as far as reported
         self.random_steps = 0  # number of them that were uniformly random, to collect data
@@ -65,9 +66,9 @@ class Progress:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps or epochs have been made, or a solved task ends the run."""
+        """Whether all steps or epochs have been made, or a solved task or an alarm ends the run."""
         over = self._epochs is not None and self.epoch >= self._epochs
-        over |= self._until_solved and self.solved_at is not None
+        over |= self.ended_by_alarm or (self._until_solved and self.solved_at is not None)
         return over or self.step >= self._total_steps
 
     @property

@@ -55,6 +55,9 @@ def collect(training: Training, with_actor: bool) -> dict[str, Any]:
         "values": dict(training.setup.configuration.values),
         **{name: value for name, value in counted.items() if name != "exploration"},
     }
+    if training.learning.alarm is not None:
+        state["alarm"] = training.learning.alarm.state_dict()
+        state["run"]["audit_stopped"] = training.learning.alarm.ended
     state["recorder"] = training.log.recorder.state_dict()
     if "exploration" in counted:
         state["exploration"] = counted["exploration"]
@@ -80,6 +83,9 @@ def restore(training: Training, step: int, state: dict[str, Any]) -> int:
     run = state["run"]
     training.progress.restore(run)
     training.evaluations.restore(run)
+    if training.learning.alarm is not None and "alarm" in state:
+        training.learning.alarm.load_state_dict(state["alarm"])
+        training.progress.ended_by_alarm = training.learning.alarm.ended
     training.log.restore(state["recorder"], training.progress.step, run["wall_s"])
     if "epoch" in state and (exact or "left" in state):
         epoch = state["epoch"]

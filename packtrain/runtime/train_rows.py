@@ -103,6 +103,8 @@ class TrainRows:
             row["priorities_late"] = dropped
         if learning.divergence.skipped:
             row["updates_skipped"] = learning.divergence.skipped
+        if learning.alarm is not None:
+            row |= learning.alarm.row()
         if self._group is not None:
             row |= self._group.row()
         self.log.train_row(progress.step, row)

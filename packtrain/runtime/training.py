@@ -170,6 +170,8 @@ class Training:
             if self.experiment.by_ratio:
                 raise nothing_to_learn_from()
             return False
+        if self.learning.alarm is not None:
+            self.progress.ended_by_alarm = self.learning.alarm.ended
         self.rows.note_update(name, result)
         return True
 
