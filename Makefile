@@ -7,7 +7,7 @@ SOAK_MINUTES ?= 60
 SOAK_JOBS ?= 1
 export OMP_NUM_THREADS := 1
 
-.PHONY: setup demo test test-fast test-learning test-cluster chaos-cluster test-browser test-install attack exam verify chaos fuzz audit hashes soak docs docs-serve lint format golden clean
+.PHONY: setup demo test test-fast test-learning test-cluster chaos-cluster test-browser test-install attack exam verify history chaos fuzz audit hashes soak docs docs-serve test-docs lint format golden clean
 
 setup: $(VENV)/.installed
 
@@ -52,6 +52,9 @@ exam: setup  ## every family on ten one-ability environments; writes the score c
 verify: setup  ## run the first updates of every published result again, and compare
 	$(BIN)/packtrain verify --all
 
+history: setup  ## measure this release's speed, and write docs/history.md; about five minutes on an idle machine
+	$(BIN)/python benchmarks/history.py
+
 chaos: setup  ## fault injection at full size: kills, bit flips, failing environments; about two hours
 	$(BIN)/pytest -s -m long tests/cli/test_chaos.py
 
@@ -88,6 +91,9 @@ docs: setup  ## the documentation as a site in site/; strict: a broken link is a
 
 docs-serve: docs  ## the site on loopback
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000
+
+test-docs: setup  ## run every command and snippet of the docs; an hour or more
+	$(BIN)/python benchmarks/docs_commands.py
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache

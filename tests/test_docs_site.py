@@ -1,6 +1,7 @@
 """The documentation site: every page is reachable, and the site builds without a warning where MkDocs is installed."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,3 +39,26 @@ def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "reference" / "packtrain.algorithms.r2d2.html").is_file()
+
+
+def test_every_picture_is_in_the_gallery_or_explains_the_architecture():
+    """Mutation: a result's picture is added and the gallery is forgotten."""
+    gallery = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    shown = re.findall(r"!\[[^\]]+\]\(images/([^)]+)\)", gallery)
+    assert len(shown) == len(set(shown))
+    assert sorted([*shown, "walk.svg"]) == sorted(path.name for path in (ROOT / "docs" / "images").iterdir())
+
+
+def test_each_picture_of_the_gallery_has_one_sentence_with_a_link():
+    gallery = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    for paragraph in re.split(r"^!\[.*\)$", gallery, flags=re.M)[1:]:
+        text = paragraph.partition("\n## ")[0].strip()
+        assert re.search(r":\s\[[^\]]+\]\([^)]+\)\.$", text, re.S), text
+        assert len(re.findall(r"[.!?](?= [A-Z])", text)) == 0, text
+
+
+def test_the_picture_of_the_walk_names_files_that_exist():
+    """Mutation: a file of the walk moves. `python benchmarks/walk_picture.py` draws it."""
+    picture = (ROOT / "docs" / "images" / "walk.svg").read_text(encoding="utf-8")
+    named = re.findall(r'class="file"[^>]*>([^<]+)<', picture)
+    assert len(named) == 7 and all((ROOT / name).exists() for name in named)
