@@ -61,7 +61,7 @@ class Episodes(MemorySettings):
                 )
 
     def build(self, groups: list[int], context: int, device: torch.device) -> EpisodeMemory:
-        """Return a memory for groups of columns of the given sizes."""
+        """Return a memory for groups of environments of the given sizes."""
         return EpisodeMemory(self, groups, device)
 
     def plan_bytes(self, num_envs: int, row_bytes: int, total_steps: int) -> MemoryBytes:
@@ -288,7 +288,7 @@ class EpisodeMemory(Memory):
 
 
 class _GroupWriter(Writer):
-    """Writer of one group of columns; its episodes are stored when the last one of a round is over.
+    """Writer of one group of environments; its episodes are stored when the last one of a round is over.
 
     extras["solved"] says whether the row ended an episode well.
     """
@@ -306,7 +306,7 @@ class _GroupWriter(Writer):
         self._solved = np.zeros(self._size, bool)
 
     def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
-        """Store one row of all columns; columns whose episode is over are ignored."""
+        """Store one row of all environments; environments whose episode is over are ignored."""
         time = len(self._rows)
         missing = [name for name in self._memory._sizes.extras if name not in extras]
         if missing and np.asarray(row.first).any():  # rows after the last episode of the round are ignored

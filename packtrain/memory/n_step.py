@@ -32,10 +32,10 @@ class Joiner:
         self._open: dict[int, collections.deque[_Open]] = {}  # unfinished transitions of each environment, oldest first
 
     def add(self, columns: np.ndarray, steps: dict[str, Tree]) -> dict[str, Tree] | None:
-        """Add one step of each of M columns; return the transitions that are complete, None if there are none.
+        """Add one step of each of M environments; return the transitions that are complete, None if there are none.
 
         Args:
-          columns: [M], which these are.
+          columns: [M], indices of the environments.
           steps: "obs", "action", "reward", "after", "terminated", "truncated", each [M, ...].
 
         Returns:
@@ -63,7 +63,7 @@ class Joiner:
             self._open.pop(column, None)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the incomplete transitions, with their columns."""
+        """Return the incomplete transitions, with the indices of their environments."""
         pairs = [(column, one) for column, still in self._open.items() for one in still]
         if not pairs:
             return {}

@@ -65,7 +65,7 @@ class Replay(MemorySettings):
             )
 
     def build(self, groups: list[int], context: int, device: torch.device) -> ReplayMemory:
-        """Return a memory for groups of columns of the given sizes."""
+        """Return a memory for groups of environments of the given sizes."""
         return ReplayMemory(self, groups, device)
 
     def check(self, num_envs: int, context: int, warm_up: int) -> None:

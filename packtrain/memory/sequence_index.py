@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SequenceIndex:
-    """The sequences of all columns. Not thread-safe."""
+    """The sequences of all environments. Not thread-safe."""
 
     def __init__(
         self, sizes: Sequences, columns: int, context: int, device: torch.device, wait_until_read: Callable[[], None]
@@ -102,7 +102,7 @@ class SequenceIndex:
         self._recent = [make(leaf, *self._errors.shape) for leaf in carry]
 
     def look(self, number: int, columns: slice, carry: list[Tensor], errors: Tensor | None) -> None:
-        """Record the recurrent state before row `number` of some columns, and the actor's errors."""
+        """Record the recurrent state before row `number` of some environments, and the actor's errors."""
         place = number % len(self._errors)
         for recent, leaf in zip(self._recent, carry, strict=True):
             recent[place, columns] = leaf
@@ -110,10 +110,10 @@ class SequenceIndex:
             self._errors[place, columns] = errors
 
     def add(self, columns: np.ndarray, begin: np.ndarray, start: np.ndarray, steps: np.ndarray) -> None:
-        """Add new sequences [M], each of another column.
+        """Add new sequences [M], each of another environment.
 
         Args:
-          columns: where they lie.
+          columns: the index of each sequence's environment.
           begin: the rows in which their episodes begin.
           start: their first rows to learn from.
           steps: how many are there from `start` on, those after the T included.
@@ -169,7 +169,7 @@ class SequenceIndex:
         self.items, self.carries = grow(self.items), [grow(leaf) for leaf in self.carries]
 
     def give_up(self, columns: np.ndarray, oldest: int) -> None:
-        """Remove sequences of these columns that need rows before `oldest`."""
+        """Remove sequences of these environments that need rows before `oldest`."""
         while len(columns):
             columns = columns[self._gone[columns] < self._made[columns]]
             turn = self._gone[columns] % self._length
@@ -180,7 +180,7 @@ class SequenceIndex:
                 self._gone[columns] += 1
 
     def lose(self, columns: np.ndarray, first: int, end: int) -> int:
-        """Remove sequences of these columns that need one of rows `first` to `end` − 1; return how many."""
+        """Remove sequences of these environments that need one of rows `first` to `end` − 1; return how many."""
         items, before = self.items.cpu().numpy(), len(self)
         for column in columns:
             turns = np.arange(self._gone[column], self._made[column]) % self._length
@@ -258,7 +258,7 @@ class SequenceIndex:
 
 
 def most_notes(sizes: Sequences, columns: int) -> int:
-    """Return a sufficient number of slots for any episodes: sequences of a column begin in different rows."""
+    """Return a sufficient number of slots for any episodes: sequences of an environment begin in different rows."""
     return columns * (sizes.length(columns) + sizes.together(columns))
 
 
@@ -274,7 +274,7 @@ def note_bytes(sizes: Sequences, columns: int, carry: int) -> dict[str, int]:
     Args:
       sizes: of the memory.
       columns: how many there are.
-      carry: bytes of the carry of one column.
+      carry: bytes of the carry of one environment.
     """
     slots, length = most_notes(sizes, columns), sizes.length(columns)
     kept = (32 + carry) * first_room(sizes, columns) + carry * sizes.rows * columns

@@ -1,15 +1,15 @@
 """Step 3 of the walk, for Q-learners: stores rows, samples prioritised sequences. T = 1 is a transition.
 
-Every row is written once, into the ring of its column (storage.py). A sequence is only a note of where it lies: column,
-first row, how many rows are there, and the carry before the first row that a recurrent core reads
-(sequence_index.py). Of an episode with steps e … F − 1 sequences begin at e, e + stride, …, as long as T steps are
-left; one more ends at F where the others do not, and an episode shorter than T is one short sequence
-(sequence_writer.py). None crosses a reset. A sequence can be drawn once it and the rows after it that n-step returns
-need are there, until its oldest row is overwritten.
+Every row is written once, into the ring buffer of its environment (storage.py). A sequence is stored as a reference:
+environment, first row, number of rows, and the carry before the first row that a recurrent core reads
+(sequence_index.py). In an episode with steps e … F − 1, sequences begin at e, e + stride, …, as long as T steps are
+left. If none of these ends at F, one more sequence does; an episode shorter than T is one short sequence
+(sequence_writer.py). No sequence crosses a reset. A sequence can be sampled as soon as all its rows, and the later rows
+that n-step returns need, are stored. It is removed when its oldest row is overwritten.
 
-Shapes are always the same, so rows are missing at both ends. In front, where the episode began less than C rows before,
-there are zeros: `first` in the row after them makes cores and stacks of frames forget what they read. Behind the end of
-an episode there are zeros too, each with `first` set: `boundaries` takes them for fillers, with weight and discount 0.
+All samples have the same shape, so sequences near an end of an episode are padded with zero rows. Zero rows precede an
+episode that began less than C rows before the sequence: `first` in the row after them resets recurrent cores and frame
+stacks. Zero rows with `first` set follow the end of an episode: `boundaries` gives them weight and discount 0.
 """
 
 from __future__ import annotations

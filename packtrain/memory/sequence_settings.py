@@ -110,11 +110,11 @@ class Sequences(MemorySettings):
         return self.burn_in + self.steps + 2
 
     def length(self, columns: int) -> int:
-        """Number of rows L per column, given the number of columns."""
+        """Number of rows L per environment, given the number of environments."""
         return self.capacity // columns
 
     def refuse_unless_it_fits(self, columns: int, context: int) -> None:
-        """Raise a ConfigError if these columns have no room for a sequence each, including a policy's context rows."""
+        """Raise a ConfigError if an environment has no room for one sequence and the context rows of a policy."""
         there, needed = self.length(columns), context + self.rows
         if there < needed:
             raise ConfigError(
@@ -127,7 +127,7 @@ class Sequences(MemorySettings):
         return min(_TOGETHER, self.length(columns))
 
     def build(self, groups: list[int], context: int, device: torch.device) -> SequenceMemory:
-        """Return a memory for groups of columns of the given sizes, whose policy needs this many context rows."""
+        """Return a memory for groups of environments of the given sizes, whose policy needs this many context rows."""
         return SequenceMemory(self, groups, context, device)
 
     def weights(self, chances: Tensor, batches: int) -> Tensor:
@@ -172,10 +172,10 @@ class Sequences(MemorySettings):
         """Return the bytes of a full memory on the learner's device if episodes are long.
 
         Args:
-          columns: of all groups together.
-          row: bytes of one row of one column.
-          small: how many of them are no observation.
-          carry: bytes of the carry of one column.
+          columns: number of environments of all groups together.
+          row: bytes of one row of one environment.
+          small: bytes of the row without its observation.
+          carry: bytes of the carry of one environment.
         """
         return self._bytes(columns, row, small, carry)["device"]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SequenceWriter(Writer):
-    """Writer of one group of columns, and the progress of their episodes."""
+    """Writer of one group of environments, and the progress of their episodes."""
 
     def __init__(self, memory: SequenceMemory, begin: int, end: int):
         self._memory, self._group = memory, slice(begin, end)
@@ -34,7 +34,7 @@ class SequenceWriter(Writer):
         self._returns = np.zeros(end - begin if memory.reward_scale is not None else 0)
 
     def add(self, row: Row, carry: Tree, extras: dict[str, Any]) -> None:
-        """Store one row of all columns; sequences that are complete now can be sampled."""
+        """Store one row of all environments; sequences that are complete now can be sampled."""
         memory, number = self._memory, self.rows
         named = {name: compact(leaf) for name, leaf in memory.named(row, extras).items()}
         carries = [compact(leaf) for leaf in trees.flatten(carry)]
@@ -78,7 +78,7 @@ class SequenceWriter(Writer):
         self._next[whole] += sizes.stride
 
     def _end(self, columns: np.ndarray, final: int) -> None:
-        """Add the remaining sequences of these columns, whose episodes ended in row `final`."""
+        """Add the remaining sequences of these environments, whose episodes ended in row `final`."""
         length, stride = self._memory.sizes.sequence_length, self._memory.sizes.stride
         left = columns
         while len(left := left[self._next[left] + length <= final]):

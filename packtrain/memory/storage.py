@@ -1,10 +1,10 @@
 """Storage of a memory's rows: on the learner's device, on the host, in a file, or compressed on the host.
 
-Every column has a ring of L rows for each leaf. What is large, the observations, lies where `storage` says; what is
-small always lies on the device. Rows are asked for by their places: column · L + row, and one more, columns · L, for a
-row that is not there, which is all zeros. Whole rows are copied, never element by element. What is gathered on the host
-goes to the device in one copy: only that block is pinned, since nothing is sent from the rings themselves. What is read
-does not depend on where it lies.
+Every environment has a ring buffer of L rows for each leaf. Observations are stored where `storage` says; all other
+leaves, which are small, are stored on the device. Rows are read by their positions, env · L + row. The additional
+position envs · L stands for a missing row and reads as zeros. Whole rows are copied, never single elements. Rows read
+on the host are gathered in one pinned block, which is copied to the device at once. The values that are read do not
+depend on the kind of storage.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Rings:
         return _Plain(torch.zeros(places, *shape, dtype=leaf.dtype), self.length)
 
     def put(self, name: str, columns: slice, places: np.ndarray, rows: Tensor) -> None:
-        """Write rows [group, R, ...] of some columns to R different positions of their rings."""
+        """Write rows [group, R, ...] of some environments to R different positions of their rings."""
         self._rings[name].put(columns, places, rows)
 
     def take(self, names: list[str], places: Tensor) -> list[Tensor]:
@@ -88,7 +88,7 @@ class Rings:
         return self._read([self._rings[name] for name in names], places.cpu().numpy(), self.device)
 
     def rows(self, columns: slice, places: np.ndarray) -> dict[str, Tensor]:
-        """Return all leaves at some positions of some columns, [R, group, ...] on the host."""
+        """Return all leaves at some positions of some environments, [R, group, ...] on the host."""
         wanted = places[:, None] + np.arange(columns.start, columns.stop) * self.length
         near = sent(wanted, self.device)
         return {
@@ -115,7 +115,7 @@ class Rings:
 
 
 class _Plain:
-    """Rings as one tensor of rows [columns · L + 1, ...], on a device, on the host or in a file."""
+    """Rings as one tensor of rows [envs · L + 1, ...], on a device, on the host or in a file."""
 
     def __init__(self, values: Tensor, length: int):
         self.values, self.shape, self.dtype = values, tuple(values.shape[1:]), values.dtype
@@ -144,7 +144,7 @@ class _Plain:
 
 
 class _Packed:
-    """Rings of rows that are compressed in blocks; the block that a column writes to is not compressed."""
+    """Rings of rows that are compressed in blocks; the block that an environment writes to is not compressed."""
 
     def __init__(self, columns: int, length: int, shape: tuple[int, ...], dtype: torch.dtype):
         self.shape, self.dtype, self._columns, self._length = shape, dtype, columns, length

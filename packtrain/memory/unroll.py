@@ -1,11 +1,12 @@
 """Step 3 of the walk, for on-policy learners: stores unrolls of T steps in a queue, yields batches of B.
 
-Rows are written once, where they will be read: every column fills a slot of one arena [C+T+1, slots, ...]. A full slot
-joins the queue and the column goes on in a free one, its last rows copied over, so row T of an unroll is row 0 of the
-next. Column c starts its unrolls c·T/N steps after column 0, so batches do not arrive in bursts, unless they are to.
+Rows are written once: every environment fills a slot of one arena [C+T+1, slots, ...]. A full slot joins the queue, and
+the environment continues in a free slot that begins with copies of its last rows, so row T of an unroll is row 0 of the
+next. If `staggered`, environment i of N starts its unrolls i·T/N steps after environment 0, so batches do not arrive in
+bursts.
 
-With a GPU, observations and carries lie there, where acting has brought them already; the few bytes beside them stay on
-the host, where writing is cheap, and go up with each batch.
+With a GPU, observations and carries are stored there, since acting has uploaded them already. The other leaves are
+small: they stay on the host, where writing is cheap, and are uploaded with each batch.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Unrolls(MemorySettings):
             )
 
     def build(self, groups: list[int], context: int, device: torch.device) -> UnrollQueue:
-        """Return a queue for groups of columns of the given sizes."""
+        """Return a queue for groups of environments of the given sizes."""
         return UnrollQueue(self, groups, context, device)
 
     @property
@@ -62,8 +63,8 @@ class Unrolls(MemorySettings):
         """Return the approximate bytes of the arena.
 
         Args:
-          columns: of all groups together.
-          row: bytes of one row of one column.
+          columns: number of environments of all groups together.
+          row: bytes of one row of one environment.
         """
         return self.slots(columns) * (self.unroll_length + 1) * row
 
@@ -77,7 +78,7 @@ class Unrolls(MemorySettings):
         return self.num_buffers or max(2 * columns, self.batch_size)
 
     def slots(self, columns: int) -> int:
-        """Number of unrolls in the arena: one per column, the queue, those entering it together, a batch in copying."""
+        """Number of unrolls in the arena: one per environment, the queue, those that enter it at once, one batch."""
         joining = -(-columns // self.unroll_length) if self.staggered else columns
         return columns + self.bound(columns) + joining + self.batch_size
 
@@ -86,7 +87,7 @@ class Unrolls(MemorySettings):
         return PolicyLag(self.lag_limit(num_envs), self.unroll_length * self.batch_size)
 
     def lag_limit(self, columns: int) -> int:
-        """Lag above which an unroll is dropped; the default is at least what queue and columns can cause."""
+        """Lag above which an unroll is dropped; the default is at least what queue and environments can cause."""
         possible = -(-(self.bound(columns) + 2 * columns) // self.batch_size) + 1
         return self.max_policy_lag or max(20, possible)
 
@@ -277,7 +278,7 @@ class UnrollQueue(Memory):
 
 
 class _GroupWriter(Writer):
-    """Writer of one group of columns. Each column has a slot and a position in it."""
+    """Writer of one group of environments. Each has a slot and a position in it."""
 
     def __init__(self, queue: UnrollQueue, starts: np.ndarray):
         self._queue = queue
@@ -288,7 +289,7 @@ class _GroupWriter(Writer):
 
     @torch.no_grad()  # a value with a graph would make the whole buffer part of that graph
     def add(self, row: Row, carry: Tree, extras: dict[str, Tensor]) -> None:
-        """Write a row to every column's slot; columns whose slot is full continue in a free one."""
+        """Write a row to every environment's slot; environments whose slot is full continue in a free one."""
         queue = self._queue
         if queue._rows is None:
             queue._allocate(row, carry, extras)
@@ -308,19 +309,19 @@ class _GroupWriter(Writer):
         if len(finished):
             self._move_on(finished, carry)
             queue._begun[self.slot[finished]] = extras["weights_version"][finished]
-        steps = np.maximum(self.position, 0)  # below 0 for unrolls that are thrown away
+        steps = np.maximum(self.position, 0)  # below 0 for unrolls that are discarded
         for name, leaf in extras.items():
             queue._extra_arrays[name][steps, self.slot] = _array(leaf)
         self.position = self.position + 1
 
     def _discard(self, columns: np.ndarray) -> None:
-        """Throw the current unrolls of these columns away when they are full; the stream was cut in front of this row.
+        """Discard the current unrolls of these environments when they are full: rows are missing before this one.
 
-        Columns that begin an episode with this row go on: the row before it is a filler. All columns keep the times at
-        which their unrolls end, since the number of free slots relies on their being spread.
+        Environments that begin an episode with this row continue, since the row before it is a filler. The steps at
+        which unrolls end stay the same, since the number of free slots relies on their being staggered.
 
         Args:
-          columns: bool [B], whose next row continues an episode of which rows are missing.
+          columns: bool [B], true for environments whose next row continues an episode with missing rows.
         """
         queue, self.cut = self._queue, False
         self.early |= columns
@@ -328,7 +329,7 @@ class _GroupWriter(Writer):
             self.position[late] -= queue.length  # too few rows would be left for the next unroll's context
 
     def _move_on(self, columns: np.ndarray, carry: Tree) -> None:
-        """Queue the slots of these columns and give them free ones that begin with the rows just written."""
+        """Queue the slots of these environments and give them free ones that begin with the rows just written."""
         queue = self._queue
         old = self.slot[columns].copy()
         with queue._changed:
