@@ -1,7 +1,7 @@
 """Detection of updates whose loss or gradient is not finite: the batch is kept, and the run stops or leaves it out.
 
-Without it, NaN would be seen at the next checkpoint, thousands of updates after its cause. On a GPU the metrics of
-every `GPU_EVERY`-th update are looked at, since each look waits for the device, unless updates are to be skipped.
+Without it, NaN would be detected at the next checkpoint, thousands of updates after its cause. Each check waits for
+the device, so on a GPU only every `GPU_EVERY`-th update is checked, unless updates are to be skipped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_SKIPPED = 20  # in a row
 
 
 class Divergence:
-    """Makes the updates of a run's learners, and looks at what they return."""
+    """Makes the updates of a run's learners, and checks that the metrics they return are finite."""
 
     def __init__(self, policy: OnDiverged, folder: Path | None, event: Event = contextlib.nullcontext):
         """Create the check.

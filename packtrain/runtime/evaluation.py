@@ -29,7 +29,7 @@ LONGEST_TICK_SECS = 60.0  # a longer pause between two steps does not count as t
 
 
 class Limits:
-    """Truncates episodes that take too long; a truncated episode counts, and its column plays no further ones."""
+    """Truncates episodes that take too long; a truncated episode counts, and its environment plays no more."""
 
     def __init__(self, max_steps: int | None = None, deadline_secs: float | None = None):
         """Create limits that have truncated no episode yet.
@@ -60,7 +60,7 @@ class Limits:
 
 
 class Evaluator:
-    """Plays a fixed number of episodes of each kind, divided among columns, so that short ones are not over-counted.
+    """Plays a fixed number of episodes of each kind per environment, so that short episodes are not over-counted.
 
     Kinds are played one after the other in the same environments, from the same seeds.
     """
@@ -132,7 +132,7 @@ class Evaluator:
         self._start_next, self.active = False, True
 
     def tick(self) -> dict[str, Any] | None:
-        """Step every column once; return the result after the last episode of the last kind, else None."""
+        """Step every environment once; return the result after the last episode of the last kind, else None."""
         if self._start_next:
             self._start(self._kinds[len(self._results)])
         self.stream.send(self._actor_state.act(self._row).action)
@@ -179,7 +179,7 @@ class Evaluator:
 
     @property
     def episodes(self) -> list[list[Episode]]:
-        """Return the counted episodes of the current kind, by column."""
+        """Return the counted episodes of the current kind, by environment."""
         return self._played
 
     @property
@@ -194,7 +194,7 @@ class Evaluator:
 
 
 def summary(episodes: list[Episode]) -> dict[str, Any]:
-    """Return mean, spread and 95 % Student-t half-width of the episodes' returns; the mean of every reward channel.
+    """Return the returns' mean, standard deviation and 95 % Student-t half-width, and the mean of every reward channel.
 
     return_ci95 = t(0.95, n − 1) · s / √n
     """

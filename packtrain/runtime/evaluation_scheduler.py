@@ -29,7 +29,7 @@ log = logging.getLogger("packtrain")
 
 
 class Evaluated(NamedTuple):
-    """What is being evaluated."""
+    """The step and the state of the run that an evaluation belongs to."""
 
     step: int
     state: dict[str, Any] | None  # state of the run before the evaluation; None: writing failed
@@ -37,7 +37,7 @@ class Evaluated(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What an evaluation takes from the run."""
+    """Networks, acting state and counters that the run passes to an evaluation."""
 
     networks: Sequence[nn.Module]  # of all learners, each with what it has learned
     known: dict[str, Any] | None  # see `Evaluator.begin`
@@ -61,7 +61,7 @@ class Player(Protocol):
         """Begin an evaluation."""
 
     def tick(self) -> dict[str, Any] | None:
-        """Go on with the current evaluation; return its result when it is finished, once."""
+        """Continue the current evaluation; return its result when it is finished, once."""
 
     def progress(self) -> str:
         """Return the progress of the current evaluation as text."""
@@ -224,7 +224,7 @@ class Evaluations:
         current.last = evaluated.step
 
     def tick(self) -> None:
-        """Go on with the current evaluation, if there is one."""
+        """Continue the current evaluation, if there is one."""
         current = self._current  # the learner's thread may replace it when no evaluation is running
         if current is not None and (result := current.player.tick()) is not None:
             self._results.append(result)

@@ -28,7 +28,7 @@ MARKS = ("wrong", "false_loop", "verified")  # flags of a step: see `PlannerPoli
 class ExplorationCallback:
     """Counts visited states and their exact distances to the goal, and writes heat maps to RUN/pictures.
 
-    For small worlds of ours with one start: all states are listed when a run begins.
+    It requires a built-in environment with one start state and few states: all are enumerated when a run begins.
     """
 
     picture_every: int = 0  # metrics rows (epochs, for planners) between two images; 0: only at the end

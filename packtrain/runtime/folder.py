@@ -137,7 +137,7 @@ class RunFolder:
         )
 
     def _refuse_without_locks(self, pid: str, host: str) -> None:
-        """RunFolderError if the file .lock names a process that may be a run; only for file systems without locks."""
+        """Raise a RunFolderError if .lock names a process that may be a run; for file systems without locks."""
         elsewhere = bool(host) and host != platform.node()
         if elsewhere or (_is_running(pid) and pid != str(os.getpid())):
             raise RunFolderError(

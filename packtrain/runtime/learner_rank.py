@@ -93,7 +93,7 @@ def _build(setup: RankSetup) -> tuple[dict[str, Any], torch.device]:
 
 
 def join(backend: str, store: Path, rank: int, size: int) -> None:
-    """Meet the other ranks over the loopback interface."""
+    """Join the process group of all ranks over the loopback interface."""
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
     wait = datetime.timedelta(seconds=TRANSFER_SECS)
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

@@ -20,7 +20,7 @@ class ActorPause:
     """
 
     def __init__(self, timeout: float):
-        """Create a gate that is open.
+        """Let the actor run; no pause is requested yet.
 
         Args:
           timeout: seconds that an actor step may take to end when a pause is requested.
@@ -75,7 +75,7 @@ class Busy:
             self.waited += time.perf_counter() - begin
 
     def share(self) -> float:
-        """The working share, which starts a new span."""
+        """Return the fraction of time spent working since the last call, and start a new interval."""
         now = time.perf_counter()
         span, waited = now - self.since, self.waited
         self.since, self.waited = now, 0.0

@@ -242,7 +242,7 @@ class RemoteActing(Acting):
     # -- requests to workers, between two orders
 
     def _ask(self, call: str, *arguments: Any, workers: Sequence[int] | None = None) -> list[WorkerReport | None]:
-        """Ask workers something, and return their answers; None for a worker that cannot answer now.
+        """Send a request to the workers, and return their answers; None for a worker that cannot answer now.
 
         A worker that starts, has ended or makes no progress is not waited for, so that a checkpoint or an evaluation
         stops neither the learner nor the other workers.

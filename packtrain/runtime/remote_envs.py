@@ -172,7 +172,7 @@ class EnvServers:
             self._receive(event)
 
     def check(self) -> None:
-        """ClusterLostError if the cluster is lost; never waits."""
+        """Raise a ClusterLostError if the cluster is lost; never waits."""
         getattr(self._engine, "check", lambda: None)()
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from packtrain.types import Spec
 
 log = logging.getLogger("packtrain")
 ROLE = "evaluator"
-IDLE_SECS = 1.0  # between two looks at a process that has nothing to do
+IDLE_SECS = 1.0  # between two polls of a process that has no order
 FRUITLESS_LIVES = 20  # lives in a row without a result, after which the run ends
 
 
@@ -217,7 +217,7 @@ def evaluator_limits(limits: Limits, experiment: Experiment) -> Limits:
 
 
 def player_opener(open_evaluator: Callable[[torch.dtype | None], RemoteEvaluator]) -> OpenPlayer:
-    """Return what opens the players of a run's evaluations; their process starts with the first of them.
+    """Return a function that opens the players of a run's evaluations; the first call starts their process.
 
     Args:
       open_evaluator: starts the process that plays them all; its argument is the precision of large layers.

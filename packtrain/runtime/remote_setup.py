@@ -47,8 +47,8 @@ def group_sizes(experiment: Experiment, workers: int, kept: Sequence[int] | None
     Args:
       experiment: of the run.
       workers: acting sides.
-      kept: the groups of a replay that the run goes on with; they stay as they are if there are enough for the
-        workers. Otherwise the replay is dealt out to other groups.
+      kept: sizes of the groups in the replay of a resumed run; they are kept if there are enough for the workers.
+        Otherwise the replay is redistributed to other groups.
     """
     if kept is not None and workers <= len(kept):
         return list(kept)
@@ -181,7 +181,7 @@ def _memory_builder(launched: Any, shards: int, acting: RemoteActing, options: A
 def _player_opener(
     launched: Any, experiment: Experiment, spec: Spec, options: ActingOptions, synchronous: bool
 ) -> OpenPlayer:
-    """Return what opens the players of evaluations, which a process on the cluster plays."""
+    """Return a function that opens the players of evaluations, which run in a process on the cluster."""
 
     def open_evaluator(precision: torch.dtype | None) -> RemoteEvaluator:
         from packtrain.runtime.cluster.engine import Recipe

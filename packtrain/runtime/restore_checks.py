@@ -87,7 +87,7 @@ def restoring(path: Path, from_checkpoint: bool = True) -> Iterator[None]:
 
 
 def refuse_other(path: Path, state: dict[str, Any], configuration: config.Configuration) -> None:
-    """CheckpointError with the first difference if a checkpoint was made with another configuration."""
+    """Raise a CheckpointError that names the first difference if the configuration is not the checkpoint's."""
     changed = configuration.difference(state["run"]["identity"])
     if changed:
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""

@@ -27,7 +27,7 @@ class StarvationLog:
         self.reset()
 
     def reset(self) -> None:
-        """Note that the loop has had something to do."""
+        """Record that the loop has just done work, so it is not waiting."""
         self._since, self._said = self._now(), 0
 
     def check(self) -> None:

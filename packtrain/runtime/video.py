@@ -45,7 +45,8 @@ def for_pictures(experiment: Experiment) -> Experiment:
 class Film:
     """Records an evaluator's episodes, and writes an episode's film when it is over.
 
-    Episode k is the first of column k; where there are more than columns, the second ones follow.
+    Episode k is the first one of environment k; if more episodes are requested than there are environments, the second
+    episode of each environment follows.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ def create_token(path: Path) -> None:
 
 
 def protect(path: Path) -> None:
-    """Take the rights to a token's file from everyone but its owner; ClusterError if that cannot be done."""
+    """Restrict access to a token's file to its owner; ClusterError if that cannot be done."""
     try:
         mode = path.stat().st_mode
         if mode & (stat.S_IRWXG | stat.S_IRWXO):

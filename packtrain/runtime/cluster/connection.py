@@ -76,7 +76,7 @@ def import_ray() -> Any:
 
 
 def require_ray() -> None:
-    """MissingExtraError, in one line, unless ray is installed; imports nothing."""
+    """Raise a MissingExtraError unless ray is installed; imports nothing."""
     if importlib.util.find_spec("ray") is None:
         raise MissingExtraError("--runtime cluster", "ray", "ray")
 
@@ -212,7 +212,7 @@ class Cluster:
         return found
 
     def check(self) -> None:
-        """ClusterLostError if the head does not answer or an object store has overflowed; never waits."""
+        """Raise a ClusterLostError if the head does not answer or an object store has overflowed; never waits."""
         if self._blind > PROBE_SECS:
             raise ClusterLostError(f"the head of the cluster {self.address} has not answered for {PROBE_SECS:g} s")
         if self._overflow:
@@ -228,7 +228,7 @@ class Cluster:
             self._blind = self._blind + passed if asked is not None and now - asked > 1.0 else 0.0
 
     def _look_at_stores(self) -> None:
-        """Look from time to time whether an object store writes to disk. It may take long on a large cluster."""
+        """Check periodically whether an object store writes to disk. A check may take long on a large cluster."""
         while not self._closed.wait(STORE_EVERY):
             self._overflow = self._overflow or overflow(self.ray)
 
@@ -307,7 +307,7 @@ def check_head(address: str) -> Any:
 
 
 def _check_token(ray: Any, address: str) -> None:
-    """ClusterError if the cluster refuses the token, or accepts any."""
+    """Raise a ClusterError if the cluster refuses the token, or accepts any."""
     raylet = importlib.import_module("ray._raylet")
     loader = raylet.AuthenticationTokenLoader.instance()
     loader.reset_cache()
@@ -342,7 +342,7 @@ def _check_token(ray: Any, address: str) -> None:
 
 
 def refuse_other_versions(ray: Any, address: str) -> None:
-    """ClusterError if a node that may take workers states other versions than those of this process.
+    """Raise a ClusterError if a node that may take workers states other versions than those of this process.
 
     Nodes that `packtrain node` did not start state none: theirs are compared when a worker starts.
     """
@@ -419,7 +419,7 @@ def _log_message(data: dict[str, Any], *_: Any, **__: Any) -> None:
 
 
 def refuse_open_sockets() -> None:
-    """ClusterError if this process or a child of it listens beyond the loopback interface."""
+    """Raise a ClusterError if this process or a child of it listens beyond the loopback interface."""
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     for process in processes:
         with contextlib.suppress(psutil.Error):

@@ -154,7 +154,7 @@ class RayEngine:
             self._wait(min(left, 0.5))
 
     def check(self) -> None:
-        """ClusterLostError if the cluster is lost; never waits."""
+        """Raise a ClusterLostError if the cluster is lost; never waits."""
         self._cluster.check()
 
     def close(self) -> None:

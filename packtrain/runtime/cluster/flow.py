@@ -244,7 +244,7 @@ class Flow:
         self.notices.append(f"{name} ended: {last}; the next life starts in {delay:g} s")
 
     def _check_enough(self, why: str) -> None:
-        """WorkersLostError if too few workers are left."""
+        """Raise a WorkersLostError if too few workers are left."""
         actors = [worker for worker in self._workers if worker.role == "actor"]
         left = sum(worker.phase != "retired" for worker in actors)
         if actors and left < self.limits.min_workers:

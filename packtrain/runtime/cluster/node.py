@@ -90,7 +90,7 @@ def run_node(request: NodeRequest, say: Callable[[str], None]) -> int:
 
 
 def check(request: NodeRequest) -> None:
-    """ClusterError, in one sentence, for a command line that cannot be meant."""
+    """Raise a ClusterError for flags of `packtrain node` that contradict each other."""
     if request.head == (request.address is not None):
         raise ClusterError("a node is either the --head, or joins one with --address HEAD:PORT")
     if request.loopback and not request.head:

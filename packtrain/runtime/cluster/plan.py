@@ -62,7 +62,7 @@ class Placed(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Where everything of a run goes."""
+    """The nodes on which the workers and the learner of a run are placed."""
 
     workers: tuple[Placed, ...]
     chunk_bytes: int  # size of the largest result of one worker
