@@ -1,8 +1,8 @@
 """Acting state of one group of environments for policies that act on rows: recurrent state and frame window.
 
-The window holds the latest rows on the policy's device, for policies that look back (a stack of frames). State that a
-policy keeps of a group by itself, its `own` tensors, is saved with it. On a GPU a row is uploaded in one copy, the
-whole decision is one captured launch, and actions are downloaded in one copy.
+The window holds the latest rows on the policy's device, for policies with a stack of frames. A policy can
+keep further state of each group, its `own` tensors, which is saved with it. On a GPU a row is uploaded in one copy, the
+whole decision is one CUDA graph, and actions are downloaded in one copy.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class _JoinedStream:
 
     @property
     def columns(self) -> _JoinedStream:
-        """Return this object itself as the only group of columns: only its states are read."""
+        """Return this object itself as the only group of environments: only its states are read."""
         return self
 
     @property

@@ -1,14 +1,14 @@
 """Accuracy and calibration of a world model, measured on sequences of real steps with the actions that were taken.
 
-Rolled out from where a real step led, the members of a model say where the next steps lead and what a critic would be
-told at each depth. Both are known: the replay has the real states and rewards. So, for depths d = 1 … H:
+From the state after a real step, every member of the model predicts the states of the next steps, and with them the
+target of a critic at each depth. The replay has the real states and rewards to compare with. For depths d = 1 … H:
 
-    error_d     = √ mean ‖x̂_d − x_d‖² / mean ‖x_d − x_0‖²       1: no better than saying that nothing moves
-    target_d    = √ mean (mean T̂[d] − T[d])²                     how wrong the model makes the target of depth d
-    spread_d    = √ mean var T̂[d]                                 how wrong it says it is, over all members
-    calibration_d = rank correlation of (mean T̂ − T)² and var T̂   1: unsure exactly where it is wrong
+    error_d     = √ mean ‖x̂_d − x_d‖² / mean ‖x_d − x_0‖²       1: no better than predicting no change
+    target_d    = √ mean (mean T̂[d] − T[d])²                     error of the target of depth d
+    spread_d    = √ mean var T̂[d]                                 standard deviation of the target over members
+    calibration_d = rank correlation of (mean T̂ − T)² and var T̂   1: larger errors always have a larger variance
 
-T[d] = κ Σ_{t<d} γ^t r_t + γ^d mean Q'(x_d, a_d) with real states and rewards, T̂[d] the same with guessed ones.
+T[d] = κ Σ_{t<d} γ^t r_t + γ^d mean Q'(x_d, a_d) with real states and rewards, T̂[d] the same with predicted ones.
 """
 
 from __future__ import annotations

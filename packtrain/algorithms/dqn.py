@@ -160,7 +160,7 @@ def values_of_transitions(network: ActionValuesNetwork, trajectory: Trajectory) 
     last_action, last_reward = trajectory.last_inputs()
 
     def q(values: QValueNetwork, row: Tensor) -> Tensor:
-        """Return the Q values of one row of each column, [1, B, A]."""
+        """Return the Q values of one row of each environment, [1, B, A]."""
         row = network.context + row
         rows = row + torch.arange(-values.context, 1, device=row.device).unsqueeze(1)  # [C+1, B]
         output: Tensor = values(

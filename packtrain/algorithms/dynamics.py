@@ -51,7 +51,7 @@ class DynamicsLearning(LearnerSettings):
     learning_rate: float = 0.0003
     weight_decay: float = 0.0001
     rows: Literal["split", "random", "all", "own"] = "split"
-    """Of a batch: split between members, one random member each, all for all, or a batch of its own for each member."""
+    """Rows of a batch per member: split (equal shares), random (one random member each), all, own (a batch each)."""
     bootstrap: bool = False  # each member never trains on a random half of the data
     holdout: bool = False
     """Leave every tenth block of transitions out of batches; validation, elites and calibration use these alone."""

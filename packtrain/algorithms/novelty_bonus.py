@@ -37,7 +37,7 @@ class Bonus(Protocol):
         """Return the novelty of new observations [T, B, ...], [T, B]; undefined where the weight is 0."""
 
     def learn(self, columns: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Train on some columns of the observations of the latest `novelty` call."""
+        """Train on some environments of the observations of the latest `novelty` call."""
 
     def extent(self) -> dict[str, float]:
         """Return metrics about the observations received so far."""
@@ -85,7 +85,7 @@ class RandomDistillationBonus:
         return novelty.rnd_error(prediction, self._targets)[self._which]
 
     def learn(self, columns: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Make one optimiser step of the predictor on these columns, or on a fraction of their steps."""
+        """Make one optimiser step of the predictor on these environments, or on a fraction of their steps."""
         columns = columns.to(self._weight.device)
         weight = self._weight.index_select(1, columns)
         if self._share < 1:
@@ -125,7 +125,7 @@ class RandomDistillationBonus:
 class CountBonus:
     """1 / √n for the n-th visit of an observation, counted over the whole run by a hash of the observation.
 
-    Within a batch visits are counted in the order of time, and of columns at the same time.
+    Within a batch visits are counted in the order of time, and in the order of environments at equal times.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 UCB1-Tuned: Auer et al. 2002, section 4. Over a window: Garivier and Moulines 2008 (arXiv:0805.3415); as the
 meta-controller of an actor: Badia et al. 2020 (Agent57, arXiv:2003.13350), section 3.2.
 
-C columns, each a bandit by itself; A arms; W episodes in the window. Randomness is given.
+C environments with one bandit each; A arms; W episodes in the window. The caller supplies the random generator.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Window(NamedTuple):
-    """The last W episodes of each column, in a ring buffer."""
+    """The last W episodes of each environment, in a ring buffer."""
 
     arm: Tensor  # [C, W] int64
     value: Tensor  # [C, W] the return of that episode

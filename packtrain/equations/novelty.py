@@ -109,8 +109,8 @@ def forward_returns(r_t: Tensor, weight_t: Tensor, discount: float, before: Tens
 
         f_t = γ f_{t−1} + r_t,   f_{−1} = before
 
-    RND divides intrinsic rewards by the standard deviation of f over all columns and times: a scale that looks at
-    sums, known before the future is. Episodes do not end it.
+    RND divides intrinsic rewards by the standard deviation of f over all environments and timesteps. The sum runs
+    backward, so it needs no future rewards. Ends of episodes do not reset it.
 
     Args:
       r_t: [T, B].
@@ -193,7 +193,7 @@ def episodic_bonus(
 
 
 class MeanDistance(NamedTuple):
-    """Running means of squared distances, one per column."""
+    """Running means of squared distances, one per environment."""
 
     number: Tensor  # [B] number of steps counted
     mean: Tensor  # [B] d_m²; 0 before the first
@@ -245,7 +245,7 @@ def add_to_mean_distance(
       decay: how much of the past is kept once it is long.
 
     Returns:
-      A new mean; columns without a neighbour or a step stay as they are.
+      A new mean; environments without a neighbour or a step stay as they are.
     """
     assert scale.mean.shape == weight.shape == squared_distances.shape[:1], "shapes do not fit"
     there = squared_distances.isfinite()
@@ -273,7 +273,7 @@ def episodic_novelty(
     pseudo_count: float = 0.001,
     most_similar: float = 8.0,
 ) -> tuple[Tensor, MeanDistance]:
-    """Return NGU's episodic reward of B columns (Badia et al. 2020, algorithm 1), and the updated distance scale.
+    """Return NGU's episodic reward of B environments (Badia et al. 2020, algorithm 1), and the updated distance scale.
 
     d_m² takes in this step's distances before they are divided by it, so that it is never 0 where they are not, and
     rewards do not depend on the size of embeddings. The caller puts the embedding into the memory afterwards, and
