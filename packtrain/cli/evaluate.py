@@ -19,7 +19,7 @@ def run(argv: list[str]) -> int:
         epilog="A knob of the run's configuration may be given as --KNOB VALUE; it must be what the run has.",
     )
     parser.add_argument(
-        "run", metavar="RUN", help="run folder to evaluate; of a folder of seeds each is, and the mean is over seeds"
+        "run", metavar="RUN", help="run folder, or folder of seeds: each seed is evaluated and averaged"
     )
     parser.add_argument(
         "--num_episodes",
