@@ -1,7 +1,7 @@
 """MVE: model-based value expansion (Feinberg et al. 2018, arXiv:1803.00101).
 
 From the state x_0 that a real step led to, a world model imagines x_1 … x_H under the policy of DDPG, TD3 or SAC. With
-c_t the probability that the task goes on after x_t, and ρ_t the rewards, the first of which is real:
+c_t the probability that the task continues after x_t, and ρ_t the rewards, the first of which is real:
 
     T[j] = κ Σ_{t≤j} γᵗ c_{t−1} ρ_t + γ^{j+1} c_j Q'(x_j, a_j)      the return with j imagined steps
     y    = T[H]

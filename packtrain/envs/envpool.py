@@ -251,7 +251,7 @@ class EnvpoolVectorEnv(Unsaved):
         return self._describe(0)
 
     def close(self) -> None:
-        """End the threads; envpool does so when the pool goes."""
+        """Delete the pool, which ends its threads."""
         del self._envs
 
 

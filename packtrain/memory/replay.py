@@ -408,7 +408,7 @@ class ReplayMemory(Memory):
 
         Args:
           snapshot: what `snapshot` gave.
-          same_episodes: whether the environments go on too; if not, their next rows answer nothing.
+          same_episodes: whether the environments continue their episodes; if not, their next rows follow no action.
         """
         self._layout, self._block = None, self._block.new_zeros(0, 0)
         self._waiting, self._structure = collections.deque(), dict(snapshot["structure"])

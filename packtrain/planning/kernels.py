@@ -136,7 +136,7 @@ def seek(
 
 @_kernel
 def best_ranks(ranks: np.ndarray, sizes: np.ndarray, columns: np.ndarray, slots: np.ndarray, top: np.ndarray) -> None:
-    """Write the best rank [R] in each of the columns [R] except at the slots [R] (`FrontierIndex.best_ranks`)."""
+    """Write the best rank [R] in each of environments [R] except at the slots [R] (`FrontierIndex.best_ranks`)."""
     for row in range(len(columns)):
         of, best, slot = ranks[columns[row]], top[row], slots[row]
         for place in range(slot):

@@ -22,7 +22,7 @@ from packtrain.networks.dynamics import DynamicsNetwork
 @configurable
 @dataclass(frozen=True)
 class Predictive:
-    """How sequences are tried; defaults are PETS's for HalfCheetah."""
+    """Settings of the search over action sequences; defaults are those of PETS for HalfCheetah."""
 
     optimiser: Literal["cem", "mppi"] = "cem"
     horizon: int = 30  # H, steps

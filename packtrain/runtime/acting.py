@@ -151,8 +151,8 @@ class ActingOptions:
 
     exact: bool = False  # choose nothing by measured speed, so that the same run gives the same numbers
     folder: Path | None = None  # of the run, for recorded searches and pictures; None: there are none
-    again: tuple[int, ...] = ()  # steps after which a run goes on with new episodes: other random numbers than before
-    saved: Layout | None = None  # of environments that go on, without new episodes, if this run divides them likewise
+    again: tuple[int, ...] = ()  # steps at which the run resumed with new episodes; they change random numbers
+    saved: Layout | None = None  # of environments that continue their episodes if this run divides them in the same way
     block: Block | None = None  # the groups that it serves; None: all
     sizes: tuple[int, ...] | None = None  # environments in each group of the run; None: the experiment's
     imports: tuple[str, ...] = ()  # modules that the configuration imports, for other processes

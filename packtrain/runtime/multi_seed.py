@@ -3,7 +3,7 @@
 Runs that plan share a search, runs that replay share their updates: the networks of all lie side by side, and one
 launch updates them together. With `slack` environments step on while a GPU is at the updates that were launched last.
 
-A run that diverges is left out, and the others go on without it. Its folder keeps its last checkpoint.
+A run that diverges is left out, and the others continue without it. Its folder keeps its last checkpoint.
 """
 
 from __future__ import annotations

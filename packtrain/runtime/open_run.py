@@ -61,7 +61,7 @@ class TrainRequest:
     device: str = "cpu"
     fresh: bool = False
     start_from: Path | None = None  # a run to begin from; with several seeds, a folder of them
-    sinks: tuple[Sink, ...] = ()  # where rows go beside metrics.jsonl
+    sinks: tuple[Sink, ...] = ()  # receivers of rows besides metrics.jsonl
     quiet: bool = False  # print nothing but warnings
     trust_config: bool = False  # a configuration of a run folder may import anything
     alone: bool = True  # no other run prints to the terminal
@@ -118,7 +118,7 @@ def open_run(request: TrainRequest, saved: Saved | str | None = "newest") -> Ite
 
     Args:
       request: the command line.
-      saved: the checkpoint to go on from, None to begin; or the "newest" in the run's folder.
+      saved: the checkpoint to resume from, None for a new run; or the "newest" in the run's folder.
     """
     source = _load_source(request)
     configuration, experiment, spec = prepare_request(request)

@@ -25,7 +25,7 @@ def schedule_epoch(experiment: Experiment, repeats: list[int]) -> int:
 
 
 class Progress:
-    """Counters of a run, updated from reports of the acting side, and the decision whether it goes on."""
+    """Counters of a run, updated from reports of the acting side, and the decision whether it continues."""
 
     def __init__(self, experiment: Experiment, memories: Mapping[str, Memory]):
         """Begin at step 0.

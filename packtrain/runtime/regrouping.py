@@ -1,6 +1,6 @@
 """Resuming with other environments than the checkpoint's: another number, other groups, or other workers.
 
-Episodes in progress end, and the environments begin new ones. What outlives an episode goes on: environment i of the
+Episodes in progress end, and environments begin new ones. State that outlives episodes is kept: environment i of the
 run follows environment i modulo n of the checkpoint, which had n. Replays are resized by the memories themselves.
 """
 

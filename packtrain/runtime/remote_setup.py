@@ -37,7 +37,7 @@ from packtrain.runtime.worker import Worker
 from packtrain.types import Spec
 
 ROUND_STEPS = 64  # actor steps per order when whole episodes are played
-OVERLAP_STEPS = 16  # actor steps per order when learning goes on at the same time
+OVERLAP_STEPS = 16  # actor steps per order when learning runs at the same time
 ROW_EXTRAS = 512  # first estimate of the bytes of a row besides observation, action and flags
 
 

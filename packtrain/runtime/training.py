@@ -51,7 +51,7 @@ class RunSetup:
     configuration: Configuration  # what the experiment was built from
     device: torch.device  # of policy, networks and memories
     console: Console  # shows rows to a person
-    sinks: tuple[Sink, ...] = ()  # where rows go beside metrics.jsonl
+    sinks: tuple[Sink, ...] = ()  # receivers of rows besides metrics.jsonl
     exact: bool = False  # a serial run: choose nothing by measured speed, so that the same run gives the same numbers
     remote: Remote | None = None  # the processes that act; None: a thread of this one
     learners: int = 1  # processes among which each batch is divided, this one included
@@ -67,7 +67,7 @@ class Training:
 
         Args:
           setup: what to build.
-          saved: the step and the state to go on from; None: begin.
+          saved: the step and the state to resume from; None: a new run.
           streams: environments that are open already, in groups of the experiment's sizes; None: open them.
         """
         self.setup, self.experiment = setup, setup.experiment

@@ -24,7 +24,7 @@ def branch(
     Args:
       run: its folder.
       before: its experiment.
-      experiment: what is to go on from there.
+      experiment: the one that continues from that checkpoint.
       configuration: that experiment's.
     """
     saved = checkpoint.load_newest(run / "checkpoints")

@@ -156,7 +156,7 @@ def _axes(lines: Sequence[dict[str, Any]]) -> tuple[dict[tuple[str, str], dict[s
 
 
 def title_of(family: str) -> str:
-    """Return how the card calls a family, or a configuration that is none of its families."""
+    """Return the name on the card of a family, or of a configuration that belongs to none."""
     return FAMILIES.get(family, family)
 
 

@@ -34,7 +34,7 @@ _LARGEST_PICTURE = 512  # pixels of a side
 
 
 class NotATrace(ValueError):
-    """A value of a trace file is not what the form says."""
+    """A value in a trace file does not have the required form."""
 
 
 @dataclass

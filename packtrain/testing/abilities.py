@@ -202,7 +202,7 @@ class Truncation:
 
 
 class Counting:
-    """For tests of data flow: every row contains the number of its episode and of its step.
+    """An environment for tests of data flow: every row contains the number of its episode and of its step.
 
     Observations are int64 [2]: a random id of the episode, then the steps taken so far (0 after a reset). The reward is
     the number of its step, 1 for the first: reward[t] is the step in obs[t+1]. Actions do not matter. Every policy

@@ -31,7 +31,7 @@ _TAKEN = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 
 
 class Source(Protocol):
-    """What decides which runs there are."""
+    """A source of runs: decides which runs a sweep makes, and in which order."""
 
     def waiting(self) -> Iterator[Run]:
         """Yield runs that may start, the most urgent first."""
@@ -40,7 +40,7 @@ class Source(Protocol):
         """Receive a run that is over: finished, failed or pruned."""
 
     def to_prune(self, running: Sequence[Run]) -> list[Run]:
-        """Return running runs that are not worth their time."""
+        """Return the running runs that should be pruned."""
 
     def expected(self) -> int:
         """Return the number of runs that there will be."""
@@ -246,7 +246,7 @@ class Scheduler:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Note signals, so that runs can save and leave."""
+        """Record signals, so that runs can be asked to save and exit."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -27,7 +27,7 @@ MOST_QUEUED = 100  # default number of Slurm jobs at a time
 
 @dataclass(frozen=True)
 class Where:
-    """Where runs go, and what each of them takes."""
+    """The place where runs are started, and the resources of each run."""
 
     on: str = "local"
     jobs: int | None = None  # at a time; None: as many as there are processors for
