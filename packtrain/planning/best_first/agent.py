@@ -133,7 +133,7 @@ class BestFirstSearchAgent:
                 raise ConfigError(f"{name}.{one} = {getattr(self, one)!r} is not one of {choices}")
         if self.fringe != "priority" and self.expand_heuristic != "neg_distance":
             raise ConfigError(
-                f"{name}.expand_heuristic = {self.expand_heuristic!r} is looked at only with {name}.fringe = "
+                f"{name}.expand_heuristic = {self.expand_heuristic!r} has an effect only with {name}.fringe = "
                 f"'priority', not {self.fringe!r}"
             )
         if self.noise_quantile is not None and self.bonus_quantile_threshold is None and not self.plan_to_verify:

@@ -93,7 +93,7 @@ class LearnedModel:
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             raise EnvSetupError(f"this learned model needs vector observations, not {space}; boards need BoardModel")
         if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-            raise EnvSetupError(f"a learned model guesses whole numbers between bounds, and {space} has none")
+            raise EnvSetupError(f"a learned model predicts whole numbers between bounds, and {space} has none")
         if predicts == "classes":
             return ClassDecoder(factors_of(core))
         factors = getattr(core, "factors", ()) if self.factored else ()

@@ -469,7 +469,7 @@ def test_values_that_are_nan_are_the_worst() -> None:
         ({"top_level_epsilon": -0.1}, "top_level_epsilon = -0.1 must be from 0 to 1"),
         ({"expand_heuristic": "solved_then_index"}, "expand_heuristic = 'solved_then_index'"),
         ({"fringe": "heap"}, "fringe = 'heap'"),
-        ({"fringe": "fifo", "expand_heuristic": "value"}, "looked at only with"),
+        ({"fringe": "fifo", "expand_heuristic": "value"}, "has an effect only with"),
         ({"avoid_history_coeff": float("nan")}, "must be a finite number"),
     ],
 )
