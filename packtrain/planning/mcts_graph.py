@@ -148,7 +148,7 @@ def search(
       back_up: adds the values at the ends to the nodes of the path, as `back_up` below.
 
     Returns:
-      The way of the pass.
+      The path of the pass.
     """
     path = Path(graph, len(root))
     graph.passes += 1
@@ -357,7 +357,7 @@ def back_up(graph: MctsGraph, agent: DeterministicMCTSAgent, path: Path, only: n
     edges.visits.reshape(-1)[taken] += 1
     if bonuses is not None:
         nodes.bonus_total[ids] += bonuses
-    if only is None or not agent.avoid_loops:  # otherwise the pass continues, and its marks stay
+    if only is None or not agent.avoid_loops:  # otherwise the pass continues, and its nodes stay excluded
         graph.refresh(ids)
 
 

@@ -342,7 +342,7 @@ def best_actions(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the action with the largest exploratory score of each node [M], and the qualities of all actions [M, A].
 
-    Roots are selected from by their own rule, which is looked at only if `may_be_root`.
+    Roots have a rule of their own, which is applied only if `may_be_root`.
     """
     nodes, ids, decision = tree.nodes, front.ids, one.decision
     visits, sums = nodes.visits.take(ids, axis=0), nodes.quality_sums.take(ids, axis=0)

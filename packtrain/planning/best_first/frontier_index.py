@@ -3,6 +3,7 @@
 The frontier (also called fringe) holds the nodes that are reachable and neither expanded nor terminal. `Heuristics`
 scores nodes. `FrontierIndex` stores the scores in one row per environment, so that the best node of each environment is
 found in one operation. `nearest_first`, `in_listed_order` and `in_heap_order` are the selection rules of a search.
+Start reading with `packtrain/testing/plain_best_first.py`, then `search.py`, which uses this file.
 """
 
 from __future__ import annotations

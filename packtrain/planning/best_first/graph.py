@@ -5,6 +5,8 @@ A walk goes outward only as far as it is asked to, in all R environments at once
 may be given edges while a walk stands at their level: those edges lead farther out, so everything the walk has found
 stays correct. Only one property of the whole graph is kept up to date: which nodes are reachable from the current node.
 It needs a walk only where no edge leads back to the previous node.
+
+Start reading with `packtrain/testing/plain_best_first.py`, then `search.py`, which uses this file.
 """
 
 from __future__ import annotations
