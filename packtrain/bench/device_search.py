@@ -7,6 +7,7 @@ roots and with as many simulations. The first call of each is not counted: it al
 from __future__ import annotations
 
 import importlib.util
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -63,6 +64,7 @@ def compare(secs: float, device: str, many: tuple[int, ...] = ROOTS, simulations
         "simulations": simulations,
         "cases": cases,
         "mctx_missing": _missing(),
+        "mctx_device": _jax_device(),
         "machine": machine(),
         "lines": _lines(cases, device, simulations),
     }
@@ -85,8 +87,19 @@ def _missing() -> str | None:
     return next((name for name in ("jax", "mctx") if importlib.util.find_spec(name) is None), None)
 
 
+def _jax_device() -> str | None:
+    """Return the kind of device that mctx runs on, such as "cpu"; None if it is not measured."""
+    if _missing() is not None:
+        return None
+    import jax
+
+    return str(jax.default_backend())
+
+
 def _mctx(model: TableModel, network: Network, roots: np.ndarray, simulations: int) -> Callable[[], None]:
     """Return one decision of `mctx.muzero_policy` on JAX's default device, by the same tables and weights."""
+    # one thread on the CPU, as for PyTorch here; read when JAX is first imported
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
     import jax
     import mctx
 
@@ -154,4 +167,7 @@ def _lines(cases: list[dict[str, Any]], device: str, simulations: int) -> list[s
         theirs = "–" if case["mctx"] is None else f"{case['mctx']:,.0f}"
         ratio = "–" if case["ratio"] is None else f"{case['ratio']:.2f}"
         lines.append(f"{case['roots']:>6}{case['rate']:>16,.0f}{theirs:>16}{ratio:>8}")
-    return lines if missing is None else [*lines, f"mctx is not measured: {missing} is not installed"]
+    if missing is not None:
+        return [*lines, f"mctx is not measured: {missing} is not installed"]
+    other = _jax_device() != ("gpu" if torch.device(device).type == "cuda" else "cpu")
+    return [*lines, f"JAX has no such device: mctx ran on {_jax_device()}"] if other else lines

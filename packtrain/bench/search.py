@@ -1,8 +1,8 @@
 """Speed of planners: alone, relative to the environment they search in, and with a network.
 
 On the CPU all runs on one core, in seconds of its processor time, so that other processes matter little. A search is
-measured as it is used, decision by decision over whole episodes, alternately with the environment's own rate. With
-`--device cuda` the search with trees on the device is measured instead (`bench/device_search.py`).
+measured as it is used, decision by decision over whole episodes, alternately with the environment's own rate. Then the
+search with trees on the device is measured (`bench/device_search.py`); with `--device cuda` only that.
 """
 
 from __future__ import annotations
@@ -126,10 +126,11 @@ NETWORKS = (
 def run(secs: float, device: str = "cpu") -> dict[str, Any]:
     """Measure every search with a free network at 1, 32 and 256 roots, one with a network, one in a growing graph.
 
-    On another device than the CPU: the search with trees on the device, and mctx's beside it.
+    Then the search with trees on the device, and mctx's beside it; on another device than the CPU only these.
     """
+    on_device = device_search.compare(secs, device)
     if torch.device(device).type != "cpu":
-        return device_search.compare(secs, device)
+        return on_device
     torch.set_num_threads(1)
     cases = [
         _case(name, make(), agent, passes, roots, secs / ROUNDS)
@@ -144,8 +145,9 @@ def run(secs: float, device: str = "cpu") -> dict[str, Any]:
         "cases": cases,
         "networks": networks,
         "growing_graph": growing,
+        "on_device": on_device,
         "machine": machine(),
-        "lines": _lines(cases, networks, growing),
+        "lines": [*_lines(cases, networks, growing), "", *on_device["lines"]],
     }
 
 
