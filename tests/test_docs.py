@@ -334,6 +334,27 @@ CALLS = [
 ]
 
 
+OPEN = re.compile(r"[…{}*]|\.\.\.|\b(CONFIG|NAME|FILE|SPEC|TASK|METHOD|CODE)\b")  # what a reader fills in
+ROWS = [
+    pytest.param(argv, id=f"row: {' '.join(argv)}")
+    for code in dict.fromkeys(
+        code
+        for line in (ROOT / "docs" / "coming-from.md").read_text().splitlines()
+        if line.startswith("|")
+        for code in codes(line)
+        if re.match(r"packtrain (train|eval|convert|explore|sweep|bench|list) \S", code) and not OPEN.search(code)
+    )
+    for argv in packtrain_calls(code)
+]
+
+
+@pytest.mark.parametrize("argv", ROWS)
+def test_commands_in_rows_of_coming_from_are_understood(nothing_runs, capsys, argv):
+    """The commands that stand beside those of other systems. Mutation: a flag or a configuration renamed."""
+    code = try_command(argv)
+    assert code == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize("argv", CALLS)
 def test_commands_are_understood(nothing_runs, capsys, argv):
     code = try_command(argv)
