@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from packtrain import config
+from packtrain.acting.episode_pictures import PictureCallback
 from packtrain.acting.planner_policy import Planning
 from packtrain.algorithms.expert_iteration import ExpertIteration
 from packtrain.alpacka_trainers import LEARNER, MODEL, DummyTrainer, Trainer, at_least, share
@@ -175,7 +176,7 @@ def Runner(  # noqa: N802
       trainer_class: returns memory and learner.
       n_epochs: epochs with learning; None: no limit; 0: the run ends after the stages before them.
       n_precollect_epochs: epochs before them that only collect.
-      callback_classes: EvaluationCallback, TraceCallback, ExplorationCallback.
+      callback_classes: EvaluationCallback, TraceCallback, ExplorationCallback, PictureCallback.
       total_steps: environment steps after which the run ends at the latest; None: no limit.
       model_class: returns the settings of a learned model to search in, `LearnedModel` or `TabularModel`; None:
         planners search in the environment.
@@ -213,13 +214,15 @@ def Runner(  # noqa: N802
             environment = replace(environment, kwargs={**environment.kwargs, **env_kwargs})
     agent, network, trainer = agent_class(), network_class(), trainer_class()
     _check_inputs(agent, trainer)
-    traces, exploration, evaluations = None, None, dict[str, Evaluation]()
+    traces, pictures, exploration, evaluations = None, None, None, dict[str, Evaluation]()
     for callback_class in callback_classes:
         callback = callback_class()
         if isinstance(callback, Traces):
             traces = callback
         elif isinstance(callback, ExplorationCallback):
             exploration = callback
+        elif isinstance(callback, PictureCallback):
+            pictures = callback
         elif isinstance(callback, _Evaluations):
             if callback.name in evaluations:
                 known = f"under the scope {callback.name!r}" if callback.name else "without a scope"
@@ -230,8 +233,8 @@ def Runner(  # noqa: N802
             evaluations[callback.name] = _evaluation(callback, environment, agent)
         else:
             raise ConfigError(
-                f"Runner.callback_classes: {callback_class.__name__} is not EvaluationCallback, TraceCallback or "
-                "ExplorationCallback"
+                f"Runner.callback_classes: {callback_class.__name__} is not EvaluationCallback, TraceCallback, "
+                "ExplorationCallback or PictureCallback"
             )
     with config.unrecorded():
         model_network: ModelNetworkSettings = WorldModel()
@@ -242,7 +245,7 @@ def Runner(  # noqa: N802
     with config.unrecorded():
         parts: dict[str, Any] = {
             "streams": Streams(environment, n_envs, 1, True, episode_time_limit),
-            "policy": Planning(agent, network, model, model_network, traces),
+            "policy": Planning(agent, network, model, model_network, traces, pictures),
             "memories": {},
             "learners": {},
         }

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 
 _CHANGEABLE = (
-    *("Run.", "Evaluation.", "EvaluationCallback.", "TraceCallback.", "ExplorationCallback."),
+    *("Run.", "Evaluation.", "EvaluationCallback.", "TraceCallback.", "ExplorationCallback.", "PictureCallback."),
     *("Runner.n_epochs", "Runner.total_steps", "Runner.callback_classes"),
     *("Streams.num_actors", "Streams.groups", "Runner.n_envs"),
 )

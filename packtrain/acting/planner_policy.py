@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import gymnasium as gym
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from packtrain import config, trees
+from packtrain.acting.episode_pictures import EpisodePictures, PictureCallback
 from packtrain.acting.inference import Inference
 from packtrain.acting.planner_sides import PlannedStream, Watcher
 from packtrain.config import configurable
@@ -28,6 +30,7 @@ from packtrain.networks.planner_inputs import Inputs, input_space
 from packtrain.networks.prediction import Prediction, PredictionSettings
 from packtrain.networks.world_model import ModelNetworkSettings, WorldModel
 from packtrain.planning.learned import NETWORK as MODEL
+from packtrain.planning.learned.action_predictions import ActionPredictions, predict_actions
 from packtrain.planning.learned.transition_table import Transitions, TransitionTable, equal_rows, stored_transitions
 from packtrain.planning.model import CoreModel, FittedModel, FittedModelSettings, Model, Stepped
 from packtrain.planning.planner import Agent, Planner, Roots
@@ -53,6 +56,7 @@ class Planning(PolicySettings):
     model: FittedModelSettings | None = None  # model to search in; None: the environment itself
     model_network: ModelNetworkSettings = WorldModel()  # network of that model
     traces: Traces | None = None  # episodes to record; None: none
+    pictures: PictureCallback | None = None  # pictures of episodes and of the model's errors; None: none
 
     def build_network(self, spec: Spec) -> nn.ModuleDict:
         """Return the networks by their names, each with the heads that the planner requests."""
@@ -99,7 +103,10 @@ class Planning(PolicySettings):
         if traces is not None and place.trace_folder is not None:
             about = (place.env_name, place.trace_seed, place.first_env, place.trace_checkpoint)
             writer = TraceWriter(traces, place.trace_folder, *about)
-        return PlannerPolicy(agent, network, place.device, place.seed, writer, self.model)
+        policy = PlannerPolicy(agent, network, place.device, place.seed, writer, self.model)
+        if self.pictures is not None and place.trace_folder is not None and not (place.greedy or place.trace_episodes):
+            policy.pictures = (self.pictures, place.trace_folder.parent / "pictures")
+        return policy
 
     def for_evaluation(self, agent: Agent | None) -> Planning:
         """Return the policy with another agent, for evaluations; None: the training agent."""
@@ -110,8 +117,8 @@ class Planning(PolicySettings):
 
     @property
     def joins_seeds(self) -> bool:
-        """Whether several seeds can share one search: those with a learned model and without traces."""
-        return self.model is not None and self.traces is None
+        """Whether several seeds can share one search: those with a learned model, without traces and pictures."""
+        return self.model is not None and self.traces is None and self.pictures is None
 
     def join_seeds(
         self, actors: Sequence[Any], policies: Sequence[Any], streams: Sequence[Any], seed: int
@@ -181,6 +188,9 @@ class PlannerPolicy(Policy):
         self.decisions = Decisions()  # statistics of the planners' decisions since the last report
         self.quality = ModelQuality()  # accuracy of the learned model since the last report
         self.marks: dict[str, np.ndarray] = {}  # flags of the step before the latest row: {name: bool [B]}
+        # the learned model's predictions for all actions before the latest row, in the first environment
+        self.predicted: ActionPredictions | None = None
+        self.pictures: tuple[PictureCallback, Path] | None = None  # of the first group, and their folder; None: none
         self.agent, self.seed, self._watcher = agent, seed, watcher
         self._actor_states = 0
 
@@ -222,7 +232,10 @@ class PlannerPolicy(Policy):
         planner = self.agent.build(model, stream.size, seed, self._watcher)
         with config.unrecorded():  # otherwise the recorded configuration would differ from that of a resumed run
             at_random = RandomAgent(legal_only=False).build(true, stream.size, seed)
-        return PlannerState(self, stream, model, planner, at_random, self._watcher)
+        state = PlannerState(self, stream, model, planner, at_random, self._watcher)
+        if self.pictures is not None and self._actor_states == 1:
+            state.pictures = EpisodePictures(self.pictures[0], core, self.pictures[1])
+        return state
 
 
 class PlannerState(ActorState):
@@ -242,6 +255,7 @@ class PlannerState(ActorState):
         self._watcher = watcher
         self.learned = cast(FittedModel, model) if policy.model is not None else None
         self._fresh = planner.rng.bit_generator.state
+        self.pictures: EpisodePictures | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -265,7 +279,8 @@ class PlannerState(ActorState):
             # batches.
             self.learned.use(self._policy.version + self._policy.trace_epoch)
         for run in self._policy.runs:
-            run.marks = {}
+            run.marks, run.predicted = {}, None
+        acted = self._playing & ~first
         self._look_back(planner, row, states, served)
         if first.any():
             begun = np.flatnonzero(first)
@@ -291,8 +306,20 @@ class PlannerState(ActorState):
                 run.decisions.add({name: values[part] for name, values in plan.extras.items()})
         else:
             action, extras = trees.map(np.zeros_like, row.last_action), {}
+        if self.pictures is not None and not self._policy.random:
+            self._picture(self.pictures, states, first, acted, np.asarray(action))
         solved = self._stream.solved
         return Decision(action, {**extras, "solved": first & False if solved is None else solved}, row, ())
+
+    def _picture(
+        self, pictures: EpisodePictures, states: Tree, first: np.ndarray, acted: np.ndarray, action: np.ndarray
+    ) -> None:
+        """Record a step for pictures, and write them when all episodes have ended."""
+        if first.any() and not acted.any():
+            pictures.begin_epoch(self._policy.trace_epoch)
+        pictures.look(states, first, acted, action, self._policy.marks, self._policy.predicted)
+        if not self._playing.any():
+            pictures.write()
 
     def finish(self, row: Row) -> None:
         """Process the outcomes of the last decisions, and write what is recorded."""
@@ -354,6 +381,7 @@ class PlannerState(ActorState):
             "random": extras.get("random_action", nobody),
         }
         marks = {"wrong": ~right, "false_loop": predicted_loop & ~loop, "verified": noted["novelty"]}
+        marks |= {"false_reward": noted["predicted_reward"] & ~noted["reward"], "random": noted["random"]}
         each = self._stream.size // len(self._policy.runs)
         for run, part in self._shares(roots.columns):
             run.quality.add(**{name: values[part] for name, values in noted.items()})
@@ -361,6 +389,10 @@ class PlannerState(ActorState):
             for name, values in marks.items():
                 run.marks[name] = np.zeros(each, bool)
                 run.marks[name][places] = values[part]
+            if self.pictures is not None and self.pictures.follows and places[0] == 0:
+                first = trees.map(lambda leaf, part=part: leaf[part][:1], roots.states)
+                count = int(self._stream.columns.core.action_space.n)
+                run.predicted = self._policy.inference.run(predict_actions(model, first, count))
         return guess
 
     def _remember(self, model: FittedModel, planner: Planner, edges: Transitions) -> None:

@@ -18,13 +18,12 @@ from packtrain.envs.functional import Core
 from packtrain.errors import ConfigError, MissingExtraError, RunFolderError
 from packtrain.files import write_whole
 from packtrain.metrics.console import amount
+from packtrain.metrics.letters import EMPTY, LINE, blank, text_line
 from packtrain.trees import Tree
 
 NARROWEST, WIDEST = 400, 1200  # limits of a picture's width in pixels
-EMPTY = (12, 12, 15)  # background without states
 UNVISITED = (56, 56, 62)
 VISITED = (96, 96, 104)  # in a panel of flags: visited, but never flagged
-INK = (214, 214, 220)
 # Lightness increases along each ramp from a level that differs from UNVISITED, so it prints well in grey. The first is
 # for visits, the others for flags.
 RAMPS = (
@@ -37,27 +36,6 @@ WIDE = 1.5  # panels wider than this times their height are placed below one ano
 MARGIN = 12  # pixels around a panel
 STRIP = 12  # pixels of the legend's height
 SET_OFF = 6  # places of at least this many pixels are separated by dark lines, on charts without a background
-
-# Bitmaps of letters, side by side; other characters are blank.
-_SIZE = 2  # pixels of the picture per pixel of a letter
-_ALPHABET = "0123456789.-_/ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_DRAWN = (
-    "### .#. ### ### #.# ### ### ### ### ### . ... ... ..# "
-    ".#. ##. .## ##. ### ### .## #.# ### ..# #.# #.. #...# #..# .#. ##. .#. ##. .## ### #.# #.# #...# #.# #.# ###",
-    "#.# ##. ..# ..# #.# #.. #.. ..# #.# #.# . ... ... ..# "
-    "#.# #.# #.. #.# #.. #.. #.. #.# .#. ..# #.# #.. ##.## ##.# #.# #.# #.# #.# #.. .#. #.# #.# #...# #.# #.# ..#",
-    "#.# .#. ### .## ### ### ### .#. ### ### . ### ... .#. "
-    "### ##. #.. #.# ##. ##. #.# ### .#. ..# ##. #.. #.#.# #.## #.# ##. #.# ##. .#. .#. #.# #.# #.#.# .#. .#. .#.",
-    "#.# .#. #.. ..# ..# ..# #.# .#. #.# ..# . ... ... #.. "
-    "#.# #.# #.. #.# #.. #.. #.# #.# .#. #.# #.# #.. #...# #..# #.# #.. ### #.# ..# .#. #.# #.# ##.## #.# .#. #..",
-    "### ### ### ### ..# ### ### .#. ### ### # ... ### #.. "
-    "#.# ##. .## ##. ### #.. .## #.# ### .#. #.# ### #...# #..# .#. #.. .## #.# ##. .#. ### .#. #...# #.# .#. ###",
-)
-_GLYPHS = {
-    letter: np.array([list(line) for line in lines]) == "#"
-    for letter, *lines in zip(_ALPHABET, *(row.split() for row in _DRAWN), strict=True)
-}
-_LINE = 5 * _SIZE  # height of a line of text in pixels
 
 
 def heat_map(
@@ -159,7 +137,7 @@ class _Paper:
         """Return the chart without counts, uint8 [rows, columns, 3]."""
         if self._background is not None:
             return self._background.copy()
-        ground = _blank(self._rows, self._columns)
+        ground = blank(self._rows, self._columns)
         ground[self._spread(self._at, np.ones(len(self._at))) > 0] = UNVISITED
         return ground
 
@@ -175,23 +153,23 @@ class _Paper:
                 chart[top + pixel, left + side - 1] = EMPTY
                 chart[top + side - 1, left + pixel] = EMPTY
         left = (self._width - chart.shape[1]) // 2
-        parts = [self._padded(_text(name)), self._padded(chart, left), self._legend(largest, ramp)]
+        parts = [self._padded(text_line(name)), self._padded(chart, left), self._legend(largest, ramp)]
         return np.concatenate([_with_gap(part) for part in parts[not name :]])
 
     def composed(self, panels: list[np.ndarray]) -> np.ndarray:
         """Return the image: panels with margins around them."""
         if self._stacked:
             panels = [np.concatenate(panels)]
-        gap = _blank(len(panels[0]), MARGIN)
+        gap = blank(len(panels[0]), MARGIN)
         row = np.concatenate([gap, *(part for panel in panels for part in (panel, gap))], axis=1)
-        return np.concatenate([_blank(MARGIN, row.shape[1]), row])
+        return np.concatenate([blank(MARGIN, row.shape[1]), row])
 
     def _legend(self, largest: float, ramp: Any) -> np.ndarray:
         """Draw the colour of no visit, then the ramp between the count 1 and the largest."""
-        none = _blank(STRIP, STRIP)
+        none = blank(STRIP, STRIP)
         none[:] = UNVISITED
-        labels = [_text(text) for text in ("0", "1", amount(largest) if largest else "0")]
-        gap = _blank(STRIP, STRIP // 2)
+        labels = [text_line(text) for text in ("0", "1", amount(largest) if largest else "0")]
+        gap = blank(STRIP, STRIP // 2)
         zero, one, most = (np.concatenate([_centred(label), gap], axis=1) for label in labels)
         used = sum(part.shape[1] for part in (none, gap, zero, gap, one, gap, most))
         length = max(self._width - used, STRIP)
@@ -202,35 +180,19 @@ class _Paper:
 
     def _padded(self, part: np.ndarray, left: int = 0) -> np.ndarray:
         """Pad or cut a part of a panel to the panel's width."""
-        wide = _blank(len(part), self._width)
+        wide = blank(len(part), self._width)
         kept = part[:, : self._width - left]
         wide[:, left : left + kept.shape[1]] = kept
         return wide
 
 
-def _blank(height: int, width: int) -> np.ndarray:
-    blank = np.empty((height, width, 3), np.uint8)
-    blank[:] = EMPTY
-    return blank
-
-
 def _with_gap(part: np.ndarray) -> np.ndarray:
     """Add the space below a part of a panel."""
-    return np.concatenate([part, _blank(MARGIN, part.shape[1])])
+    return np.concatenate([part, blank(MARGIN, part.shape[1])])
 
 
 def _centred(text: np.ndarray) -> np.ndarray:
     """Return a line of text, vertically centred in the legend."""
-    line = _blank(STRIP, text.shape[1])
-    line[(STRIP - _LINE) // 2 :][:_LINE] = text
-    return line
-
-
-def _text(text: str) -> np.ndarray:
-    """Return a line of small letters, uint8 [5 · _SIZE, W, 3]."""
-    space = np.zeros((5, 1), bool)
-    glyphs = [part for letter in text.upper() for part in (_GLYPHS.get(letter, np.zeros((5, 3), bool)), space)]
-    dots = np.concatenate(glyphs or [space], axis=1).repeat(_SIZE, axis=0).repeat(_SIZE, axis=1)
-    line = _blank(*dots.shape)
-    line[dots] = INK
+    line = blank(STRIP, text.shape[1])
+    line[(STRIP - LINE) // 2 :][:LINE] = text
     return line

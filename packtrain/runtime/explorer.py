@@ -20,7 +20,7 @@ from packtrain.errors import ConfigError, MissingExtraError, RunFolderError, Sel
 from packtrain.metrics.exploration import Exploration
 from packtrain.metrics.heat_map import heat_map, write_png
 
-MARKS = ("wrong", "false_loop", "verified")  # flags of a step: see `PlannerPolicy.marks`
+MARKS = ("wrong", "false_loop", "verified")  # flags of a step that are counted: see `PlannerPolicy.marks`
 
 
 @partial(configurable, module="packtrain")
@@ -84,8 +84,8 @@ class Explorer:
                 before, actions = self._before[group]  # type: ignore[misc]
                 before = np.where(acted, before, -1)
                 counters.step(before, actions, np.where(acted | first, states, -1), at)
-                for name, noted in marks.items():
-                    np.add.at(self._marks[name], before[noted & (before >= 0)], 1)
+                for name in self._marks.keys() & marks.keys():
+                    np.add.at(self._marks[name], before[marks[name] & (before >= 0)], 1)
         self._before[group] = (states, np.array(stream.sent))
 
     def row(self) -> dict[str, Any]:
