@@ -28,6 +28,7 @@ BOOKKEEPING = ("step", "wall_s", "kind")  # keys of a row that are no metrics
 IDENTITIES = "trackers.json"
 """File of a run folder: the run's id in each tracker, so that a resumed run goes on there as one run."""
 _MOST_IDENTITY = 200  # characters of an id
+PROJECT = "packtrain"  # name of the project in a tracker, unless the tracker's own variable has another
 
 
 class About(NamedTuple):
@@ -183,7 +184,7 @@ def add_films(run: Path, videos: Sequence[dict[str, Any]], step: int) -> None:
 
 
 class WeightsAndBiases(Sink):
-    """A run of Weights & Biases in the project "packtrain"; WANDB_MODE=offline needs no account.
+    """A run of Weights & Biases in the project WANDB_PROJECT, or "packtrain"; WANDB_MODE=offline needs no account.
 
     Its files go to WANDB_DIR, or to the folder `wandb` of the current folder. Run folders contain no links, and
     wandb makes some.
@@ -198,7 +199,7 @@ class WeightsAndBiases(Sink):
         known = known_identity(about.folder, "wandb")
         identity = known or secrets.token_hex(8)
         self._run: Any = wandb.init(
-            project="packtrain",
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
             name=about.name,
             id=identity,
             resume="allow",
@@ -219,7 +220,7 @@ class WeightsAndBiases(Sink):
 
 
 class MlFlow(Sink):
-    """A run of MLflow in the experiment "packtrain", at MLFLOW_TRACKING_URI."""
+    """A run of MLflow in the experiment MLFLOW_EXPERIMENT_NAME, or "packtrain", at MLFLOW_TRACKING_URI."""
 
     package, extra = "mlflow", "mlflow"
 
@@ -232,8 +233,9 @@ class MlFlow(Sink):
         if known is not None and self._goes_on(known):
             self._run: str = known
             return
-        experiment = self._client.get_experiment_by_name("packtrain")
-        number = experiment.experiment_id if experiment else self._client.create_experiment("packtrain")
+        project = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        experiment = self._client.get_experiment_by_name(project)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(project)
         self._run = self._client.create_run(number, run_name=about.name).info.run_id
         for name, value in about.settings.items():
             self._client.log_param(self._run, name.replace("/", "."), str(value)[:500])
@@ -272,7 +274,7 @@ class Trackio(Sink):
 
         known = known_identity(about.folder, "trackio")
         name = known or f"{about.name} {secrets.token_hex(3)}"
-        self._run: Any = trackio.init(project="packtrain", name=name, resume="allow", config=about.settings)
+        self._run: Any = trackio.init(project=PROJECT, name=name, resume="allow", config=about.settings)
         if known is None:
             note_identity(about.folder, "trackio", name)
 

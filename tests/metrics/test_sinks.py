@@ -177,6 +177,25 @@ def test_a_resumed_run_is_one_run_of_the_tracker(name, tmp_path, monkeypatch):
     assert {one["resume"] for one in begun} == {"allow"}
 
 
+@pytest.mark.parametrize("given, expected", [("study", "study"), (None, "packtrain"), ("", "packtrain")])
+def test_a_project_is_named_by_the_trackers_own_variable(given, expected, tmp_path, monkeypatch):
+    """Mutation: a project of a fixed name."""
+    for variable in ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(variable, raising=False)
+        if given is not None:
+            monkeypatch.setenv(variable, given)
+    wandb, mlflow = stand_in("wandb", monkeypatch), stand_in("mlflow", monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    for name in ("wandb", "mlflow"):
+        (tmp_path / name).mkdir()
+        (sink,) = trackers([name])
+        sink.begin(About(name, tmp_path / name, "", {"x": "1"}))
+        sink.close()
+    (started,) = [call[2] for call in wandb.calls if call[0] == "init"]
+    (made,) = [call[1] for call in mlflow.calls if call[0] == "create_experiment"]
+    assert started["project"] == expected and made == (expected,)
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '{"wandb": 7}', '{"wandb": ""}', '{"wandb": "a\\u0007"}', "[" * 9999])
 def test_foreign_ids_are_not_used(text, tmp_path):
     (tmp_path / sinks.IDENTITIES).write_text(text)
