@@ -38,21 +38,35 @@ _OTHER_NAMES = {
     "num_steps": ("unroll_length", "total_steps"),
     "n_envs": ("num_actors",),
     "num_envs": ("num_actors",),
+    "num_envs_per_env_runner": ("num_actors",),
     "num_workers": ("workers",),
+    "num_env_runners": ("workers",),
+    "rollout_fragment_length": ("unroll_length",),
     "timesteps": ("total_steps",),
+    "n_timesteps": ("total_steps",),
     "total_timesteps": ("total_steps",),
     "steps": ("total_steps",),
     "ent_coef": ("entropy_cost",),
+    "entropy_coeff": ("entropy_cost",),
     "vf_coef": ("baseline_cost",),
+    "vf_loss_coeff": ("baseline_cost",),
     "gae_lambda": ("trace_lambda",),
+    "lambda": ("trace_lambda",),
     "clip_coef": ("clip",),
     "clip_range": ("clip",),
+    "clip_param": ("clip",),
     "n_epochs": ("optimisation_epochs",),
     "update_epochs": ("optimisation_epochs",),
+    "num_epochs": ("optimisation_epochs",),
     "max_grad_norm": ("grad_norm_clipping",),
+    "grad_clip": ("grad_norm_clipping",),
     "buffer_size": ("replay_size",),
     "learning_starts": ("warm_up",),
     "tau": ("polyak",),
+    "target_update_interval": ("target_period",),
+    "target_network_frequency": ("target_period",),
+    "target_network_update_freq": ("target_period",),
+    "net_arch": ("hidden_size", "hidden_sizes"),
     "env_id": ("env",),
     "logdir": ("output_dir",),
     "out": ("output_dir",),
@@ -147,7 +161,7 @@ def own_knobs(name: str) -> list[Knob]:
 def nearest(name: str, known: list[str]) -> str:
     """Return a suggestion with the closest known spelling, to append to a message; empty if nothing is close."""
     lower = {word.lower(): word for word in reversed(known)}
-    for other in _OTHER_NAMES.get(name.lower(), ()):
+    for other in _OTHER_NAMES.get(name.lower().replace("-", "_").strip("_"), ()):
         if other in known:
             return f" (did you mean {other!r}?)"
     close = difflib.get_close_matches(name.lower(), list(lower), n=1, cutoff=0.6)

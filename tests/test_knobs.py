@@ -87,6 +87,30 @@ def test_unknown_name_gets_the_nearest():
         knobs.find_config("impala/cach")
 
 
+@pytest.mark.parametrize(
+    "name, config, expected",
+    [
+        ("total-timesteps", "ppo/gym", "total_steps"),
+        ("num-envs", "ppo/gym", "num_actors"),
+        ("lambda_", "ppo/gym", "trace_lambda"),
+        ("gamma", "sac/gym", "discount"),
+        ("net_arch", "dqn/gym", "hidden_sizes"),
+        ("num_env_runners", "ppo/gym", "workers"),
+    ],
+)
+def test_a_name_of_another_library_gets_ours(name, config, expected):
+    """Mutations: hyphens that are not read as underscores; a similar spelling that goes before the same meaning."""
+    known = [*knobs.read_knobs(knobs.CONFIGS / f"{config}.gin"), *knobs.PROGRAM_FLAGS]
+    assert knobs.nearest(name, known) == f" (did you mean {expected!r}?)"
+
+
+def test_every_name_of_another_library_leads_to_a_knob_or_a_flag():
+    """Mutation: a knob renamed, and the suggestion forgotten."""
+    known = {name for config in knobs.shipped() for name in knobs.read_knobs(knobs.CONFIGS / f"{config}.gin")}
+    meant = {ours for names in knobs._OTHER_NAMES.values() for ours in names}
+    assert meant <= known | set(knobs.PROGRAM_FLAGS)
+
+
 def test_task_files_are_short():
     """One base file a family, or a few where it has branches; task files are differences, but for tables of papers."""
     for name in knobs.shipped():
