@@ -109,6 +109,21 @@ class Run:
         """Return its policy."""
         return load(self.path, checkpoint=checkpoint)
 
+    def export(
+        self, out: str | os.PathLike[str] | None = None, *, checkpoint: str | int = "latest", trust_config: bool = False
+    ) -> dict[str, Any]:
+        """Write the policy as `packtrain export` does; return the content of policy.json.
+
+        Args:
+          out: the folder; None: `export` in the run folder.
+          checkpoint: latest, best, or a step.
+          trust_config: let the run's configuration import any module.
+        """
+        from packtrain.export import export
+
+        with configurations.alone(), torch.random.fork_rng(devices=[]):
+            return export(self.path, None if out is None else Path(out), str(checkpoint), trust_config)
+
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

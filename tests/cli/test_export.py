@@ -57,6 +57,7 @@ def test_a_program_without_packtrain_acts_like_the_policy(config, tmp_path, caps
     weights = load_file(bundle / "weights.safetensors")
     assert set(weights) == set(packtrain.load(run).network.state_dict())
     assert main(["export", str(run.path)]) == 0  # again, into its own folder
+    assert run.export(tmp_path / "api") == about and (tmp_path / "api/policy.pt2").is_file()
 
 
 def test_a_policy_with_memory_has_weights_but_no_program(tmp_path, capsys):
