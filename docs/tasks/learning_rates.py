@@ -2,7 +2,8 @@
 
     python docs/tasks/learning_rates.py
 
-The page is what `packtrain report runs/lr_* --compare learning_rate` writes.
+The page is what `packtrain report runs/lr_* --compare learning_rate` writes. As one command, in parallel processes and
+without a script: `packtrain sweep ppo/cartpole --learning_rate 0.0003,0.003 --seeds 2 --total_steps 6000`.
 """
 
 import packtrain

@@ -2,8 +2,9 @@
 
     python docs/tasks/own_loss.py
 
-A learner's settings are a frozen dataclass with `build`. A configuration file names it (here it is written beside the
-script); everything else of the run stays as shipped.
+A learner's settings are a frozen dataclass with `build`. A configuration names it, and everything else of the run stays
+as shipped. Here the script writes the configuration to a temporary file. For the command line put the class in a file
+my_a2c.py, and `import my_a2c` at the top of a .gin file beside it.
 """
 
 import tempfile
@@ -42,9 +43,17 @@ def loss(network, trajectory, settings):
     return total, {"total_loss": total.detach()}
 
 
+CONFIG = """
+# or 'impala/cartpole.gin', or another configuration of IMPALA
+include 'abilities/bandit.gin'
+LearnerUse.learner = @MyA2C()
+# learning_rate is a knob of the included file
+MyA2C.learning_rate = %learning_rate
+"""
+
 if __name__ == "__main__":
     config = Path(tempfile.mkdtemp()) / "a2c.gin"
-    config.write_text("include 'abilities/bandit.gin'\nLearnerUse.learner = @MyA2C()\n")
-    run = packtrain.train(config, total_steps=20_000, output_dir="runs/a2c")
+    config.write_text(CONFIG)
+    run = packtrain.train(config, learning_rate=0.003, total_steps=20_000, output_dir="runs/a2c")
     returns = run.metrics()["episode_return"]
     print(f"return at first {returns[0]:.2f}, at the end {returns[-1]:.2f}")

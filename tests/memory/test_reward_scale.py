@@ -18,7 +18,7 @@ CPU, GAMMA = torch.device("cpu"), 0.9
 
 
 def rows(count, seed=0, factor=1.0):
-    """Rows of two environments; the first begins anew every 6 rows, the second every 8."""
+    """Rows of two environments; the first starts again every 6 rows, the second every 8."""
     rng = np.random.default_rng(seed)
     for t in range(count):
         first = np.array([t % 6 == 0, t % 8 == 0])
