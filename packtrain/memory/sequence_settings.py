@@ -143,6 +143,11 @@ class Sequences(MemorySettings):
 
     def shard(self, envs: int, num_envs: int) -> Sequences:
         """Return the settings of a part, whose environments have as many rows each as in the whole memory."""
+        if self.normalise_rewards:
+            raise ConfigError(
+                "--replay_shards: each part would divide rewards by a deviation of its own; "
+                "set --normalise_rewards False"
+            )
         with unrecorded():  # the run's configuration is that of the whole memory
             return replace(self, capacity=self.length(num_envs) * envs, batch_size=1, warm_up=1)
 

@@ -218,6 +218,8 @@ def _refuse_demonstrations(request: TrainRequest, experiment: Experiment) -> Non
         return
     if not any(memory.preloads for memory in experiment.memories.values()):
         raise ConfigError("--demonstrations needs a replay: SAC, TD3, DDPG, STEVE, DQN and R2D2 have one")
+    if request.shards:
+        raise ConfigError("--demonstrations and --replay_shards cannot be combined; leave one of them out")
     if not experiment.policy.takes_demonstrations:
         raise ConfigError("--demonstrations does not fit intrinsic rewards, which demonstrations lack: use DQN or R2D2")
 

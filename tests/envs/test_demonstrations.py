@@ -295,6 +295,23 @@ def test_families_with_intrinsic_rewards_refuse(tmp_path, capsys):
     assert "intrinsic rewards" in error and len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--demonstrations", "none"], "--demonstrations and --replay_shards cannot be combined"),
+        (
+            ["--normalise_rewards", "True", "--new_priority", "largest"],
+            "each part would divide rewards by a deviation of its own",
+        ),
+    ],
+)
+def test_a_replay_in_shards_refuses_what_its_parts_cannot_share(words, part, tmp_path, capsys):
+    """Mutations: demonstrations that are dropped without a word; a scale of rewards per part."""
+    command = ["train", "r2d2/gym", "--runtime", "cluster", "--replay_shards", "2", *words]
+    assert main([*command, "--output_dir", str(tmp_path / "run")]) == 2
+    assert part in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
 @pytest.mark.learning
 @pytest.mark.parametrize("family", ["dqn/gym", "r2d2/gym"])
 def test_q_learners_that_begin_with_demonstrations_arrive(family, tmp_path):
