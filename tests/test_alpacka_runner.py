@@ -336,7 +336,7 @@ CALLED = "Runner.n_epochs = 1\nRunner.callback_classes = (@{},)\n"
         (
             "",
             "Runner.callback_classes = (@RandomAgent,)",
-            "is not EvaluationCallback, TraceCallback or ",
+            "is not EvaluationCallback, TraceCallback, ",
         ),
         (TRAINED.format("SupervisedTrainer"), "SupervisedTrainer.batch_size = 0", "SupervisedTrainer.batch_size = 0"),
         (

@@ -142,7 +142,7 @@ def test_foreign_lines_in_the_metrics_end_no_report(lines, before):
 @given(data=st.data())
 def test_damaged_configurations_are_one_line(data):
     """Mutation: an error of gin's own parser passes through."""
-    names = ["impala/gym", "r2d2/small_base", "steve/steve", "planning/shooting_random_cartpole"]
+    names = ["impala/catch", "r2d2/small_base", "steve/steve", "planning/shooting_random_cartpole"]
     name = data.draw(st.sampled_from(names))
     lines = (CONFIGS / f"{name}.gin").read_text().splitlines()
     at = data.draw(st.integers(0, len(lines) - 1))

@@ -274,9 +274,9 @@ class ReplayLearner(Learner):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. Step counts of optimisers that joined runs share stay as they are."""
+        """Load what `state_dict` returned. A step count of an optimiser that joined runs share never falls."""
         self.network.load_state_dict({**self.network.state_dict(), **state["network"]})
-        self._load_moments(state["optimisers"], shared=self._launches.runs == 1)
+        self._load_moments(state["optimisers"], joined=self._launches.runs > 1)
         if len(state["generator"]) == len(self._generator.get_state()):  # else it was another kind of device's
             self._generator.set_state(state["generator"])
         self.updates, self.steps = int(state["updates"]), int(state["steps"])
@@ -289,11 +289,12 @@ class ReplayLearner(Learner):
         return {name: {key: self._mine(leaf).clone() for key, leaf in one.state.items()} for name, one in optimisers}
 
     @torch.no_grad()
-    def _load_moments(self, states: dict[str, dict[str, Tensor]], shared: bool = True) -> None:
+    def _load_moments(self, states: dict[str, dict[str, Tensor]], joined: bool = False) -> None:
         for name, optimiser in self._launches.rule.optimisers.items():
             for key, leaf in optimiser.state.items():
-                if shared or leaf.ndim:
-                    self._mine(leaf).copy_(states[name][key])
+                saved = states[name][key].to(leaf.device)
+                shared = joined and leaf.ndim == 0  # one run alone is restored: the others' count goes on
+                self._mine(leaf).copy_(torch.maximum(leaf, saved) if shared else saved)
 
     def _mine(self, leaf: Tensor) -> Tensor:
         """Return a run's part of a tensor of all runs; an optimiser's step count is the same for all."""

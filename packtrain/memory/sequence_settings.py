@@ -188,6 +188,10 @@ class Sequences(MemorySettings):
         """Return the bytes on the host besides those on the learner's device; with compression, the worst case."""
         return self._bytes(columns, row, small, carry)["host"]
 
+    def disk_bytes_needed(self, columns: int, row: int, small: int = _SMALL, carry: int = 0) -> int:
+        """Return the bytes in files, without checkpoints and their segments."""
+        return self._bytes(columns, row, small, carry)["disk"]
+
     def _bytes(self, columns: int, row: int, small: int, carry: int) -> dict[str, int]:
         places = columns * self.length(columns) + 1
         found = {"disk": 0, **note_bytes(self, columns, carry)}

@@ -26,7 +26,7 @@ def no_delay(monkeypatch):
 
 
 def opened(makes, processes=False, restarts=5, deadline=2.0, answer="raise"):
-    factories = [Factory(make, f"environment {i} (Some-v0)", answer, None) for i, make in enumerate(makes)]
+    factories = [Factory(make, f"environment {i} (Some-v0)", answer) for i, make in enumerate(makes)]
     return GymnasiumVectorEnv(
         factories,
         SEEDS[: len(makes)],

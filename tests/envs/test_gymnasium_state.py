@@ -15,7 +15,7 @@ OTHERS = ("Pendulum-v1", "CartPole-v1", "MountainCar-v0", "Acrobot-v1", "FrozenL
 
 def columns(name, seeds, answer="raise"):
     """Two environments whose episodes are cut after 25 steps."""
-    factories = [Factory(lambda: gym.make(name, max_episode_steps=25), name, answer, None) for _ in seeds]
+    factories = [Factory(lambda: gym.make(name, max_episode_steps=25), name, answer) for _ in seeds]
     return GymnasiumVectorEnv(factories, seeds, processes=False, deadline_secs=30, answer=answer, name=name)
 
 
@@ -98,7 +98,7 @@ def test_every_clock_is_saved():
     make = lambda: gym.wrappers.TimeLimit(gym.make("Pendulum-v1", max_episode_steps=5), 12)  # noqa: E731
     some, other = (
         GymnasiumVectorEnv(
-            [Factory(make, "p", "raise", None)], [1], processes=False, deadline_secs=30, answer="raise", name="p"
+            [Factory(make, "p", "raise")], [1], processes=False, deadline_secs=30, answer="raise", name="p"
         )
         for _ in range(2)
     )

@@ -392,7 +392,7 @@ class Echo(gym.Env):
 def test_environments_get_actions_of_their_own_space(space, action, shown):
     """And the row keeps the action as the policy chose it."""
     columns = GymnasiumVectorEnv(
-        [Factory(lambda: Echo(space), "e", "raise", None)],
+        [Factory(lambda: Echo(space), "e", "raise")],
         [0],
         processes=False,
         deadline_secs=9,

@@ -364,7 +364,7 @@ class Rotten(gym.Env):
 
 def rotten(answer, size=1, **bad):
     factories = [
-        Factory(functools.partial(Rotten, **bad), f"environment {i} (Rotten)", answer, None) for i in range(size)
+        Factory(functools.partial(Rotten, **bad), f"environment {i} (Rotten)", answer) for i in range(size)
     ]
     return GymnasiumVectorEnv(
         factories,
@@ -416,7 +416,7 @@ def test_an_episode_is_not_begun_again_with_the_seed_that_began_it_badly():
             return obs, info
 
     columns = GymnasiumVectorEnv(
-        [Factory(BadSeed, "e", "drop", None)], [5], processes=False, deadline_secs=9, answer="drop", name="e"
+        [Factory(BadSeed, "e", "drop")], [5], processes=False, deadline_secs=9, answer="drop", name="e"
     )
     assert columns.reset().obs.tolist() == [[0]] and columns.boundary.dropped == 1
 

@@ -50,7 +50,7 @@ def natural_length(episode):
 def gymnasium_columns(makes, processes=False, deadline=30.0, answer="raise"):
     seeds = [40 + i for i in range(len(makes))]
     factories = [
-        Factory(make, f"environment {i} (Some-v0, seed {seed})", answer, None)
+        Factory(make, f"environment {i} (Some-v0, seed {seed})", answer)
         for i, (make, seed) in enumerate(zip(makes, seeds, strict=True))
     ]
     return GymnasiumVectorEnv(
@@ -165,7 +165,7 @@ def test_the_backends_say_the_same_of_the_same_environment():
     functional = FunctionalVectorEnv(core, 2, 0, "raise", "Channels")
     assert functional.reward_channels == ("train", "true") == reward_channels(FunctionalEnv(core))
     seeds = [1, 2]
-    factories = [Factory(functools.partial(FunctionalEnv, core), "e", "raise", None) for _ in seeds]
+    factories = [Factory(functools.partial(FunctionalEnv, core), "e", "raise") for _ in seeds]
     vector = GymnasiumVectorEnv(
         factories, seeds, processes=False, deadline_secs=9, answer="raise", name="C", reward_channels=("train", "true")
     )

@@ -152,7 +152,7 @@ def test_an_environment_made_in_a_worker_does_not_bind_the_worker_to_its_starter
     bound = []
     monkeypatch.setattr("multiprocessing.parent_process", lambda: object())
     monkeypatch.setattr(envs, "die_with_parent", bound.append)
-    factory = envs.Factory(lambda: gym.make("CartPole-v1"), "environment 0", None, None)
+    factory = envs.Factory(lambda: gym.make("CartPole-v1"), "environment 0", "raise")
     factory().close()
     assert not bound
 

@@ -41,7 +41,7 @@ def result_of(player, secs=60.0):
 
 
 def remote(experiment, spec, wait=0.05):
-    setup = EvaluatorSetup(experiment, spec, None, None, tuple(sys.path))
+    setup = EvaluatorSetup(experiment, spec, None, tuple(sys.path))
     limits = evaluator_limits(replace(Limits(), first_delay=0.1), experiment)
     return RemoteEvaluator(ProcessEngine(lambda worker, life: setup), limits, experiment.seed, wait)
 
@@ -92,7 +92,7 @@ def test_an_evaluation_that_always_fails_ends_the_run_with_its_error(catch):
     experiment, spec, network = catch
     broken = {name: leaf[:1] for name, leaf in network.state_dict().items()}
     network.state_dict = lambda: broken
-    setup = EvaluatorSetup(experiment, spec, None, None, tuple(sys.path))
+    setup = EvaluatorSetup(experiment, spec, None, tuple(sys.path))
     limits = evaluator_limits(Limits(errors=1), experiment)
     evaluator = RemoteEvaluator(ProcessEngine(lambda worker, life: setup), limits, 1, 0.05)
     with contextlib.closing(evaluator), pytest.raises(WorkersLostError, match=r"evaluations fail: .*size mismatch"):

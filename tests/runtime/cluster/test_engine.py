@@ -65,9 +65,9 @@ def test_a_worker_that_cannot_start_on_its_node_goes_to_one_of_the_same_role(sta
 
 @pytest.fixture
 def cluster(monkeypatch):
-    monkeypatch.setattr(engine, "PROBE_EVERY", 0.1)
-    monkeypatch.setattr(engine, "PROBE_SECS", 2.0)
-    monkeypatch.setattr(engine, "STORE_EVERY", 0.1)
+    monkeypatch.setattr(connection, "PROBE_EVERY", 0.1)
+    monkeypatch.setattr(connection, "PROBE_SECS", 2.0)
+    monkeypatch.setattr(connection, "STORE_EVERY", 0.1)
     ray = Ray()
     found = connection.Cluster(ray, "10.0.0.1:6379")
     yield found, ray
@@ -78,7 +78,7 @@ def test_a_slow_look_at_the_object_stores_is_no_lost_head(cluster, monkeypatch):
     """Mutation: the probe waits for both, and counts the time of both."""
     found, ray = cluster
     looking = threading.Event()
-    monkeypatch.setattr(engine, "overflow", lambda ray: looking.set() or ray.ended.wait(60) and "")
+    monkeypatch.setattr(connection, "overflow", lambda ray: looking.set() or ray.ended.wait(60) and "")
     found._begin()
     assert looking.wait(30)
     for _ in range(40):
@@ -89,7 +89,7 @@ def test_a_slow_look_at_the_object_stores_is_no_lost_head(cluster, monkeypatch):
 def test_a_head_that_does_not_answer_is_noticed_by_the_next_check(cluster, monkeypatch):
     """Nothing checks while an update lasts. Mutation: only the time of checks counts."""
     found, ray = cluster
-    monkeypatch.setattr(engine, "overflow", lambda ray: "")
+    monkeypatch.setattr(connection, "overflow", lambda ray: "")
     found._begin()
     found.check()
     ray.lost.set()
@@ -102,7 +102,7 @@ def test_a_head_that_does_not_answer_is_noticed_by_the_next_check(cluster, monke
 
 def test_a_full_object_store_ends_the_run(cluster, monkeypatch):
     found, _ = cluster
-    monkeypatch.setattr(engine, "overflow", lambda ray: "an object store is full")
+    monkeypatch.setattr(connection, "overflow", lambda ray: "an object store is full")
     found._begin()
     deadline = time.monotonic() + 30
     while not found._overflow and time.monotonic() < deadline:
