@@ -302,7 +302,12 @@ def test_parameters_named_in_the_text_exist(page):
     named += re.findall(r"^([A-Z]\w+\.[a-z_]+) = ", page, re.M)
     pairs = [match.groups() for code in named if (match := re.match(r"([A-Z]\w*)\.([a-z]\w*)(?: = .*)?$", code))]
     own = {"LookAheadAgent", "Huber", "HuberTrainer", "Cells", "TwoTowers"}  # the page's examples
-    old = {"Agent", "Runner", "RMSprop", "Adam"}  # as they were called there; our parameters of Runner are compared above
+    old = {
+        "Agent",
+        "Runner",
+        "RMSprop",
+        "Adam",
+    }  # as they were called there; our parameters of Runner are compared above
     wrong = [(a, b) for a, b in pairs if a not in own | old and b not in config._signatures.get(a, ())]
     assert len(pairs) > 20 and not wrong
 

@@ -363,9 +363,7 @@ class Rotten(gym.Env):
 
 
 def rotten(answer, size=1, **bad):
-    factories = [
-        Factory(functools.partial(Rotten, **bad), f"environment {i} (Rotten)", answer) for i in range(size)
-    ]
+    factories = [Factory(functools.partial(Rotten, **bad), f"environment {i} (Rotten)", answer) for i in range(size)]
     return GymnasiumVectorEnv(
         factories,
         list(range(size)),
